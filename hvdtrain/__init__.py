@@ -1,0 +1,32 @@
+"""hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
+
+Public names: :func:`train`, :class:`Summary`, :class:`Dataset` and :func:`as_dataset`. They are
+loaded on first use, so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a
+framework nor Horovod.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Dataset", "Summary", "__version__", "as_dataset", "train"]
+
+_HOMES = {
+    "Dataset": "hvdtrain.task",
+    "Summary": "hvdtrain.session",
+    "as_dataset": "hvdtrain.data.datasets",
+    "train": "hvdtrain.job",
+}
+
+if TYPE_CHECKING:
+    from hvdtrain.data.datasets import as_dataset
+    from hvdtrain.job import train
+    from hvdtrain.session import Summary
+    from hvdtrain.task import Dataset
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,85 @@
+"""The workers of a job through Horovod, whichever framework's binding it is."""
+
+import os
+import socket
+from typing import Any
+
+from hvdtrain.errors import EnvironmentFault, PeerLostError
+
+
+class HorovodWorkers:
+    """Workers over an initialised Horovod binding.
+
+    Args:
+        hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
+
+    Raises:
+        EnvironmentFault: where a launcher started several processes that Horovod does not see.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.local_rank: int = hvd.local_rank()
+        self.local_size: int = hvd.local_size()
+        self.host = socket.gethostname()
+        self.controller = "none" if self.size == 1 else "MPI" if hvd.mpi_enabled() else "Gloo"
+        launched = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+        if self.size == 1 and launched > 1:
+            raise EnvironmentFault(
+                f"mpirun started {launched} processes, but Horovod was built without MPI and sees only one",
+                "Start with `horovodrun --gloo`, or install an MPI and run "
+                "`python -m hvdtrain build-horovod --mpi require`.",
+            )
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Collective. Give every worker the root's value (anything that pickles)."""
+        if self.size == 1:
+            return value
+        with peer_errors():
+            return self._hvd.broadcast_object(value, root_rank=root, name="hvdtrain.broadcast")
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective. Give every worker the values of all, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        with peer_errors():
+            gathered: list[Any] = self._hvd.allgather_object(value, name="hvdtrain.allgather")
+            return gathered
+
+    def barrier(self) -> None:
+        """Collective. Wait until every worker is here."""
+        self.allgather_object(None)
+
+
+class peer_errors:  # noqa: N801 - used as a statement
+    """Context in which the failure of a collective becomes a PeerLostError.
+
+    PyTorch's binding raises HorovodInternalError; TensorFlow's raises its own error classes, also
+    out of a compiled step, with Horovod's text in them.
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, Exception) and is_peer_error(error):
+            raise PeerLostError(
+                "a collective operation failed because another worker ended", first_line(error)
+            ) from error
+
+
+# texts of Horovod's native errors and of its transports, as they arrive through TensorFlow
+_TEXTS = ("Horovod has been shut down", "HorovodInternalError", "Horovod background", "gloo/transport")
+
+
+def is_peer_error(error: Exception) -> bool:
+    """Whether an exception says that a collective failed."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
+
+
+def first_line(error: Exception) -> str:
+    """Give the first non-empty line of an exception's text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,191 @@
+"""The seam between the loop and the frameworks, and the rules of the portable state.
+
+Methods that every rank must call, in the same order, have docstrings that start with
+"Collective."
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
+
+PortableState = dict[str, NDArray[Any]]
+
+
+class Workers(Protocol):
+    """The workers of a job, as one of them sees them.
+
+    Attributes:
+        rank: this worker, from 0.
+        size: number of workers.
+        local_rank: this worker among those of its host, from 0.
+        local_size: number of workers on this host.
+        host: this host's name.
+        controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    controller: str
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Collective. Give every worker the root's value (anything that pickles)."""
+        ...
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective. Give every worker the values of all, in the order of ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective. Wait until every worker is here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What some steps add up to, over all workers.
+
+    Attributes:
+        sums: name to the weighted sum over samples; "loss" and the task's metrics.
+        weight: sum of the samples' weights.
+        missing_gradients: parameters that got no gradient, counted per step and worker.
+    """
+
+    sums: Mapping[str, float]
+    weight: float
+    missing_gradients: int = 0
+
+
+class PendingMetrics(Protocol):
+    """Totals on their way from the device."""
+
+    def read(self) -> Totals:
+        """Wait for the device if need be and give the totals. The same on every worker."""
+        ...
+
+
+class Backend(Protocol):
+    """Whatever touches a tensor. The loop decides when it happens and with which number."""
+
+    workers: Workers
+
+    def describe(self) -> str:
+        """Say framework, version and device, such as "PyTorch 2.13.0 on the CPU"."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Give the versions that must be equal on all workers."""
+        ...
+
+    def build(self, task: Any, config: Config, accumulate: int) -> None:
+        """Build model, optimizer and compiled steps. Local: no collective.
+
+        Args:
+            task: the task.
+            config: the job's config.
+            accumulate: micro-batches per step.
+
+        Raises:
+            TaskError: where the task's model, loss, metrics or optimizer do not fit.
+        """
+        ...
+
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
+        """Turn batches in host memory into the device batches that the steps take, one ahead."""
+        ...
+
+    def train_step(self, batch: Any, learning_rate: float) -> None:
+        """Collective. One optimizer update with the mean gradient over the global batch."""
+        ...
+
+    def eval_step(self, batch: Any) -> None:
+        """Evaluate one batch. Local: no collective, so ranks may have different numbers of them."""
+        ...
+
+    def take_metrics(self, phase: str) -> PendingMetrics:
+        """Collective. Take what the steps since the last call added up to.
+
+        Args:
+            phase: "train" or "eval".
+        """
+        ...
+
+    def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Give the trainable parameters of this worker by portable name, in a fixed order."""
+        ...
+
+    def missing_gradient_names(self) -> list[str]:
+        """Name the parameters that got no gradient on this worker in the last step."""
+        ...
+
+    def average_statistics(self) -> None:
+        """Collective. Average the moving statistics (batch norm) over workers."""
+        ...
+
+    def get_state(self) -> PortableState:
+        """Give model and optimizer of this worker as portable state (copies in host memory)."""
+        ...
+
+    def set_state(self, state: PortableState) -> None:
+        """Load portable state into this worker's model and optimizer.
+
+        Raises:
+            TaskError: listing missing, unexpected and misshapen names.
+        """
+        ...
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        ...
+
+    def close(self) -> None:
+        """Collective. Leave Horovod."""
+        ...
+
+
+def state_problems(expected: PortableState, found: PortableState) -> list[str]:
+    """Say where a portable state does not fit: a line per missing, unexpected or misshapen name."""
+    problems = [f"missing: {name} {expected[name].shape}" for name in expected if name not in found]
+    problems += [f"unexpected: {name} {found[name].shape}" for name in found if name not in expected]
+    for name in expected:
+        if name in found and expected[name].shape != found[name].shape:
+            problems.append(f"misshapen: {name} must be {expected[name].shape}, is {found[name].shape}")
+    return problems
+
+
+def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
+    """Draw the initial value of a parameter from the seed and its portable name alone.
+
+    So both frameworks start from equal parameters, whatever order they are made in. The
+    distributions are Keras's defaults: Glorot uniform for kernels (Glorot and Bengio 2010, with
+    the receptive field counted into both fans), uniform in [-0.05, 0.05] for embeddings, ones for
+    gamma and moving_variance, zeros for bias, beta and moving_mean.
+
+    Returns:
+        The value, or None where the role (the name's last part) says no distribution.
+    """
+    role = name.rsplit("/", 1)[-1]
+    if role in ("bias", "beta", "moving_mean"):
+        return np.zeros(shape, np.float32)
+    if role in ("gamma", "moving_variance"):
+        return np.ones(shape, np.float32)
+    if role == "embeddings":
+        limit = 0.05
+    elif role == "kernel" and len(shape) >= 2:
+        receptive_field = int(np.prod(shape[:-2]))
+        limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
+    else:
+        return None
+    # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
+    key = mix(seed, *name.encode())
+    random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
+    return random.uniform(-limit, limit, shape).astype(np.float32)

@@ -1,0 +1,371 @@
+"""TensorFlow / Keras 3 behind the Backend interface, over ``horovod.tensorflow``.
+
+With its parts (``_keras_state``, ``_keras_losses``, ``_keras_optimizers``) the only place that
+imports tensorflow and keras. ``torch.py`` has the same names in the same order.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hvdtrain.quiet import quiet_stderr
+
+os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+with quiet_stderr():  # TensorFlow's native start-up notices
+    import tensorflow as tf
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.backends._keras_losses import NAMED
+from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
+from hvdtrain.backends._keras_state import Entry, entries, slot_entries
+from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._workers import HorovodWorkers, peer_errors
+from hvdtrain.backends.base import PortableState, Totals, state_problems
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
+from hvdtrain.errors import EnvironmentFault, TaskError
+from hvdtrain.threads import threads_per_worker
+
+Tensor = Any
+
+
+def start(config: Config) -> "TensorFlowBackend":
+    """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Raises:
+        EnvironmentFault: where the device is missing, Keras runs on another framework or the
+            launcher does not fit.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise EnvironmentFault(
+            f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
+            "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
+        )
+    hvd.init()
+    workers = HorovodWorkers(hvd)
+    device = _choose_device(config.device, workers)
+    threads = config.threads or threads_per_worker(workers.local_size)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    if device == "CPU":
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return TensorFlowBackend(workers, device)
+
+
+def _choose_device(wanted: str, workers: HorovodWorkers) -> str:
+    cards = tf.config.list_physical_devices("GPU")
+    if wanted == "cpu" or (wanted == "auto" and not cards):
+        tf.config.set_visible_devices([], "GPU")
+        return "CPU"
+    if not cards:
+        raise EnvironmentFault(
+            f"--device gpu: TensorFlow {tf.__version__} sees no GPU on {workers.host}",
+            "Use --device cpu, or install a driver and TensorFlow with CUDA.",
+        )
+    if workers.local_rank >= len(cards):
+        raise EnvironmentFault(
+            f"{workers.host} has {len(cards)} GPUs for {workers.local_size} workers; each worker needs one",
+            f"Start at most {len(cards)} workers on this host, or use --device cpu.",
+        )
+    tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
+    return "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class KerasBatch:
+    """One worker's part of one step on its device.
+
+    Attributes:
+        step: the step, counted from 0.
+        arrays: name to tensor (accumulate, micro_batch, ...); without the first axis where
+            there is one micro-batch.
+        weights: (accumulate, micro_batch), likewise.
+        total_weight: sum of the weights over all workers.
+    """
+
+    step: int
+    arrays: dict[str, Tensor]
+    weights: Tensor
+    total_weight: float
+
+
+class KerasPending:
+    """Totals on their way from the device."""
+
+    def __init__(self, names: tuple[str, ...], sums: Tensor, weight: float) -> None:
+        self._names = names
+        self._weight = weight
+        self._sums = sums
+
+    def read(self) -> Totals:
+        """Wait for the device if need be and give the totals."""
+        *sums, missing = self._sums.numpy().tolist()
+        return Totals(dict(zip(self._names, sums, strict=True)), self._weight, round(missing))
+
+
+class TensorFlowBackend:
+    """The TensorFlow backend of one worker.
+
+    Args:
+        workers: the job's workers.
+        device: "CPU" or "GPU", where this worker computes.
+    """
+
+    def __init__(self, workers: HorovodWorkers, device: str) -> None:
+        self.workers = workers
+        self._device = device
+        self._sums: Tensor | None = None
+        self._weight = 0.0
+        self._names: tuple[str, ...] = ()
+        self._missing: list[str] = []
+
+    def describe(self) -> str:
+        """Say framework, version and device."""
+        on = "the CPU"
+        if self._device == "GPU":
+            on = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])[
+                "device_name"
+            ]
+        return f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}"
+
+    def versions(self) -> dict[str, str]:
+        """Give the versions that must be equal on all workers."""
+        return {"tensorflow": tf.__version__, "keras": keras.__version__}
+
+    def build(self, task: Any, config: Config, accumulate: int) -> None:
+        """Build model, optimizer and compiled steps. Local: no collective."""
+        keras.utils.clear_session()  # automatic names of layers start anew, equal on all workers
+        keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
+        self._seed = config.seed
+        self._accumulate = accumulate
+        self._objective: Objective = make_objective(task, "tf", NAMED)
+        self._model = task.tf_model()
+        if not isinstance(self._model, keras.Model):
+            raise TaskError(f"tf_model() must give a keras.Model, found {type(self._model).__name__}")
+        if not self._model.built:
+            raise TaskError(
+                "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
+            )
+        self._entries = entries(self._model)
+        self._trainable = [entry for entry in self._entries if entry.trainable]
+        if not self._trainable:
+            raise TaskError("the model has no trainable variable")
+        self._parameters = [entry.variable for entry in self._trainable]
+        self._optimizer = DistributedOptimizer(
+            self._make_optimizer(task, config), compression=config.compression, clip_norm=config.clip_norm
+        )
+        self._optimizer.build(self._parameters)
+        self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
+        # without autograph, as Keras's own loops: errors of a task stay what they are
+        self._train_function = tf.function(self._compiled_train_step, autograph=False)
+        self._eval_function = tf.function(self._compiled_eval_step, autograph=False)
+
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
+        """Turn batches in host memory into device batches, one ahead."""
+        ahead: KerasBatch | None = None
+        for batch in batches:
+            if ahead is not None:
+                yield ahead
+            ahead = self._wrap(batch)
+        if ahead is not None:
+            yield ahead
+
+    def train_step(self, batch: KerasBatch, learning_rate: float) -> None:
+        """Collective. One optimizer update with the mean gradient over the global batch."""
+        # Horovod averages over workers, so each takes its part of the sum times their number
+        scale = self.workers.size / batch.total_weight
+        numbers = tf.convert_to_tensor(np.asarray((learning_rate, scale), np.float32))
+        with peer_errors():
+            sums = self._train_function(batch.arrays, batch.weights, numbers, self._seeds(batch.step))
+        self._add(sums, batch.total_weight)
+
+    def eval_step(self, batch: KerasBatch) -> None:
+        """Evaluate one batch. Local: no collective."""
+        self._add(self._eval_function(batch.arrays, batch.weights), batch.total_weight)
+
+    def take_metrics(self, phase: str) -> KerasPending:
+        """Collective. Take what the steps since the last call added up to."""
+        sums, weight = self._sums, self._weight
+        if phase == "eval" and self.workers.size > 1:
+            with peer_errors():
+                sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        self._sums, self._weight = None, 0.0
+        return KerasPending(self._names, sums, weight)
+
+    def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Give the trainable parameters of this worker by portable name."""
+        for entry in self._trainable:
+            yield f"model/{entry.path}", entry.read()
+
+    def missing_gradient_names(self) -> list[str]:
+        """Name the parameters that got no gradient on this worker in the last step."""
+        return self._missing
+
+    def average_statistics(self) -> None:
+        """Collective. Average the moving statistics (batch norm) over workers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            for entry in self._entries:
+                if not entry.trainable and tf.as_dtype(entry.variable.dtype).is_floating:
+                    name = f"hvdtrain.statistics.{entry.path}"
+                    entry.variable.assign(hvd.allreduce(entry.variable.value, op=hvd.Average, name=name))
+
+    def get_state(self) -> PortableState:
+        """Give model and optimizer of this worker as portable state."""
+        state = {f"model/{entry.path}": entry.read() for entry in self._entries}
+        state |= {f"optimizer/{slot.path}": slot.read() for slot in self._slots()}
+        if self._counts_steps():
+            state["optimizer/step"] = np.asarray(self._optimizer.iterations.numpy(), np.int64)
+        return state
+
+    def set_state(self, state: PortableState) -> None:
+        """Load portable state into this worker's model and optimizer."""
+        if problems := state_problems(self.get_state(), state):
+            raise TaskError("the state does not fit the model:\n  " + "\n  ".join(problems))
+        for entry in self._entries:
+            entry.write(state[f"model/{entry.path}"])
+        for slot in self._slots():
+            slot.write(state[f"optimizer/{slot.path}"])
+        if self._counts_steps():
+            self._optimizer.iterations.assign(int(state["optimizer/step"]))
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            # given Keras variables, Horovod fails on a method that Keras 3 does not have
+            hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
+            hvd.broadcast_variables([entry.variable.value for entry in self._entries], root)
+
+    def close(self) -> None:
+        """Collective. Leave Horovod."""
+        hvd.shutdown()
+
+    def _make_optimizer(self, task: Any, config: Config) -> keras.optimizers.Optimizer:
+        if hasattr(task, "tf_optimizer"):
+            optimizer = task.tf_optimizer()
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
+                raise TaskError(
+                    f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}"
+                )
+            return optimizer
+        if config.optimizer == "adamw":
+            return AdamW(
+                beta1=config.adam_beta1,
+                beta2=config.adam_beta2,
+                epsilon=config.adam_epsilon,
+                decoupled_decay=config.weight_decay,
+            )
+        return SGD(momentum=config.momentum, l2=config.weight_decay)
+
+    def _wrap(self, batch: HostBatch) -> KerasBatch:
+        one = self._accumulate == 1 or len(batch.weights) == 1
+        moved = {
+            name: tf.convert_to_tensor(array[0] if one else array) for name, array in batch.arrays.items()
+        }
+        weights = tf.convert_to_tensor(batch.weights[0] if one else batch.weights)
+        return KerasBatch(batch.step, moved, weights, batch.total_weight)
+
+    def _seeds(self, step: int) -> Tensor:
+        """Give the states of the model's seed generators for one step, (generators, 2)."""
+        if not self._seed_states:
+            return None
+        keys = [mix(self._seed, step, self.workers.rank, i) for i in range(len(self._seed_states))]
+        return tf.convert_to_tensor(np.asarray([[key >> 32, 0] for key in keys], np.int64))
+
+    def _compiled_train_step(self, arrays: Any, weights: Tensor, numbers: Tensor, seeds: Tensor) -> Tensor:
+        learning_rate, scale = numbers[0], numbers[1]
+        for i, state in enumerate(self._seed_states):
+            state.assign(seeds[i])
+        self._optimizer.learning_rate.assign(learning_rate)
+        if self._accumulate == 1:
+            gradients, sums = self._gradients(arrays, weights, scale)
+        else:
+            gradients, sums = self._accumulated_gradients(arrays, weights, scale)
+        sums = tf.concat([sums, [float(len(self._missing))]], 0)
+        if self.workers.size > 1:
+            sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
+        self._optimizer.apply(gradients, self._parameters)
+        return sums
+
+    def _accumulated_gradients(
+        self, arrays: Any, weights: Tensor, scale: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
+        first = {name: array[0] for name, array in arrays.items()}
+        gradients, sums = self._gradients(first, weights[0], scale)
+
+        def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+            micro_batch = {name: array[i] for name, array in arrays.items()}
+            more, more_sums = self._gradients(micro_batch, weights[i], scale)
+            return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
+
+        _, gradients, sums = tf.while_loop(
+            lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums)
+        )
+        return gradients, sums
+
+    def _gradients(self, micro_batch: Any, weights: Tensor, scale: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Give one micro-batch's gradients and the weighted sums of its values."""
+        with tf.GradientTape() as tape:
+            losses, values = self._per_sample(micro_batch, training=True)
+            objective = tf.tensordot(losses, weights, 1) * scale
+        gradients = tape.gradient(objective, [v.value for v in self._parameters])
+        # traced once: which variables the graph reaches does not change from step to step
+        self._missing = [
+            f"model/{entry.path}"
+            for entry, gradient in zip(self._trainable, gradients, strict=True)
+            if gradient is None
+        ]
+        dense = [
+            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+            for g, v in zip(gradients, self._parameters, strict=True)
+        ]
+        return dense, tf.linalg.matvec(values, weights)
+
+    def _compiled_eval_step(self, arrays: Any, weights: Tensor) -> Tensor:
+        _, values = self._per_sample(arrays, training=False)
+        return tf.concat([tf.linalg.matvec(values, weights), [0.0]], 0)
+
+    def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
+        """Give the losses (samples,) and all values (1 + metrics, samples)."""
+        losses, metrics = self._objective(_Phase(self._model, training), micro_batch)
+        samples = next(iter(micro_batch.values())).shape[0]
+        for name, value in (("the loss", losses), *metrics.items()):
+            check_per_sample(name, tuple(value.shape), samples)
+        self._names = ("loss", *metrics)
+        casted = [tf.cast(value, tf.float32) for value in (losses, *metrics.values())]
+        return casted[0], tf.stack(casted)
+
+    def _add(self, sums: Tensor, weight: float) -> None:
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._weight += weight
+
+    def _slots(self) -> list[Entry]:
+        return slot_entries(self._optimizer.inner, self._entries)
+
+    def _counts_steps(self) -> bool:
+        return not isinstance(self._optimizer.inner, SGD)
+
+
+class _Phase:
+    """A model whose calls are in training or in evaluation, as ``model.train()`` has it in PyTorch."""
+
+    def __init__(self, model: Any, training: bool) -> None:
+        self._model = model
+        self._call = partial(model, training=training)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)

@@ -1,0 +1,366 @@
+"""PyTorch behind the Backend interface, over ``horovod.torch``.
+
+With its parts (``_torch_state``, ``_torch_losses``) the only place that imports torch.
+``tensorflow.py`` has the same names in the same order.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._torch_losses import NAMED
+from hvdtrain.backends._torch_state import Entry, entries, slot_entries, step_counts
+from hvdtrain.backends._workers import HorovodWorkers, peer_errors
+from hvdtrain.backends.base import PortableState, Totals, state_problems
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
+from hvdtrain.errors import EnvironmentFault, TaskError
+from hvdtrain.threads import threads_per_worker
+
+_COMPRESSION = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+def start(config: Config) -> "TorchBackend":
+    """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Raises:
+        EnvironmentFault: where the device is missing or the launcher does not fit.
+    """
+    hvd.init()
+    workers = HorovodWorkers(hvd)
+    device = _choose_device(config.device, workers)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
+    # as TensorFlow does: subnormal numbers, which moments decay to, are a hundred times slower
+    torch.set_flush_denormal(True)
+    return TorchBackend(workers, device)
+
+
+def _choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EnvironmentFault(
+            f"--device gpu: PyTorch {torch.__version__} sees no GPU on {workers.host}",
+            "Use --device cpu, or install a driver and a CUDA build of PyTorch.",
+        )
+    cards = torch.cuda.device_count()
+    if workers.local_rank >= cards:
+        raise EnvironmentFault(
+            f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
+            f"Start at most {cards} workers on this host, or use --device cpu.",
+        )
+    return torch.device("cuda", workers.local_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatch:
+    """One worker's part of one step on its device.
+
+    Attributes:
+        step: the step, counted from 0.
+        micro_batches: a mapping of names to tensors (micro_batch, ...) for each.
+        weights: for each micro-batch, (micro_batch,).
+        total_weight: sum of the weights over all workers.
+    """
+
+    step: int
+    micro_batches: list[dict[str, torch.Tensor]]
+    weights: list[torch.Tensor]
+    total_weight: float
+
+
+class TorchPending:
+    """Totals on their way from the device."""
+
+    def __init__(self, names: tuple[str, ...], sums: torch.Tensor, weight: float) -> None:
+        self._names = names
+        self._weight = weight
+        self._event: torch.cuda.Event | None = None
+        if sums.is_cuda:
+            # only a copy into pinned memory lets the host go on
+            self._sums = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._sums = sums
+
+    def read(self) -> Totals:
+        """Wait for the device if need be and give the totals."""
+        if self._event is not None:
+            self._event.synchronize()
+        *sums, missing = self._sums.tolist()
+        return Totals(dict(zip(self._names, sums, strict=True)), self._weight, round(missing))
+
+
+class TorchBackend:
+    """The PyTorch backend of one worker.
+
+    Args:
+        workers: the job's workers.
+        device: where this worker computes.
+    """
+
+    def __init__(self, workers: HorovodWorkers, device: torch.device) -> None:
+        self.workers = workers
+        self._device = device
+        self._sums: torch.Tensor | None = None
+        self._weight = 0.0
+        self._names: tuple[str, ...] = ()
+        self._missing: list[str] = []
+
+    def describe(self) -> str:
+        """Say framework, version and device."""
+        on = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "the CPU"
+        return f"PyTorch {torch.__version__} on {on}"
+
+    def versions(self) -> dict[str, str]:
+        """Give the versions that must be equal on all workers."""
+        return {"torch": torch.__version__}
+
+    def build(self, task: Any, config: Config, accumulate: int) -> None:
+        """Build model and optimizer. Local: no collective."""
+        torch.manual_seed(mix(config.seed, 0) >> 1)
+        self._seed = config.seed
+        self._clip_norm = config.clip_norm
+        self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._model: torch.nn.Module = task.torch_model().to(self._device)
+        if not isinstance(self._model, torch.nn.Module):
+            raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(self._model).__name__}")
+        self._entries = entries(self._model)
+        self._trainable = [entry for entry in self._entries if entry.trainable]
+        if not self._trainable:
+            raise TaskError("the model has no parameter that requires a gradient")
+        self._parameters = [entry.tensor for entry in self._trainable]
+        self._optimizer = hvd.DistributedOptimizer(
+            self._make_optimizer(task, config),
+            named_parameters=[(entry.path, entry.tensor) for entry in self._trainable],
+            compression=_COMPRESSION[config.compression],
+            backward_passes_per_step=accumulate,
+            op=hvd.Average,
+        )
+        if not hasattr(task, "torch_optimizer"):
+            self._fill_slots()
+
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
+        """Turn batches in host memory into device batches, one ahead."""
+        if self._device.type == "cpu":
+            yield from map(self._wrap, batches)
+            return
+        stream = torch.cuda.Stream(self._device)
+        ahead: TorchBatch | None = None
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                copied = self._wrap(batch)
+            if ahead is not None:
+                yield ahead
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(stream)
+            for tensor in (*copied.weights, *(t for micro in copied.micro_batches for t in micro.values())):
+                tensor.record_stream(current)
+            ahead = copied
+        if ahead is not None:
+            yield ahead
+
+    def train_step(self, batch: TorchBatch, learning_rate: float) -> None:
+        """Collective. One optimizer update with the mean gradient over the global batch."""
+        self._seed_step(batch.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        self._model.train()
+        self._optimizer.zero_grad()
+        # Horovod averages over workers, so each takes its part of the sum times their number
+        scale = self.workers.size / batch.total_weight
+        sums: torch.Tensor | None = None
+        with peer_errors():
+            for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
+                losses, values = self._per_sample(micro_batch)
+                torch.dot(losses, weights * scale).backward()
+                sums = self._weigh(values, weights, sums)
+            assert sums is not None  # a step has at least one micro-batch
+            self._fill_missing_gradients(sums)
+            self._reduce_and_update(sums)
+        self._add(sums, batch.total_weight)
+
+    def eval_step(self, batch: TorchBatch) -> None:
+        """Evaluate one batch. Local: no collective."""
+        self._model.eval()
+        with torch.inference_mode():
+            for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
+                _, values = self._per_sample(micro_batch)
+                self._add(self._weigh(values, weights), batch.total_weight)
+
+    def take_metrics(self, phase: str) -> TorchPending:
+        """Collective. Take what the steps since the last call added up to."""
+        sums, weight = self._sums, self._weight
+        assert sums is not None  # called after at least one step
+        if phase == "eval" and self.workers.size > 1:
+            with peer_errors():
+                sums = hvd.allreduce_(sums.clone(), op=hvd.Sum, name="hvdtrain.eval_metrics")
+        self._sums, self._weight = None, 0.0
+        return TorchPending(self._names, sums, weight)
+
+    def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Give the trainable parameters of this worker by portable name."""
+        for entry in self._trainable:
+            yield f"model/{entry.path}", entry.read()
+
+    def missing_gradient_names(self) -> list[str]:
+        """Name the parameters that got no gradient on this worker in the last step."""
+        return self._missing
+
+    def average_statistics(self) -> None:
+        """Collective. Average the moving statistics (batch norm) over workers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            for entry in self._entries:
+                if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point():
+                    hvd.allreduce_(entry.tensor, op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
+
+    def get_state(self) -> PortableState:
+        """Give model and optimizer of this worker as portable state."""
+        state = {f"model/{entry.path}": entry.read() for entry in self._entries}
+        state |= {f"optimizer/{slot.path}": slot.read() for slot in self._slots()}
+        counts = step_counts(self._optimizer)
+        if counts:
+            state["optimizer/step"] = np.asarray(int(counts[0]), np.int64)
+        return state
+
+    def set_state(self, state: PortableState) -> None:
+        """Load portable state into this worker's model and optimizer."""
+        if problems := state_problems(self.get_state(), state):
+            raise TaskError("the state does not fit the model:\n  " + "\n  ".join(problems))
+        for entry in self._entries:
+            entry.write(state[f"model/{entry.path}"])
+        for slot in self._slots():
+            slot.write(state[f"optimizer/{slot.path}"])
+        for count in step_counts(self._optimizer):
+            count.fill_(float(state["optimizer/step"]))
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            # Horovod fills an empty state by a step with zero gradients, which applies weight
+            # decay: so only where the root has a state, and before the parameters
+            if self.workers.broadcast_object(bool(self._optimizer.state), root):
+                hvd.broadcast_optimizer_state(self._optimizer, root)
+            hvd.broadcast_parameters(self._model.state_dict(), root)
+
+    def close(self) -> None:
+        """Collective. Leave Horovod."""
+        hvd.shutdown()
+
+    def _make_optimizer(self, task: Any, config: Config) -> torch.optim.Optimizer:
+        if hasattr(task, "torch_optimizer"):
+            optimizer = task.torch_optimizer(self._parameters)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TaskError(f"torch_optimizer() must give an optimizer, found {type(optimizer).__name__}")
+            return optimizer
+        decay, fused = config.weight_decay, all(p.is_floating_point() for p in self._parameters)
+        if config.optimizer == "adamw":
+            betas = (config.adam_beta1, config.adam_beta2)
+            return torch.optim.AdamW(
+                self._parameters, betas=betas, eps=config.adam_epsilon, weight_decay=decay, fused=fused
+            )
+        return torch.optim.SGD(
+            self._parameters,
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=decay,
+            fused=fused,
+        )
+
+    def _fill_slots(self) -> None:
+        """Make the slots of sgd and adamw now, as zeros, so that there is a state to broadcast."""
+        adamw = isinstance(self._optimizer, torch.optim.AdamW)
+        for parameter in self._parameters:
+            if not adamw and self._optimizer.param_groups[0]["momentum"]:
+                self._optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+            elif adamw:
+                self._optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+    def _wrap(self, batch: HostBatch) -> TorchBatch:
+        moved = {name: self._move(array) for name, array in batch.arrays.items()}
+        weights = self._move(batch.weights)
+        micro_batches = [{name: tensor[i] for name, tensor in moved.items()} for i in range(len(weights))]
+        return TorchBatch(batch.step, micro_batches, list(weights), batch.total_weight)
+
+    def _move(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _seed_step(self, step: int) -> None:
+        seed = mix(self._seed, step, self.workers.rank) >> 1
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+
+    def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
+        losses, metrics = self._objective(self._model, micro_batch)
+        samples = len(next(iter(micro_batch.values())))
+        names = ("loss", *metrics)
+        if names != self._names:
+            for name, value in (("the loss", losses), *metrics.items()):
+                check_per_sample(name, tuple(value.shape), samples)
+            self._names = names
+        detached = [value.detach().to(torch.float32) for value in (losses, *metrics.values())]
+        return losses.to(torch.float32), torch.stack(detached)
+
+    def _weigh(
+        self, values: torch.Tensor, weights: torch.Tensor, sums: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add weighted sums of values to ``sums``: one per name, then a place for missing gradients."""
+        if sums is None:
+            sums = values.new_zeros(len(values) + 1)
+        sums[:-1].addmv_(values, weights)
+        return sums
+
+    def _fill_missing_gradients(self, sums: torch.Tensor) -> None:
+        """Give zeros to parameters that no micro-batch reached, and count them in ``sums``.
+
+        Horovod would do so at two workers and more; here it is done at any number, so that weight
+        decay and momentum act on them alike.
+        """
+        missing = [entry for entry in self._trainable if entry.tensor.grad is None]
+        self._missing = [f"model/{entry.path}" for entry in missing]
+        for entry in missing:
+            entry.tensor.grad = torch.zeros_like(entry.tensor)
+        if missing:
+            sums[-1] = len(missing)
+
+    def _reduce_and_update(self, sums: torch.Tensor) -> None:
+        handle = None
+        if self.workers.size > 1:
+            handle = hvd.allreduce_async_(sums, op=hvd.Sum, name="hvdtrain.metrics")
+        self._optimizer.synchronize()
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        with self._optimizer.skip_synchronize():
+            self._optimizer.step()
+        if handle is not None:
+            hvd.synchronize(handle)
+
+    def _add(self, sums: torch.Tensor, weight: float) -> None:
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._weight += weight
+
+    def _slots(self) -> list[Entry]:
+        return slot_entries(self._optimizer, self._entries)

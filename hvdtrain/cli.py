@@ -1,0 +1,139 @@
+"""The command line: options are config fields, spelled with dashes, and nothing more."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+import hvdtrain
+from hvdtrain.config import Config, Layer, parse_assignments, read_file
+from hvdtrain.errors import HvdtrainError, Interrupted, UsageError
+from hvdtrain.schedule import Cadence
+
+# config fields that have an option of their own; --set reaches all of them
+OPTIONS = (
+    "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
+    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
+    "weight_decay", "momentum", "clip_norm", "compression", "device", "seed", "run_dir", "log_every",
+    "eval_every",
+)  # fmt: skip
+
+
+class _TrainByDefault(click.Group):
+    """A group whose first word may be left out when it is ``train``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        if first not in self.commands and first not in ("--help", "--version"):
+            if first and not first.startswith("-") and "." not in first and not Path(first).exists():
+                raise UsageError(
+                    f"{first!r} is neither a command nor a config file",
+                    f"Commands: {', '.join(self.commands)}. Options start with --.",
+                )
+            args = ["train", *args]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Options of train, the default command"):
+            rows = [row for option in train.params if (row := option.get_help_record(ctx))]
+            formatter.write_dl(rows)
+
+
+@click.group(
+    cls=_TrainByDefault, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(hvdtrain.__version__, prog_name="hvdtrain")
+def cli() -> None:
+    """Train PyTorch and TensorFlow (Keras 3) models on any number of hosts, over Horovod.
+
+    \b
+    horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]
+    horovodrun -np 16 -H host1:8,host2:8 python -m hvdtrain --framework torch
+
+    Without a launcher, one worker trains. Options go before --set, --set before CONFIG.yaml, that
+    before the task's defaults.
+    """
+
+
+def _config_options(command: Any) -> Any:
+    for name in reversed(OPTIONS):
+        field = Config.model_fields[name]
+        default = None if field.default is None or field.is_required() else f" [{field.default}]"
+        flag = f"--{name.replace('_', '-')}"
+        kind, metavar = _option_type(name, field.annotation)
+        help_text = f"{field.description}{default or ''}"
+        command = click.option(flag, name, type=kind, metavar=metavar, help=help_text)(command)
+    return command
+
+
+def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
+    """Give a click type and a metavar for a config field; ranges are the config's to check."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    if get_origin(annotation) is Literal:
+        return click.Choice(get_args(annotation)), None
+    if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
+        return str, "STEPS|Nepoch"
+    return {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING), None
+
+
+@cli.command()
+@click.argument("config_file", required=False, type=click.Path(path_type=Path))
+@_config_options
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config field; YAML value."
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Train a task (the default command)."""
+    from hvdtrain.job import run_job
+
+    given = {name: value for name, value in options.items() if value is not None}
+    layers = [read_file(config_file)] if config_file else []
+    run_job([*layers, parse_assignments(assignments), Layer("options", given)])
+
+
+@cli.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path))
+def compare(run_dirs: tuple[Path, ...]) -> None:
+    """Set finished runs side by side in a table."""
+    from hvdtrain.compare import print_table
+
+    print_table(run_dirs)
+
+
+@cli.command("build-horovod")
+@click.option("--frameworks", type=click.Choice(["auto", "torch", "tf", "both"]), default="auto",
+              help="Build for these; auto: for what is installed.")  # fmt: skip
+@click.option("--mpi", type=click.Choice(["auto", "require", "none"]), default="auto",
+              help="auto: with MPI where a compiler for it is found; none: Gloo only.")  # fmt: skip
+@click.option("--gpu", type=click.Choice(["none", "nccl"]), default="none", help="nccl: for CUDA machines.")
+@click.option(
+    "--jobs", type=click.IntRange(0), default=0, help="Parallel compilations; 0: by cores and memory."
+)
+@click.option("--force", is_flag=True, help="Build although it is installed or cached.")
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+def build_horovod(debug: bool, **request: Any) -> None:
+    """Build and install Horovod for the frameworks that are installed."""
+    from hvdtrain.horovod_build import BuildRequest, build_horovod
+
+    click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
+
+
+def main() -> None:
+    """Run the command line and end the process with the exit code that hvdtrain.errors lists."""
+    from hvdtrain.terminal import launched_rank
+
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        if not launched_rank():
+            error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except (HvdtrainError, Interrupted, Exception) as error:
+        from hvdtrain.ending import end_worker
+
+        end_worker(error, "--debug" in sys.argv)

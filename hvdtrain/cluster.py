@@ -1,0 +1,51 @@
+"""Agreement of the workers, before training, on what they are about to do."""
+
+from collections import Counter
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from hvdtrain.backends.base import Workers
+from hvdtrain.errors import AgreementError
+
+_LINES = 8
+
+
+def agree(workers: Workers, facts: Mapping[str, Any]) -> None:
+    """Collective. Check that every worker has the same facts.
+
+    Only a digest travels while they agree.
+
+    Args:
+        workers: the workers.
+        facts: what to compare, by the name that a message uses.
+
+    Raises:
+        AgreementError: on every worker alike, naming the fact, ranks, hosts and values.
+    """
+    said = sorted((name, repr(value)) for name, value in facts.items())
+    digest = blake2b(repr(said).encode(), digest_size=16).digest()
+    if len(set(workers.allgather_object(digest))) == 1:
+        return
+    everyone = workers.allgather_object((workers.host, dict(said)))
+    names = sorted({name for _, values in everyone for name in values})
+    lines = [line for name in names if (line := _difference(name, everyone))]
+    more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+    raise AgreementError(
+        "the workers disagree before training:\n  " + "\n  ".join(lines[:_LINES] + more),
+        "Give every worker the same command, files and installation.",
+        everywhere=True,
+    )
+
+
+def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
+    """Say who has which value, or nothing where all have one; the commonest value first."""
+    values = [facts.get(name, "nothing") for _, facts in everyone]
+    if len(set(values)) == 1:
+        return ""
+    parts = []
+    for value, count in Counter(values).most_common():
+        rank = values.index(value)
+        others = f" and {count - 1} more" if count > 1 else ""
+        parts.append(f"{value} on rank {rank} ({everyone[rank][0]}){others}")
+    return f"{name}: " + ", ".join(parts)

@@ -1,0 +1,186 @@
+"""Data sets: one form for arrays, PyTorch and Hugging Face data sets and anything indexable."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.errors import DataError
+from hvdtrain.task import Arrays, Dataset
+
+
+def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") -> Dataset:
+    """Wrap what a user has into a Dataset.
+
+    Args:
+        source: a Dataset; a mapping of names to arrays of equal length; a pair of arrays (inputs,
+            targets); a Hugging Face data set; or anything with ``__len__`` and ``__getitem__``
+            whose items are mappings, (inputs, targets) pairs or single arrays, such as PyTorch's
+            map-style data sets.
+        inputs: the key (or column) that the model is given.
+        targets: the key (or column) that the loss compares with.
+
+    Raises:
+        DataError: where ``source`` is none of these, or arrays differ in length.
+    """
+    names = {inputs: "inputs", targets: "targets"}
+    if isinstance(source, Mapping):
+        return ArrayDataset(
+            {names.get(str(key), str(key)): np.asarray(value) for key, value in source.items()}
+        )
+    if isinstance(source, tuple) and len(source) == 2 and all(hasattr(part, "shape") for part in source):
+        return ArrayDataset({"inputs": np.asarray(source[0]), "targets": np.asarray(source[1])})
+    if hasattr(source, "column_names") and hasattr(source, "with_format"):
+        return HuggingFaceDataset(source, names)
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return source if hasattr(source, "batch") else ItemDataset(source, names)
+    raise DataError(
+        f"data must be arrays or have __len__ and __getitem__, found a {type(source).__name__}",
+        "docs/tasks.md lists what can be wrapped.",
+    )
+
+
+class ArrayDataset:
+    """Samples that lie in arrays, one per name, along their first axis."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+        if len(set(sizes.values())) > 1:
+            raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
+        self._arrays = {name: canonical(array) for name, array in arrays.items()}
+        self._size = next(iter(sizes.values()), 0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: array[index] for name, array in self._arrays.items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples at once: one vectorised copy per name."""
+        return {name: array.take(indices, axis=0) for name, array in self._arrays.items()}
+
+
+class ItemDataset:
+    """Samples fetched one by one from an indexable source and stacked."""
+
+    def __init__(self, source: Any, names: Mapping[str, str]) -> None:
+        self._source = source
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Arrays:
+        item = self._source[int(index)]
+        if isinstance(item, Mapping):
+            named = {self._names.get(key, key): value for key, value in item.items()}
+        elif isinstance(item, (tuple, list)) and len(item) == 2:
+            named = {"inputs": item[0], "targets": item[1]}
+        elif isinstance(item, (tuple, list)):
+            raise DataError(
+                f"a sample that is a {type(item).__name__} must hold (inputs, targets); "
+                f"found {len(item)} parts",
+                "Return a dict with the keys 'inputs' and 'targets' instead.",
+            )
+        else:
+            named = {"inputs": item}
+        return {name: canonical(value) for name, value in named.items()}
+
+
+class HuggingFaceDataset:
+    """A Hugging Face data set read as numpy arrays, a batch per query."""
+
+    def __init__(self, source: Any, names: Mapping[str, str]) -> None:
+        missing = [column for column in names if column not in source.column_names]
+        if missing:
+            raise DataError(
+                f"the data set has no column {missing[0]!r}; its columns are {source.column_names}",
+                "Name them: hvdtrain.as_dataset(data, inputs='image', targets='label').",
+            )
+        self._source = source.with_format("numpy")
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: column[0] for name, column in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples with one query."""
+        columns = self._source[indices.tolist()]
+        return {self._names.get(key, key): canonical(value) for key, value in columns.items()}
+
+
+def fetch(dataset: Any, indices: NDArray[np.int64]) -> Arrays:
+    """Fetch samples from any Dataset, stacked along a new first axis.
+
+    Args:
+        dataset: the data set.
+        indices: which samples, one-dimensional.
+
+    Raises:
+        DataError: where samples differ in shape.
+    """
+    if hasattr(dataset, "batch"):
+        arrays = dataset.batch(indices)
+    else:
+        arrays = _stack([dataset[int(index)] for index in indices], indices)
+    return {name: _for_frameworks(name, value) for name, value in arrays.items()}
+
+
+def _stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
+    """Stack samples along a new first axis.
+
+    Raises:
+        DataError: naming the first sample whose keys or shapes differ.
+    """
+    first = samples[0]
+    result = {}
+    for name in first:
+        values = [np.asarray(sample[name]) if name in sample else None for sample in samples]
+        for index, value in zip(indices, values, strict=True):
+            if value is None or value.shape != values[0].shape:  # type: ignore[union-attr]
+                found = "is missing" if value is None else f"has shape {value.shape}"
+                raise DataError(
+                    f"samples of one batch must have equal shapes: {name!r} of sample {index} {found}, "
+                    f"that of sample {indices[0]} has shape {values[0].shape}"  # type: ignore[union-attr]
+                )
+        result[name] = np.stack(values)  # type: ignore[arg-type]
+    return result
+
+
+def signature(dataset: Any, what: str) -> dict[str, str]:
+    """Check that a data set can be used and give the shape and type of its samples.
+
+    Args:
+        dataset: the data set.
+        what: how messages name it, such as "training data".
+
+    Raises:
+        DataError: where it is empty, cannot be read or holds no arrays of numbers.
+    """
+    size = len(dataset)
+    if size == 0:
+        raise DataError(f"the {what} is empty (0 samples)", "Check the path or the filter that selects it.")
+    sample = fetch(dataset, np.zeros(1, np.int64))
+    if not isinstance(sample, Mapping) or not sample:
+        raise DataError(f"a sample of the {what} must map names to arrays, found {type(sample).__name__}")
+    for name, value in sample.items():
+        if value.dtype.kind not in "biufc":
+            raise DataError(f"the {what} holds {value.dtype} under {name!r}; it must be numbers")
+    return {name: f"{value.dtype}{list(value.shape[1:])}" for name, value in sorted(sample.items())}
+
+
+def canonical(array: Any) -> NDArray[Any]:
+    """Give an array in a type that both frameworks train with: 64-bit floats become 32-bit."""
+    result = np.asarray(array)
+    return result.astype(np.float32) if result.dtype == np.float64 else result
+
+
+def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
+    array = canonical(value)
+    # class numbers are int64 in PyTorch, whatever the file held
+    return array.astype(np.int64) if name == "targets" and array.dtype.kind in "iu" else array

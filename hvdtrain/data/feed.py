@@ -1,0 +1,164 @@
+"""Feeding: the batches of one worker, read ahead in the background."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.data.datasets import fetch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.task import Arrays
+
+# Samples from a vectorised data set are read for several steps at once, so that a short step does
+# not pay for a hand-over between threads: up to this many steps and bytes.
+_STEPS_PER_READ = 64
+_BYTES_PER_READ = 1 << 20
+
+
+class Order(Protocol):
+    """Which sample stands at which position."""
+
+    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the indices of the samples at these positions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """One worker's part of one step, in host memory.
+
+    Attributes:
+        step: the step, counted from 0.
+        arrays: name to array (accumulate, micro_batch, ...).
+        weights: (accumulate, micro_batch) of float32; 0 marks padding.
+        total_weight: sum of the weights over all workers.
+        indices: (accumulate, micro_batch), the samples' indices in the data set.
+    """
+
+    step: int
+    arrays: Arrays
+    weights: NDArray[np.float32]
+    total_weight: float
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which batches one worker reads: its part of every step of a stretch of the stream.
+
+    Args:
+        plan: how a global batch is dealt.
+        rank: the worker.
+        first_step: number of the first step.
+        first_sample: position of the first step in the stream.
+        last_sample: where the stretch ends; the last step is padded up to its size.
+    """
+
+    plan: BatchPlan
+    rank: int
+    first_step: int
+    first_sample: int
+    last_sample: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in the stretch."""
+        return math.ceil((self.last_sample - self.first_sample) / self.plan.global_batch)
+
+    def positions(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float32], int]:
+        """Give positions, weights and the global number of samples of one step.
+
+        Args:
+            step: counted from 0 at the start of the stretch.
+        """
+        start = self.first_sample + step * self.plan.global_batch
+        count = min(self.plan.global_batch, self.last_sample - start)
+        places, real = self.plan.part(self.rank, count)
+        return start + places, real.astype(np.float32), count
+
+
+class Reader:
+    """Reads one worker's batches; ``reader[k]`` is a list of the batches of the k-th read.
+
+    It has the form of a grain data source, so that grain can run it ahead of its use.
+    """
+
+    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
+        self._dataset = dataset
+        self._order = order
+        self._share = share
+        self._steps_per_read = self._choose_steps_per_read()
+
+    def __len__(self) -> int:
+        return math.ceil(self._share.steps / self._steps_per_read)
+
+    def __getitem__(self, read: int) -> list[HostBatch]:
+        first = read * self._steps_per_read
+        steps = range(first, min(first + self._steps_per_read, self._share.steps))
+        parts = [self._share.positions(step) for step in steps]
+        indices = self._order.indices(np.stack([positions for positions, _, _ in parts]))
+        arrays = fetch(self._dataset, indices.reshape(-1))
+        shaped = {name: a.reshape(indices.shape + a.shape[1:]) for name, a in arrays.items()}
+        return [
+            HostBatch(
+                step=self._share.first_step + step,
+                arrays={name: array[i] for name, array in shaped.items()},
+                weights=weights,
+                total_weight=float(count),
+                indices=indices[i],
+            )
+            for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
+        ]
+
+    def _choose_steps_per_read(self) -> int:
+        # samples fetched one by one may be slow to make: those are read step by step
+        if not hasattr(self._dataset, "batch") or self._share.steps == 0:
+            return 1
+        sample_bytes = sum(array.nbytes for array in fetch(self._dataset, np.zeros(1, np.int64)).values())
+        plan = self._share.plan
+        step_bytes = max(1, sample_bytes * plan.micro_batch * plan.accumulate)
+        return max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
+
+
+class Feed:
+    """The batches of one worker in order, read ahead by background threads.
+
+    A context manager: leaving it stops the threads. What the data set raises while it is read
+    ahead is raised where the batch is taken.
+
+    Args:
+        reader: what reads.
+        threads: background threads.
+    """
+
+    def __init__(self, reader: Reader, threads: int) -> None:
+        grain = _import_grain()
+        source = grain.MapDataset.source(reader)
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 2)
+        self._reads = iter(source.to_iter_dataset(options))
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reads.close()
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        for batches in self._reads:
+            yield from batches
+
+
+def _import_grain() -> Any:
+    """Import grain without its warning that JAX's profiler is missing, which nobody asked for."""
+    from absl import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        import grain
+    finally:
+        logging.set_verbosity(verbosity)
+    return grain

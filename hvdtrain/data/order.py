@@ -1,0 +1,152 @@
+"""Which sample comes when, and which worker takes it: pure functions.
+
+Training reads an endless stream of positions: permutation 0 of the data set, then permutation 1,
+and so on. Step after step takes the next ``global_batch`` positions; each worker takes its part.
+So every sample is seen exactly once an epoch at any batch size and any number of workers, and the
+place in training is one integer: the number of positions taken.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK64 = (1 << 64) - 1
+_ROUNDS = 8  # fewer leave the permutations of a handful of samples visibly uneven
+
+
+def mix(*values: int) -> int:
+    """Hash integers to 64 well-mixed bits, the same for ever and on every machine.
+
+    SplitMix64's output function (Steele, Lea and Flood 2014), chained over the values.
+    """
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = (state + value * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state
+
+
+def permute(offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Map offsets in an epoch to indices of the data set.
+
+    A Feistel network over the smallest power of two that holds ``size``, walked until the result
+    is below ``size`` (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs
+    no table, so a data set of any size starts, resumes and turns over its epochs at once; and it
+    depends on no library's random stream, which may change between versions.
+
+    Args:
+        offsets: values in [0, size), any shape.
+        size: samples in the data set.
+        seed: the job's seed.
+        epoch: which permutation.
+
+    Returns:
+        Indices in [0, size), shaped as ``offsets``; over all offsets, each exactly once.
+    """
+    keys = [mix(seed, epoch, r) for r in range(2 * _ROUNDS)]
+    bits = max(2, (size - 1).bit_length())
+    result = _feistel(offsets.astype(np.uint64), bits, keys)
+    outside = result >= size
+    while outside.any():
+        result[outside] = _feistel(result[outside], bits, keys)
+        outside = result >= size
+    return result.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], bits: int, keys: list[int]) -> NDArray[np.uint64]:
+    low_bits = np.uint64(bits // 2)
+    low_mask = np.uint64((1 << (bits // 2)) - 1)
+    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    high, low = values >> low_bits, values & low_mask
+    for k in range(0, len(keys), 2):
+        high ^= _scramble(low, keys[k]) & high_mask
+        low ^= _scramble(high, keys[k + 1]) & low_mask
+    return (high << low_bits) | low
+
+
+def _scramble(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Mix 64 bits (the finaliser of MurmurHash3) after adding a key."""
+    x = values ^ np.uint64(key)
+    x ^= x >> np.uint64(33)
+    x *= np.uint64(0xFF51AFD7ED558CCD)
+    x ^= x >> np.uint64(33)
+    x *= np.uint64(0xC4CEB9FE1A85EC53)
+    x ^= x >> np.uint64(33)
+    return x
+
+
+@dataclass(frozen=True)
+class ShuffledOrder:
+    """The order of training: a permutation of the data set per epoch, without end."""
+
+    size: int
+    seed: int
+
+    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the indices of the samples at these positions of the stream; any shape."""
+        epochs, offsets = np.divmod(positions, self.size)
+        result = np.empty_like(offsets)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            result[inside] = permute(offsets[inside], self.size, self.seed, int(epoch))
+        return result
+
+
+@dataclass(frozen=True)
+class SequentialOrder:
+    """The order of evaluation: the data set once, as it stands."""
+
+    size: int
+
+    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the indices of the samples at these positions; any shape."""
+        return positions
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one global batch is dealt to workers and micro-batches.
+
+    The batch is cut into ``workers * accumulate`` slots, as even as can be, all padded to the
+    length of the longest. A padded place has weight 0.
+
+    Args:
+        global_batch: samples that one step takes on all workers together; at least one per slot.
+        workers: number of workers.
+        accumulate: micro-batches per worker and step.
+    """
+
+    global_batch: int
+    workers: int
+    accumulate: int = 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that one worker holds at a time, padding included."""
+        return -(-self.global_batch // (self.workers * self.accumulate))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every slot of a full batch is full."""
+        return self.global_batch == self.workers * self.accumulate * self.micro_batch
+
+    def part(self, rank: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Give one worker's part of a step that holds ``count`` samples.
+
+        Args:
+            rank: the worker.
+            count: samples in this step; ``global_batch``, or fewer in the last one.
+
+        Returns:
+            Places within the step and whether each is real, both (accumulate, micro_batch). A
+            padded place repeats the step's first one, so that it can always be read.
+        """
+        slots = self.workers * self.accumulate
+        slot = rank * self.accumulate + np.arange(self.accumulate)[:, None]
+        first, last = slot * count // slots, (slot + 1) * count // slots
+        places = first + np.arange(self.micro_batch)[None, :]
+        real = places < last
+        return np.where(real, places, 0), real

@@ -1,0 +1,115 @@
+"""How a worker ends: on signals, on errors, and when the others do not answer.
+
+The worker that failed speaks, the others stay quiet, and all of them end.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.terminal import launched_rank
+
+# A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
+# ends this one before it repeats it.
+_SPEAK_AFTER_SECONDS = 1.0
+# A worker whose peer went away waits so long to be ended by the launcher before it says so itself.
+_ENDED_BY_LAUNCHER_SECONDS = 5.0
+_CLOSE_SECONDS = 3.0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Context in which SIGINT and SIGTERM raise Interrupted in the main thread, once."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        for other in previous:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def answer_expected(seconds: float, rank: int, host: str) -> Iterator[None]:
+    """Context that ends the process where the other workers do not answer in time.
+
+    A collective cannot be given up, so this cannot be an exception.
+    """
+
+    def give_up() -> None:
+        _write(
+            f"rank {rank} on {host}: the other workers did not answer within {seconds:.0f} s",
+            "Check that every worker runs the same command with the same --framework, and that all "
+            "hosts can reach each other.",
+        )
+        os._exit(EXIT_ENVIRONMENT)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def close_in_time(close: Callable[[], None]) -> None:
+    """Close what another worker may never answer to; give up after some seconds."""
+    thread = threading.Thread(target=close, daemon=True, name="close")
+    thread.start()
+    thread.join(_CLOSE_SECONDS)
+
+
+def end_worker(error: BaseException, debug: bool) -> None:
+    """Say an error, once among all workers, and end this process with its exit code.
+
+    Args:
+        error: what went wrong.
+        debug: whether to show the traceback of a user's mistake, too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    rank = launched_rank()
+    if isinstance(error, PeerLostError):
+        time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
+    elif rank:
+        time.sleep(_SPEAK_AFTER_SECONDS)
+    if not (rank and getattr(error, "everywhere", False)):
+        _say(error, rank, debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(getattr(error, "exit_code", 1))
+
+
+def _say(error: BaseException, rank: int | None, debug: bool) -> None:
+    who = "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
+    if isinstance(error, Interrupted):
+        return  # rank 0 has said where it stood
+    if isinstance(error, WorkerFailure):
+        sys.stderr.write("".join(traceback.format_exception(error.__cause__)))
+    elif debug or not isinstance(error, HvdtrainError):
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    if isinstance(error, HvdtrainError):
+        _write(f"{who}{error.problem}", error.remedy)
+    else:
+        _write(f"{who}{type(error).__name__}: {error}", "This is a bug in hvdtrain: please report it.")
+
+
+def _write(problem: str, remedy: str) -> None:
+    sys.stderr.write(f"hvdtrain: {problem}\n" + (f"  {remedy}\n" if remedy else ""))
+    sys.stderr.flush()

@@ -1,0 +1,32 @@
+"""What hvdtrain sets for Open MPI and Horovod when a worker starts, where the user has not."""
+
+import os
+from collections.abc import MutableMapping
+
+from hvdtrain.terminal import launched_rank
+
+_STALL_SHUTDOWN_SECONDS = 600
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Set what this worker needs before its native libraries start.
+
+    - Without a launcher, Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
+    - Where the workers' compute and communication threads outnumber the cores, Open MPI yields
+      while it waits; otherwise its waiting thread takes the core that computes.
+    - A stalled collective ends the job after ten minutes; Horovod's default is never.
+
+    Returns:
+        What was set, by name; nothing that was set already.
+    """
+    wanted: dict[str, str] = {}
+    if launched_rank() is None:
+        wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    else:
+        wanted["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(_STALL_SHUTDOWN_SECONDS)
+        local_size = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
+        if 2 * local_size > (os.cpu_count() or 1):
+            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    new = {name: value for name, value in wanted.items() if name not in environ}
+    environ.update(new)
+    return new if launched_rank() is not None else {}

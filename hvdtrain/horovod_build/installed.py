@@ -1,0 +1,181 @@
+"""What Horovod is installed now, and whether it fits the job; nothing is imported to tell."""
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.frameworks import (
+    PIP_NAMES,
+    TITLES,
+    Framework,
+    installed_framework,
+    package_folder,
+    same_version,
+)
+
+BUILD_COMMAND = "python -m hvdtrain build-horovod"
+
+# Name of the framework in metadata.json, and its extension without the suffix.
+_IN_METADATA = {"torch": "pytorch", "tf": "tensorflow"}
+_EXTENSIONS = {"torch": "torch/mpi_lib_v2", "tf": "tensorflow/mpi_lib"}
+
+
+@dataclass(frozen=True)
+class InstalledBuild:
+    """The Horovod that is installed in the running Python's environment.
+
+    Args:
+        version: Horovod's version.
+        torch: the PyTorch version it was built for; None where that extension is missing.
+        tensorflow: the same for TensorFlow.
+        mpi: the MPI that it was built with, e.g. "Open MPI 5.0.11"; None without MPI, or where
+            the build does not say.
+        gloo: whether it has the Gloo controller (False where the build does not say).
+        nccl: whether it reduces on GPUs with NCCL (False where the build does not say).
+        edits: which edit table was applied; empty where hvdtrain did not build it.
+        key: identifies everything that went into the build; empty where hvdtrain did not
+            build it.
+    """
+
+    version: str
+    torch: str | None
+    tensorflow: str | None
+    mpi: str | None
+    gloo: bool
+    nccl: bool
+    edits: str = ""
+    key: str = ""
+
+    def describe(self) -> str:
+        """One line: version, frameworks, controllers."""
+        frameworks = [
+            f"{title} {version}"
+            for title, version in (("torch", self.torch), ("TensorFlow", self.tensorflow))
+            if version
+        ]
+        built_for = " and ".join(frameworks) or "no framework"
+        if not self.edits:
+            return f"{self.version} for {built_for}; not built by hvdtrain"
+        parts = [f"MPI ({self.mpi})"] if self.mpi else []
+        parts += ["Gloo"] if self.gloo else []
+        parts += ["NCCL"] if self.nccl else []
+        return f"{self.version} for {built_for}; {', '.join(parts)}"
+
+    def built_for(self, framework: str) -> str | None:
+        """Return the version of "torch" or "tf" that it was built for; None without that extension."""
+        return self.torch if framework == "torch" else self.tensorflow
+
+
+def installed_build() -> InstalledBuild | None:
+    """Read what is installed; takes milliseconds and imports neither Horovod nor a framework.
+
+    Returns:
+        None where no Horovod is installed.
+    """
+    importlib.invalidate_caches()
+    folder = package_folder("horovod")
+    if folder is None:
+        return None
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    metadata = _read_metadata(folder)
+    record = metadata.get("hvdtrain") or {}
+    built_for = {
+        name: str(metadata.get(_IN_METADATA[name], "")) if _extension(folder, name) else "" for name in TITLES
+    }
+    return InstalledBuild(
+        version=version,
+        torch=built_for["torch"] or None,
+        tensorflow=built_for["tf"] or None,
+        mpi=str(record.get("mpi", "MPI")) if metadata.get("have_mpi") else None,
+        gloo=bool(metadata.get("have_gloo")),
+        nccl=bool(metadata.get("have_nccl")),
+        edits=str(record.get("edits", "")),
+        key=str(record.get("key", "")),
+    )
+
+
+def is_intact(build: InstalledBuild, frameworks: Mapping[str, Framework]) -> bool:
+    """Tell whether the build's files are all there, whole, and for these frameworks."""
+    try:
+        files = importlib.metadata.files("horovod") or []
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    for file in files:
+        path = Path(str(file.locate()))
+        if file.suffix == ".so" and (not path.is_file() or path.stat().st_size != file.size):
+            return False
+    return all(
+        same_version(build.built_for(name) or "", framework.version) for name, framework in frameworks.items()
+    )
+
+
+def require_horovod(framework: str) -> InstalledBuild:
+    """Make sure, when a job starts, that Horovod is there and fits the installed framework.
+
+    Imports neither Horovod nor a framework. A Horovod that hvdtrain did not build is accepted
+    where it was built for the installed version.
+
+    Args:
+        framework: "torch" or "tf".
+
+    Returns:
+        What is installed.
+
+    Raises:
+        HorovodBuildError: the framework or Horovod is missing, Horovod lacks the extension for
+            this framework, or was built for another version; with the command that mends it.
+    """
+    title = TITLES[framework]
+    installed = installed_framework(framework)
+    if installed is None:
+        raise HorovodBuildError(
+            f"{title} is not installed in this Python environment.",
+            f"Install it, then build Horovod for it:\n"
+            f"  pip install {PIP_NAMES[framework]}\n  {BUILD_COMMAND}",
+        )
+    build = installed_build()
+    if build is None:
+        raise HorovodBuildError(
+            f"Horovod is not installed in this Python environment ({title} {installed.version} is).",
+            f"Build and install it (a few minutes, once):\n  {BUILD_COMMAND}",
+        )
+    command = BUILD_COMMAND + (" --gpu nccl" if build.nccl else "")
+    whose = "" if build.edits else " It is not a build of hvdtrain."
+    built_for = build.built_for(framework)
+    if built_for is None:
+        raise HorovodBuildError(
+            f"The installed Horovod ({build.describe()}) has no extension for {title}.{whose}",
+            f"Build it for everything that is installed:\n  {command}",
+        )
+    if not same_version(built_for, installed.version):
+        raise HorovodBuildError(
+            f"The installed Horovod was built for {title} {built_for}, "
+            f"but {title} {installed.version} is installed.{whose}",
+            f"Build it again for what is installed:\n  {command}",
+        )
+    return build
+
+
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    """Read what Horovod's build wrote about itself; empty where there is nothing to read."""
+    try:
+        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _extension(folder: Path, framework: str) -> Path | None:
+    """Find the extension for a framework, built for the running Python; None where it is missing."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    path = folder / (_EXTENSIONS[framework] + suffix)
+    return path if path.is_file() else None

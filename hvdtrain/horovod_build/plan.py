@@ -1,0 +1,224 @@
+"""What is asked for, what is there, and the plan and key that follow from both."""
+
+import hashlib
+import importlib.machinery
+import json
+import os
+import platform
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import ConfigError, HorovodBuildError
+from hvdtrain.horovod_build.cache import default_cache_folder
+from hvdtrain.horovod_build.edit_table import EDITS
+from hvdtrain.horovod_build.edits import edits_digest
+from hvdtrain.horovod_build.frameworks import (
+    PIP_NAMES,
+    TITLES,
+    Framework,
+    installed_framework,
+    package_folder,
+)
+from hvdtrain.horovod_build.gpu import Gpu, find_gpu
+from hvdtrain.horovod_build.mpi import REMEDY as MPI_REMEDY
+from hvdtrain.horovod_build.mpi import Mpi, find_mpi
+from hvdtrain.horovod_build.processes import packages_folder
+from hvdtrain.horovod_build.source import SDIST_SHA256
+from hvdtrain.horovod_build.toolchain import Toolchain, architecture_flags, find_toolchain
+
+# To be raised when `compiling` builds the same source in another way.
+RECIPE = 1
+
+_CHOICES = {
+    "frameworks": ("auto", "torch", "tf", "both"),
+    "mpi": ("auto", "require", "none"),
+    "gpu": ("none", "nccl"),
+}
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What a user asks for.
+
+    Args:
+        frameworks: "auto" (all that are installed), "torch", "tf" or "both".
+        mpi: "auto" (use it where an MPI compiler is found), "require" or "none" (Gloo only).
+        gpu: "none" or "nccl".
+        jobs: compile jobs at a time; 0 chooses by cores and memory.
+        force: build even where the cache or the environment has it.
+        cache_dir: default: $HVDTRAIN_CACHE/horovod, else hvdtrain/horovod in the user's cache
+            folder.
+        check: whether two processes try an all-reduce before the build counts as done.
+
+    Raises:
+        ConfigError: a value that is not one of those above.
+    """
+
+    frameworks: str = "auto"
+    mpi: str = "auto"
+    gpu: str = "none"
+    jobs: int = 0
+    force: bool = False
+    cache_dir: Path | None = None
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in choices:
+                raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(choices)}.")
+        if self.jobs < 0:
+            raise ConfigError(f"jobs is {self.jobs}; it must be 0 (choose) or more.")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where wheels and logs are kept."""
+        return self.cache_dir or default_cache_folder()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a build depends on.
+
+    Args:
+        frameworks: those that get an extension, by name.
+        mpi: None builds Gloo only.
+        gpu: None builds for CPUs only.
+        toolchain: compiler and CMake.
+        arch_flags: compiler flags for the CPU's vector units.
+        rpath: where the extensions look for their libraries, relative to themselves where the
+            library belongs to the environment.
+        left_out: frameworks that are installed but get no extension, with the reason.
+    """
+
+    frameworks: dict[str, Framework]
+    mpi: Mpi | None
+    gpu: Gpu | None
+    toolchain: Toolchain
+    arch_flags: str
+    rpath: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+    def ingredients(self) -> dict[str, str]:
+        """Return what tells this build from another, by name."""
+        gpu = self.gpu
+        return {
+            "horovod": SDIST_SHA256,
+            "edits": edits_digest(EDITS),
+            "recipe": str(RECIPE),
+            "python": f"{sys.implementation.cache_tag} {importlib.machinery.EXTENSION_SUFFIXES[0]}",
+            "platform": f"{sysconfig.get_platform()} {' '.join(platform.libc_ver())}",
+            "architecture": self.arch_flags,
+            "compiler": f"{self.toolchain.cxx}: {self.toolchain.compiler}",
+            "flags": " ".join(f"{name}={os.environ.get(name, '')}" for name in ("CXXFLAGS", "LDFLAGS")),
+            **{name: _identity(self.frameworks.get(name)) for name in TITLES},
+            "mpi": self.mpi.identity if self.mpi else "",
+            "gpu": f"CUDA {gpu.cuda}, NCCL {gpu.nccl}, {gpu.architectures or 'all'}" if gpu else "",
+            "rpath": ":".join(self.rpath),
+        }
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits that change when any ingredient changes."""
+        text = json.dumps(self.ingredients(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def record(self) -> dict[str, object]:
+        """Return what is written beside the built extensions, for `installed_build` to read."""
+        return {
+            "key": self.key,
+            "edits": edits_digest(EDITS),
+            "mpi": str(self.mpi) if self.mpi else "",
+            "ingredients": self.ingredients(),
+        }
+
+    def describe(self) -> str:
+        """One line: frameworks and controllers."""
+        frameworks = " and ".join(f"{found.title} {found.version}" for found in self.frameworks.values())
+        controllers = f"MPI ({self.mpi}) and Gloo" if self.mpi else "Gloo"
+        return f"{frameworks}, with {controllers}" + (f", NCCL ({self.gpu})" if self.gpu else "")
+
+
+def make_plan(request: BuildRequest) -> Plan:
+    """Look at the environment and the machine; nothing long, and nothing is changed.
+
+    Raises:
+        HorovodBuildError: something that the build needs is missing; it says what, and how to
+            get it.
+    """
+    toolchain = find_toolchain(request.cache_folder)
+    frameworks, left_out = _choose_frameworks(request)
+    mpi = None if request.mpi == "none" else find_mpi()
+    if mpi is None and request.mpi == "require":
+        raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", MPI_REMEDY)
+    gpu = find_gpu(next(iter(frameworks.values())).cuda_major) if request.gpu == "nccl" else None
+    return Plan(
+        frameworks=frameworks,
+        mpi=mpi,
+        gpu=gpu,
+        toolchain=toolchain,
+        arch_flags=architecture_flags(),
+        rpath=_rpath(frameworks, mpi, gpu),
+        left_out=left_out,
+    )
+
+
+def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, Framework], tuple[str, ...]]:
+    """Choose the frameworks to build for; also name those left out with the reason."""
+    named = {"auto": ("torch", "tf"), "both": ("torch", "tf")}.get(request.frameworks, (request.frameworks,))
+    installed = {name: found for name in named if (found := installed_framework(name))}
+    missing = [name for name in named if name not in installed]
+    if missing and (request.frameworks != "auto" or not installed):
+        pip_names = " or ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
+        raise HorovodBuildError(
+            f"Not installed in this environment: {', '.join(TITLES[name] for name in missing)}. "
+            "Horovod is compiled against the framework that it is to serve.",
+            f"Install it first: {pip_names}",
+        )
+    if request.gpu == "none":
+        return installed, ()
+    cuda_major = next((found.cuda_major for found in installed.values() if found.cuda), "")
+    fitting = {
+        name: found for name, found in installed.items() if found.cuda and found.cuda_major == cuda_major
+    }
+    misfits = tuple(
+        f"{found.title} {found.version} is left out: it was built "
+        + (f"with CUDA {found.cuda}, not {cuda_major}." if found.cuda else "for CPUs.")
+        for name, found in installed.items()
+        if name not in fitting
+    )
+    if not fitting or (misfits and request.frameworks != "auto"):
+        raise HorovodBuildError(
+            "--gpu nccl needs frameworks built with one and the same CUDA major version. "
+            + " ".join(misfits),
+            "Install a CUDA build of the framework, name only one with --frameworks, or use --gpu none.",
+        )
+    return fitting, misfits
+
+
+def _identity(framework: Framework | None) -> str:
+    if framework is None:
+        return ""
+    return f"{framework.version}, CUDA {framework.cuda or 'none'}, C++11 ABI {framework.cxx11_abi}"
+
+
+def _rpath(frameworks: dict[str, Framework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
+    """List the library folders for the extensions.
+
+    They are relative inside the environment, so that a wheel can be installed into another
+    one, and absolute outside.
+    """
+    folders = list(mpi.libraries) if mpi else []
+    for name, below in (("torch", "lib"), ("tf", ".")):
+        package = package_folder("torch" if name == "torch" else "tensorflow")
+        if name in frameworks and package:
+            folders.append(package / below)
+    if gpu:
+        folders.append(gpu.nccl_library.parent)
+    extension = packages_folder() / "horovod" / "framework"
+    return tuple(
+        f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)
+        for folder in folders
+    )

@@ -1,0 +1,175 @@
+"""What a build needs from the machine, looked at before anything long begins."""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.processes import output_of, packages_folder, scripts_folder
+
+CMAKE_NEEDED = (3, 13)
+TEMP_GIB_NEEDED = 0.5
+CACHE_GIB_NEEDED = 0.1
+
+# Module name -> package name of what Horovod's own build imports.
+_BUILD_MODULES = {
+    "cffi": "cffi",
+    "cloudpickle": "cloudpickle",
+    "packaging": "packaging",
+    "psutil": "psutil",
+    "setuptools": "setuptools",
+    "wheel": "wheel",
+    "yaml": "pyyaml",
+}
+
+_GET_COMPILER = "apt install build-essential, or dnf install gcc-c++ make"
+_CXX17_PROGRAM = """\
+#include <string_view>
+constexpr std::string_view name = "C++17";
+int main() { if constexpr (name.size() == 5) return 0; }
+"""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The tools of a build.
+
+    Args:
+        cxx: the C++ compiler and its fixed arguments.
+        compiler: its name and version.
+        cmake: the program.
+    """
+
+    cxx: str
+    compiler: str
+    cmake: Path
+
+
+def find_toolchain(cache_folder: Path) -> Toolchain:
+    """Look for everything that a build needs from the machine.
+
+    Args:
+        cache_folder: where the wheel will be kept.
+
+    Raises:
+        HorovodBuildError: something is missing; every missing thing is named, with how to get it.
+    """
+    faults = [
+        *_python_faults(),
+        *_disk_faults(Path(tempfile.gettempdir()), TEMP_GIB_NEEDED, "set TMPDIR to a folder with room"),
+        *_disk_faults(cache_folder, CACHE_GIB_NEEDED, "set HVDTRAIN_CACHE to a folder with room"),
+    ]
+    cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
+    faults += _compiler_faults(cxx)
+    if not shutil.which("make"):
+        faults.append(f"There is no make.\n  {_GET_COMPILER}")
+    cmake, cmake_faults = _find_cmake()
+    faults += cmake_faults
+    if faults:
+        raise HorovodBuildError("Horovod cannot be built here yet:\n- " + "\n- ".join(faults))
+    version = output_of(*shlex.split(cxx), "--version") or ""
+    return Toolchain(cxx=cxx, compiler=version.partition("\n")[0].strip(), cmake=cmake)
+
+
+def _python_faults() -> Iterator[str]:
+    if not importlib.util.find_spec("pip"):
+        yield "There is no pip in this environment.\n  python -m ensurepip"
+    missing = [package for module, package in _BUILD_MODULES.items() if not importlib.util.find_spec(module)]
+    if missing:
+        yield f"Packages are missing: {', '.join(missing)}.\n  pip install {' '.join(missing)}"
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        yield (
+            f"Python's header files are missing ({headers / 'Python.h'}).\n"
+            f"  apt install python{sys.version_info.major}.{sys.version_info.minor}-dev, "
+            "or dnf install python3-devel"
+        )
+    managed = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    in_no_venv = sys.prefix == sys.base_prefix
+    if (in_no_venv and managed.is_file()) or not os.access(_existing(packages_folder()), os.W_OK):
+        yield (
+            f"pip may not install into {packages_folder()}.\n"
+            "  Make a virtual environment: python -m venv .venv && . .venv/bin/activate"
+        )
+
+
+def _compiler_faults(cxx: str) -> Iterator[str]:
+    if not cxx:
+        yield f"There is no C++ compiler.\n  {_GET_COMPILER}"
+        return
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
+        program = Path(folder) / "check.cc"
+        program.write_text(_CXX17_PROGRAM, encoding="utf-8")
+        command = [*shlex.split(cxx), "-std=c++17", str(program), "-o", str(program.with_suffix(""))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            fault = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+        except (OSError, subprocess.SubprocessError) as error:
+            fault = str(error)
+    if fault:
+        shown = "\n  ".join(fault.splitlines()[:5])
+        yield f"The C++ compiler {cxx!r} cannot compile a C++17 program:\n  {shown}\n  {_GET_COMPILER}"
+
+
+def _find_cmake() -> tuple[Path, list[str]]:
+    """Find the first CMake that is new enough, or what is wrong with those that there are."""
+    needed = ".".join(map(str, CMAKE_NEEDED))
+    faults = []
+    for candidate in (os.environ.get("HOROVOD_CMAKE"), scripts_folder() / "cmake", shutil.which("cmake")):
+        if not candidate or not shutil.which(candidate):
+            continue
+        text = output_of(str(candidate), "--version")
+        version = re.search(r"version (\d+)\.(\d+)\S*", text or "")
+        if version and (int(version.group(1)), int(version.group(2))) >= CMAKE_NEEDED:
+            return Path(candidate), []
+        found = version.group(0).removeprefix("version ") if version else "does not work"
+        faults.append(f"{candidate} ({found})")
+    problem = f"No CMake {needed} or newer" + (f": {', '.join(faults)}" if faults else "")
+    return Path(), [f"{problem}.\n  pip install cmake"]
+
+
+def _disk_faults(folder: Path, gib_needed: float, remedy: str) -> Iterator[str]:
+    place = _existing(folder)
+    if not os.access(place, os.W_OK):
+        yield f"{place} is not writable.\n  {remedy[0].upper()}{remedy[1:]}."
+        return
+    gib_free = shutil.disk_usage(place).free / 2**30
+    if gib_free < gib_needed:
+        yield (
+            f"{folder} has {gib_free:.1f} GiB free; the build needs {gib_needed:.1f}.\n"
+            f"  Make room, or {remedy}."
+        )
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def architecture_flags() -> str:
+    """List compiler flags for those of Horovod's vector units that this CPU has.
+
+    The environment's HOROVOD_BUILD_ARCH_FLAGS goes first. Horovod's build would ask the
+    compiler the same; the answer is part of what tells one build from another.
+    """
+    asked = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "").strip()
+    if asked:
+        return asked
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    units = flags.group(1).split() if flags else []
+    return " ".join(f"-m{unit}" for unit in ("f16c", "avx", "fma") if unit in units)

@@ -1,0 +1,213 @@
+"""One job, from its configuration to its summary: what every way of starting one goes through."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import hvdtrain
+from hvdtrain import environment
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.base import Backend, initial_value
+from hvdtrain.cluster import agree
+from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.data.datasets import as_dataset, signature
+from hvdtrain.ending import answer_expected, close_in_time, interruptible
+from hvdtrain.errors import DataError, HvdtrainError, Interrupted, TaskError, WorkerFailure
+from hvdtrain.horovod_build import require_horovod
+from hvdtrain.loop import run
+from hvdtrain.plan import plan_in_words
+from hvdtrain.rundir import open_run
+from hvdtrain.session import Session, Summary
+from hvdtrain.task import load_task_class, make_task, task_spec, where_raised
+
+_FIRST_ANSWER_SECONDS = 120
+
+
+def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:
+    """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
+
+    Collective: every worker of the job calls it.
+
+    Args:
+        task: the task's class, or its name or path as ``--task`` takes it.
+        framework: "torch" or "tf".
+        fields: config fields, such as ``epochs=3``; docs/config.md lists them.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        HvdtrainError: as ``hvdtrain.errors`` lists them.
+    """
+    given = Layer("train()", {"task": task_spec(task), "framework": framework, **fields})
+    return run_job([given], None if isinstance(task, str) else task)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known before the workers meet: local to each of them.
+
+    Attributes:
+        config: the resolved config.
+        task: the task.
+        train_data: the training data, a Dataset.
+        eval_data: the evaluation data, or None.
+        data_facts: what of the data must be equal on all workers.
+        build: the Horovod build, in words.
+        settings: environment variables that hvdtrain set.
+    """
+
+    config: Config
+    task: Any
+    train_data: Any
+    eval_data: Any
+    data_facts: Mapping[str, Any]
+    build: str
+    settings: Mapping[str, str]
+
+
+def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
+    """Resolve the configuration, make the task and train it.
+
+    Collective.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class where the caller has it; found by its name otherwise.
+    """
+    with interruptible():
+        job = prepare(layers, task_class)
+        backend = load_backend(job.config)
+        try:
+            summary = _train(job, backend)
+        except BaseException:
+            close_in_time(backend.close)
+            raise
+        backend.close()
+        return summary
+
+
+def prepare(layers: list[Layer], task_class: Any = None) -> Job:
+    """Do all that needs no other worker: config, task, data and the checks of each."""
+    merged = {name: value for layer in layers for name, value in layer.values.items()}
+    spec = str(merged.get("task") or Config.model_fields["task"].default)
+    task_class = task_class or load_task_class(spec)
+    defaults = Layer(f"defaults of task {spec}", getattr(task_class, "defaults", {}))
+    config = resolve([defaults, *layers])
+    build = require_horovod(config.framework)
+    task = make_task(task_class, config.task, config.task_options, config.framework)
+    train_data, train_facts = _open_data(task, config, "train_data", "training data")
+    eval_data, eval_facts = _open_data(task, config, "eval_data", "evaluation data")
+    if train_data is None:
+        raise DataError(f"train_data() of task {config.task} gave None")
+    facts = {**train_facts, **eval_facts}
+    return Job(config, task, train_data, eval_data, facts, build.describe(), environment.prepare())
+
+
+def _open_data(task: Any, config: Config, method: str, what: str) -> tuple[Any, dict[str, Any]]:
+    """Open one of the task's data sets and check that it can be read."""
+    try:
+        source = getattr(task, method)()
+        if source is None:
+            return None, {f"size of the {what}": 0}
+        dataset = as_dataset(source)
+        facts = {f"{key} of the {what}": kind for key, kind in signature(dataset, what).items()}
+        return dataset, {f"size of the {what}": len(dataset), **facts}
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
+
+
+def _train(job: Job, backend: Backend) -> Summary:
+    """Collective. Agree, build, train."""
+    config, workers = job.config, backend.workers
+    with answer_expected(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
+        hosts = workers.allgather_object(workers.host)
+    agree(workers, _facts(job, backend))
+    _build(job, backend)
+    agree(workers, {f"shape of {name}": array.shape for name, array in backend.parameters()})
+    report, run_dir = open_run(config, workers)
+    session = Session(config, backend, job.train_data, job.eval_data, report, run_dir)
+    status, problem = "failed", None
+    try:
+        layout = session.layout()
+        backend.broadcast_state(0)
+        report.say(plan_in_words(session, layout, hosts, job.build, job.settings))
+        run(session)
+        status = "completed"
+    except Interrupted as interruption:
+        status, problem = "stopped", f"interrupted by {interruption}"
+        report.say(f"{problem} {_where_it_stood(session)}")
+        raise
+    except HvdtrainError as error:
+        problem = error.problem
+        raise
+    except Exception as error:
+        problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
+        raise WorkerFailure(problem) from error
+    finally:
+        summary = _summarise(session, status, problem)
+        report.finish(summary)
+        report.close()
+    return summary
+
+
+def _facts(job: Job, backend: Backend) -> dict[str, Any]:
+    """What must be equal on all workers before a model is built."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {
+        "hvdtrain": hvdtrain.__version__,
+        "Python": python,
+        "Horovod": job.build,
+        **backend.versions(),
+    }
+    return {
+        **job.config.model_dump(mode="json"),
+        **{f"version of {name}": version for name, version in versions.items()},
+        **job.data_facts,
+    }
+
+
+def _build(job: Job, backend: Backend) -> None:
+    """Build the model and give it its initial values. Local: no collective."""
+    config = job.config
+    try:
+        backend.build(job.task, config, config.accumulate)
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
+    if config.initial_parameters == "portable":
+        state = backend.get_state()
+        for name in state:
+            if name.startswith("model/"):
+                value = initial_value(name, state[name].shape, config.seed)
+                state[name] = state[name] if value is None else value
+        backend.set_state(state)
+
+
+def _where_it_stood(session: Session) -> str:
+    layout, progress = session.layout(), session.progress
+    place = f"at step {progress.step:,} of {layout.steps:,} (epoch {session.epoch:.2f})"
+    return f"{place}, run directory {session.run_dir}"
+
+
+def _summarise(session: Session, status: str, problem: str | None) -> Summary:
+    seconds = session.report.seconds()
+    return Summary(
+        status=status,
+        framework=session.config.framework,
+        task=session.config.task,
+        workers=session.backend.workers.size,
+        steps=session.progress.step,
+        samples=session.progress.samples,
+        epochs=round(session.epoch, 6),
+        seconds=round(seconds, 3),
+        samples_per_second=round(median(session.speeds or [0.0]), 1),
+        final=session.last_eval,
+        run_dir=str(session.run_dir),
+        error=problem,
+    )

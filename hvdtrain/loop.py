@@ -1,0 +1,145 @@
+"""The shared loop: written once, for every framework and any number of workers.
+
+It owns when things happen and which numbers they happen with; the backend owns the tensors.
+"""
+
+import time
+from collections.abc import Iterable
+
+from hvdtrain.backends.base import Totals
+from hvdtrain.errors import NonFiniteLossError
+from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
+from hvdtrain.replicas import check_replicas
+from hvdtrain.session import Layout, Session
+
+
+def run(session: Session) -> None:
+    """Collective. Train from where the session stands to the end.
+
+    Raises:
+        NonFiniteLossError: where the loss became NaN or infinite.
+        ReplicaDriftError: where the workers' parameters differ.
+        PeerLostError: where another worker went away.
+    """
+    backend, progress, config = session.backend, session.progress, session.config
+    layout = session.layout()
+    account = _Account(session, layout)
+    late = LateReader()
+    check_replicas(backend)
+    session.report.start(layout.steps, progress.step)
+    with session.train_feed(layout) as feed, session.index_trace() as trace:
+        for batch in backend.to_device(trace.watch(feed)):
+            learning_rate = _learning_rate(session, layout)
+            backend.train_step(batch, learning_rate)
+            mark = _advance(session, layout, learning_rate)
+            trace.trained(batch.step)
+            account.take(late.push(mark, backend.take_metrics("train")))
+            if progress.step % config.check_replicas_every == 0:
+                check_replicas(backend)
+            if _eval_is_due(session, mark, layout):
+                account.take(late.flush())
+                evaluate(session, layout)
+                account.restart_clock()
+    account.take(late.flush())
+    check_replicas(backend)
+
+
+def evaluate(session: Session, layout: Layout) -> dict[str, float]:
+    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+
+    Returns:
+        Name to mean over the evaluation samples; the same on every worker.
+    """
+    backend = session.backend
+    window = Window()
+    backend.average_statistics()
+    with session.eval_feed(layout) as feed:
+        for batch in backend.to_device(feed):
+            backend.eval_step(batch)
+    window.add(backend.take_metrics("eval").read(), time.perf_counter())
+    session.last_eval = window.means()
+    session.report.evaluated(session, session.last_eval, window.samples_per_second())
+    return session.last_eval
+
+
+def _learning_rate(session: Session, layout: Layout) -> float:
+    """Give the learning rate of the next step: the schedule's value at its middle.
+
+    So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
+    """
+    before = session.progress.samples
+    middle = (before + layout.samples_after(before)) / 2
+    return layout.learning_rate.at(middle / session.data_size)
+
+
+def _advance(session: Session, layout: Layout, learning_rate: float) -> StepMark:
+    """Move progress by the step that was done."""
+    progress = session.progress
+    before = progress.samples
+    progress.samples = layout.samples_after(before)
+    progress.step += 1
+    return StepMark(progress.step, before, progress.samples, learning_rate, time.perf_counter())
+
+
+def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
+    if session.eval_data is None:
+        return False
+    cadence = session.config.eval_every
+    due = cadence is not None and cadence.due(mark.step, mark.samples_before, mark.samples, session.data_size)
+    return due or mark.samples == layout.last_sample
+
+
+class _Account:
+    """Takes each step's totals: checks them, adds them to the window, reports windows."""
+
+    def __init__(self, session: Session, layout: Layout) -> None:
+        self._session = session
+        self._last_sample = layout.last_sample
+        self._window = Window()
+        self._told_of_missing_gradients = False
+
+    def take(self, steps: Iterable[tuple[StepMark, Totals]]) -> None:
+        """Account for steps, in order.
+
+        Raises:
+            NonFiniteLossError: naming the step and its learning rate.
+        """
+        for mark, totals in steps:
+            if not is_finite(totals):
+                raise NonFiniteLossError(
+                    f"the loss is {totals.sums['loss']} at step {mark.step}, "
+                    f"with learning rate {mark.learning_rate:g}",
+                    "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm).",
+                    everywhere=True,
+                )
+            if totals.missing_gradients and not self._told_of_missing_gradients:
+                self._tell_of_missing_gradients(mark)
+            self._window.add(totals, mark.clock_seconds)
+            self._session.report.stepped(mark, totals)
+            if self._is_due(mark):
+                means, speed = self._window.means(), self._window.samples_per_second()
+                self._session.speeds.append(speed)
+                self._session.report.trained(self._session, mark, means, speed)
+                self._window = Window(started_seconds=mark.clock_seconds)
+
+    def restart_clock(self) -> None:
+        """Leave the time of an evaluation out of the throughput."""
+        if not self._window.weight:
+            self._window = Window()
+
+    def _is_due(self, mark: StepMark) -> bool:
+        cadence, size = self._session.config.log_every, self._session.data_size
+        return cadence.due(mark.step, mark.samples_before, mark.samples, size) or (
+            mark.samples == self._last_sample
+        )
+
+    def _tell_of_missing_gradients(self, mark: StepMark) -> None:
+        """Collective: every worker reads the same totals, so all come here at the same step."""
+        self._told_of_missing_gradients = True
+        backend = self._session.backend
+        names = backend.workers.allgather_object(backend.missing_gradient_names())
+        found = [f"{name} on rank {rank}" for rank, missing in enumerate(names) for name in missing]
+        shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+        self._session.report.note(
+            f"no gradient reached {shown} at step {mark.step}; zeros stand in for it, here and later"
+        )

@@ -1,0 +1,86 @@
+"""From totals on the device to the numbers of a logged window."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hvdtrain.backends.base import PendingMetrics, Totals
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """What the host knows of a step when it is launched.
+
+    Attributes:
+        step: steps done, this one included.
+        samples_before: samples seen before it.
+        samples: samples seen after it.
+        learning_rate: what it was done with.
+        clock_seconds: ``time.perf_counter`` when the host was done with it.
+    """
+
+    step: int
+    samples_before: int
+    samples: int
+    learning_rate: float
+    clock_seconds: float
+
+
+class LateReader:
+    """Reads each step's totals when the next step has been launched.
+
+    So the host prepares a step while the device is busy with the one before, and never waits for
+    a number that it does not need yet.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[StepMark, PendingMetrics] | None = None
+
+    def push(self, mark: StepMark, pending: PendingMetrics) -> Iterator[tuple[StepMark, Totals]]:
+        """Take the totals of a new step and give those of the step before, if there is one."""
+        yield from self.flush()
+        self._waiting = mark, pending
+
+    def flush(self) -> Iterator[tuple[StepMark, Totals]]:
+        """Give the totals that are still waiting."""
+        if self._waiting is not None:
+            (mark, pending), self._waiting = self._waiting, None
+            yield mark, pending.read()
+
+
+@dataclass
+class Window:
+    """The steps since the last logged line.
+
+    Attributes:
+        sums: name to weighted sum.
+        weight: sum of the weights.
+        started_seconds: when it began, by ``time.perf_counter``.
+        ended_seconds: when its last step was done, likewise.
+    """
+
+    sums: dict[str, float] = field(default_factory=dict)
+    weight: float = 0.0
+    started_seconds: float = field(default_factory=time.perf_counter)
+    ended_seconds: float = 0.0
+
+    def add(self, totals: Totals, clock_seconds: float) -> None:
+        """Add the totals of steps that were done at that time."""
+        self.ended_seconds = clock_seconds
+        for name, value in totals.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.weight += totals.weight
+
+    def means(self) -> dict[str, float]:
+        """Give the mean of every value over the window's samples."""
+        return {name: value / self.weight for name, value in self.sums.items()}
+
+    def samples_per_second(self) -> float:
+        """Give the throughput of all workers together in the window."""
+        return self.weight / max(self.ended_seconds - self.started_seconds, 1e-9)
+
+
+def is_finite(totals: Totals) -> bool:
+    """Whether the loss is a number. A worker's NaN or infinity is in the sum that all of them read."""
+    return math.isfinite(totals.sums["loss"])

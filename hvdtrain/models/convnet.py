@@ -1,0 +1,57 @@
+"""A small convolutional net for images: two convolutions, pooling, two dense layers.
+
+Inputs are (batch, height, width, channels) in both frameworks; outputs are (batch, classes)
+logits. For 8x8 images it has 151,306 parameters.
+
+All of it is smooth (SiLU, average pooling): where a ReLU or a maximum switches on a rounding
+error, two runs that should agree jump apart.
+"""
+
+from typing import Any
+
+CHANNELS = (32, 64)
+HIDDEN = 128
+
+
+def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Build the PyTorch model.
+
+    Args:
+        image_shape: height, width, channels; height and width even.
+        classes: number of classes.
+    """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    height, width, channels = image_shape
+
+    class ConvNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(channels, CHANNELS[0], 3, padding=1)
+            self.conv2 = nn.Conv2d(CHANNELS[0], CHANNELS[1], 3, padding=1)
+            self.dense1 = nn.Linear(height // 2 * (width // 2) * CHANNELS[1], HIDDEN)
+            self.dense2 = nn.Linear(HIDDEN, classes)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            x = images.permute(0, 3, 1, 2)  # a view: channels_last in memory, as convolutions like it
+            x = F.silu(self.conv1(x))
+            x = F.avg_pool2d(F.silu(self.conv2(x)), 2)
+            x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which Keras flattens
+            return self.dense2(F.silu(self.dense1(x)))
+
+    return ConvNet()
+
+
+def tf_model(image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    import keras
+    from keras import layers
+
+    images = keras.Input(image_shape)
+    x = layers.Conv2D(CHANNELS[0], 3, padding="same", activation="silu", name="conv1")(images)
+    x = layers.Conv2D(CHANNELS[1], 3, padding="same", activation="silu", name="conv2")(x)
+    x = layers.Flatten()(layers.AveragePooling2D(2)(x))
+    x = layers.Dense(HIDDEN, activation="silu", name="dense1")(x)
+    return keras.Model(images, layers.Dense(classes, name="dense2")(x))

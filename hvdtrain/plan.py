@@ -1,0 +1,119 @@
+"""The resolved plan of a run, in words: what rank 0 prints before training."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import hvdtrain
+from hvdtrain.config import Config
+from hvdtrain.session import Layout, Session
+
+_WIDTH = 14
+
+
+def plan_in_words(
+    session: Session, layout: Layout, hosts: list[str], build: str, settings: Mapping[str, str]
+) -> str:
+    """Say what the run is going to do.
+
+    Args:
+        session: the run.
+        layout: what follows from its number of workers.
+        hosts: the host of each worker.
+        build: the Horovod build, in words.
+        settings: environment variables that hvdtrain set, which the user had not.
+    """
+    config = session.config
+    lines = {
+        "workers": _workers(session, hosts),
+        "model": _model(session),
+        "data": _data(session),
+        "batch": _batch(config, layout),
+        "length": _length(session, layout),
+        "learning rate": _learning_rate(config, layout),
+        "optimizer": _optimizer(config),
+        "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
+        "Horovod": build,
+        "set for you": ", ".join(f"{name}={value}" for name, value in settings.items()),
+        "run directory": str(session.run_dir),
+    }
+    title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.describe()}"
+    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
+
+
+def _workers(session: Session, hosts: list[str]) -> str:
+    size, per_host = len(hosts), Counter(hosts)
+    if size == 1:
+        return f"1 on {hosts[0]}"
+    places = ", ".join(f"{host}: {count}" for host, count in list(per_host.items())[:8])
+    more = ", ..." if len(per_host) > 8 else ""
+    plural = "s" if len(per_host) > 1 else ""
+    controller = session.backend.workers.controller
+    return f"{size} on {len(per_host)} host{plural} ({places}{more}), coordinated by {controller}"
+
+
+def _model(session: Session) -> str:
+    sizes = [array.size for _, array in session.backend.parameters()]
+    if session.config.initial_parameters == "portable":
+        origin = f"drawn by name from seed {session.config.seed}"
+    else:
+        origin = f"as the task made them, seed {session.config.seed}"
+    return f"{sum(sizes):,} parameters in {len(sizes)} tensors; initial values {origin}"
+
+
+def _data(session: Session) -> str:
+    evaluation = f", {len(session.eval_data):,} to evaluate" if session.eval_data is not None else ""
+    return f"{session.data_size:,} samples to train{evaluation}"
+
+
+def _batch(config: Config, layout: Layout) -> str:
+    batch = layout.batch
+    parts = f"{batch.micro_batch} per worker x {batch.workers} workers"
+    if batch.accumulate > 1:
+        parts += f" x {batch.accumulate} micro-batches"
+    padded = "" if batch.is_even else ", the shorter parts padded with weight 0"
+    return (
+        f"{batch.global_batch} a step = {parts}{padded}"
+        if batch.is_even
+        else (f"{batch.global_batch} a step, at most {parts}{padded}")
+    )
+
+
+def _length(session: Session, layout: Layout) -> str:
+    epochs = layout.last_sample / session.data_size
+    cadence = session.config.eval_every
+    evaluates = f", evaluation {cadence.in_words() if cadence else 'at the end'}" if session.eval_data else ""
+    return (
+        f"{layout.steps:,} steps = {epochs:g} epochs{evaluates}"
+        if epochs == round(epochs, 6)
+        else (f"{layout.steps:,} steps = {epochs:.3f} epochs{evaluates}")
+    )
+
+
+def _learning_rate(config: Config, layout: Layout) -> str:
+    rate = layout.learning_rate
+    said = f"{rate.peak:g}"
+    if rate.peak != config.learning_rate:
+        said += (
+            f" = {config.learning_rate:g} x {rate.peak / config.learning_rate:g} ({config.lr_scaling} rule: "
+            f"global batch {layout.batch.global_batch}, quoted for {layout.base_batch})"
+        )
+    if rate.warmup_epochs:
+        said += f", after a warm-up of {rate.warmup_epochs:g} epochs"
+    after = {
+        "constant": "constant",
+        "cosine": f"cosine to {rate.peak * rate.final_fraction:g}",
+        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
+        "cyclic": f"cycles of {rate.cycle_epochs:g} epochs down to {rate.peak * rate.final_fraction:g}",
+    }
+    return f"{said}, {after[rate.schedule]}"
+
+
+def _optimizer(config: Config) -> str:
+    said: str = config.optimizer
+    if config.optimizer == "sgd" and config.momentum:
+        said += f", momentum {config.momentum:g}"
+    if config.weight_decay:
+        said += f", weight decay {config.weight_decay:g}"
+    if config.clip_norm:
+        said += f", gradient clipped to norm {config.clip_norm:g}"
+    return said

@@ -1,0 +1,39 @@
+"""Whether the workers' copies of the parameters are still equal."""
+
+import zlib
+from collections import Counter
+from hashlib import blake2b
+
+from hvdtrain.backends.base import Backend
+from hvdtrain.errors import ReplicaDriftError
+
+_RANKS_NAMED = 8
+
+
+def check_replicas(backend: Backend) -> None:
+    """Collective. Check that every worker holds the same parameters, by one small checksum.
+
+    Raises:
+        ReplicaDriftError: on every worker alike, naming the ranks and the first parameter that differs.
+    """
+    workers = backend.workers
+    if workers.size == 1:
+        return
+    checksums = [(name, zlib.crc32(array.data)) for name, array in backend.parameters()]
+    digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
+    digests = workers.allgather_object(digest)
+    if len(set(digests)) == 1:
+        return
+    everyone = workers.allgather_object((workers.host, checksums))
+    usual = Counter(digests).most_common(1)[0][0]
+    drifted = [rank for rank, found in enumerate(digests) if found != usual]
+    right = everyone[digests.index(usual)][1]
+    wrong = everyone[drifted[0]][1]
+    parameter = next(name for (name, crc), (_, other) in zip(right, wrong, strict=True) if crc != other)
+    ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
+    raise ReplicaDriftError(
+        f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",
+        "A worker computed something else: faulty memory, another library, or a task that changes "
+        "parameters on its own.",
+        everywhere=True,
+    )

@@ -1,0 +1,306 @@
+"""What a run shows and writes: the console, metrics.jsonl, TensorBoard events, summary.json."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from hvdtrain.backends.base import Totals
+from hvdtrain.metrics import StepMark
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from hvdtrain.session import Session, Summary
+
+_LINE_SECONDS = 5.0  # between plain lines of progress
+_BAR_SECONDS = 0.1  # between updates of the bar
+
+
+class Report(Protocol):
+    """What the loop and the job tell about a run. Every rank has one; only rank 0's says anything."""
+
+    def say(self, text: str) -> None:
+        """Show text to a person."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show something that the person should know, such as a warning."""
+        ...
+
+    def start(self, steps: int, done: int) -> None:
+        """Begin to show progress: ``done`` of ``steps`` steps."""
+        ...
+
+    def stepped(self, mark: StepMark, totals: Totals) -> None:
+        """Take note of one step."""
+        ...
+
+    def trained(
+        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
+    ) -> None:
+        """Log a window of training."""
+        ...
+
+    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+        """Log an evaluation."""
+        ...
+
+    def seconds(self) -> float:
+        """Give the seconds since ``start``."""
+        ...
+
+    def finish(self, summary: "Summary") -> None:
+        """Write the summary and show the result."""
+        ...
+
+    def close(self) -> None:
+        """Close files and the progress bar."""
+        ...
+
+
+class SilentReport:
+    """The report of every rank but 0: says nothing, writes nothing."""
+
+    def __init__(self) -> None:
+        self._started_seconds = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def start(self, steps: int, done: int) -> None:
+        """Start the clock."""
+        self._started_seconds = time.perf_counter()
+
+    def stepped(self, mark: StepMark, totals: Totals) -> None:
+        """Say nothing."""
+
+    def trained(
+        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
+    ) -> None:
+        """Write nothing."""
+
+    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+        """Write nothing."""
+
+    def seconds(self) -> float:
+        """Give the seconds since ``start``."""
+        return time.perf_counter() - self._started_seconds
+
+    def finish(self, summary: "Summary") -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class RunReport(SilentReport):
+    """The report of rank 0.
+
+    Args:
+        console: where a person watches.
+        run_dir: the run directory; exists.
+    """
+
+    def __init__(self, console: "Console", run_dir: Path) -> None:
+        super().__init__()
+        self._console = console
+        self._run_dir = run_dir
+        self._metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._events = EventFile(run_dir)
+        self._progress = _Bar(console) if console.is_terminal else _Lines(console)
+
+    def say(self, text: str) -> None:
+        """Show text to a person."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """Show something that the person should know."""
+        self._console.print(f"note: {text}", highlight=False, markup=False, style="yellow")
+
+    def start(self, steps: int, done: int) -> None:
+        """Begin to show progress."""
+        super().start(steps, done)
+        self._progress.start(steps, done)
+
+    def stepped(self, mark: StepMark, totals: Totals) -> None:
+        """Move the progress on."""
+        self._progress.stepped(mark, totals)
+
+    def trained(
+        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
+    ) -> None:
+        """Log a window of training."""
+        values = {**means, "learning_rate": mark.learning_rate, "samples_per_second": samples_per_second}
+        epoch = mark.samples / session.data_size
+        self._write("train", mark.step, mark.samples, epoch, values, session.backend.workers.size)
+        self._progress.trained(mark, epoch, values)
+
+    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+        """Log an evaluation."""
+        values = {**means, "samples_per_second": samples_per_second}
+        done = session.progress
+        self._write("eval", done.step, done.samples, session.epoch, values, session.backend.workers.size)
+        said = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+        self.say(f"eval  step {done.step:>6,}  epoch {session.epoch:6.2f}  {said}")
+
+    def finish(self, summary: "Summary") -> None:
+        """Write the summary and show the result."""
+        self._progress.stop()
+        write_json(self._run_dir / "summary.json", summary.as_dict())
+        if summary.status == "completed":
+            final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
+            self.say(
+                f"done: {final or 'no evaluation'}; {summary.steps:,} steps in {summary.seconds:.1f} s, "
+                f"{summary.samples_per_second:,.0f} samples/s\nrun directory: {self._run_dir}"
+            )
+
+    def close(self) -> None:
+        """Close files and the progress bar."""
+        self._progress.stop()
+        self._metrics.close()
+        self._events.close()
+
+    def _write(
+        self, phase: str, step: int, samples: int, epoch: float, values: Mapping[str, float], workers: int
+    ) -> None:
+        record = {
+            "phase": phase,
+            "step": step,
+            "samples": samples,
+            "epoch": round(epoch, 6),
+            **values,
+            "workers": workers,
+            "seconds": round(self.seconds(), 4),
+        }
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, step)
+
+
+class _Lines:
+    """Progress as plain lines, where there is no terminal: the first window, then every few seconds."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._steps = 0
+        self._last_seconds = float("-inf")
+
+    def start(self, steps: int, done: int) -> None:
+        self._steps = steps
+
+    def stepped(self, mark: StepMark, totals: Totals) -> None:
+        pass
+
+    def trained(self, mark: StepMark, epoch: float, values: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        if now - self._last_seconds < _LINE_SECONDS and mark.step < self._steps:
+            return
+        self._last_seconds = now
+        self._console.print(
+            f"train step {mark.step:>6,}/{self._steps:,}  epoch {epoch:6.2f}  {_in_words(values)}",
+            highlight=False,
+            markup=False,
+        )
+
+    def stop(self) -> None:
+        pass
+
+
+class _Bar:
+    """Progress as a live bar at the foot of the terminal."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._values = ""
+        self._last_seconds = 0.0
+
+    def start(self, steps: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("train"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}", markup=False),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self._console,
+            refresh_per_second=5,
+        )
+        self._task = self._bar.add_task("train", total=steps, completed=done, values="")
+        self._bar.start()
+
+    def stepped(self, mark: StepMark, totals: Totals) -> None:
+        now = time.perf_counter()
+        if now - self._last_seconds > _BAR_SECONDS and self._bar is not None and self._task is not None:
+            self._last_seconds = now
+            self._bar.update(self._task, completed=mark.step, values=self._values)
+
+    def trained(self, mark: StepMark, epoch: float, values: Mapping[str, float]) -> None:
+        self._values = f"epoch {epoch:.1f}  {_in_words(values)}"
+        self.stepped(mark, Totals({}, 0.0))
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class EventFile:
+    """A TensorBoard event file with scalars, written with TensorBoard's own record writer.
+
+    TensorBoard's SummaryWriters load a framework to write with; this needs none.
+
+    Args:
+        folder: where the file goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        path = folder / f"events.out.tfevents.{int(time.time())}.hvdtrain"
+        self._file: IO[bytes] = path.open("ab")
+        self._writer = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Add scalars at a step."""
+        scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._file.flush()
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole: beside, then renamed into place."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _in_words(values: Mapping[str, float]) -> str:
+    said = [
+        f"{name} {value:.4f}"
+        for name, value in values.items()
+        if "_" not in name or name.endswith("accuracy")
+    ]
+    said.append(f"lr {values['learning_rate']:.3g}")
+    said.append(f"{values['samples_per_second']:,.0f} samples/s")
+    return "  ".join(said)

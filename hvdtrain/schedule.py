@@ -1,0 +1,139 @@
+"""When things happen and how large a step is: pure functions of progress.
+
+Progress is counted in samples; an epoch is one pass over the training data, so "epoch 2.5" is
+two and a half times its size, at any batch size and any number of workers.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+_EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often something is due: every so many steps, or every so many epochs.
+
+    Args:
+        every: the interval, greater than 0; a whole number where the unit is steps.
+        unit: "steps" or "epochs".
+    """
+
+    every: float
+    unit: str = "steps"
+
+    @classmethod
+    def parse(cls, value: object) -> "Cadence":
+        """Read ``10``, ``"10"``, ``"2epochs"`` or ``"0.5 epoch"``.
+
+        Raises:
+            ValueError: saying the rule and what was found.
+        """
+        if isinstance(value, Cadence):
+            return value
+        text = str(value).strip()
+        if match := _EPOCHS.fullmatch(text):
+            every, unit = float(match[1]), "epochs"
+        elif text.isdecimal():
+            every, unit = int(text), "steps"
+        else:
+            raise ValueError("must be a number of steps such as 10, or epochs such as 0.5epoch")
+        if every <= 0:
+            raise ValueError("must be greater than 0")
+        return cls(every, unit)
+
+    def due(self, step: int, samples_before: int, samples_after: int, data_size: int) -> bool:
+        """Whether it is due after a step.
+
+        Args:
+            step: steps done, the one just done included.
+            samples_before: samples seen before that step.
+            samples_after: samples seen after it.
+            data_size: samples in the training data.
+
+        An epoch interval is due at the first step at or past its boundary.
+        """
+        if self.unit == "steps":
+            return step % int(self.every) == 0
+        interval = self.every * data_size
+        # a tolerance far below one sample: 0.1 + 0.2 epochs must not miss their boundary
+        return math.floor(samples_after / interval + 1e-9) > math.floor(samples_before / interval + 1e-9)
+
+    def __str__(self) -> str:
+        if self.unit == "steps":
+            return str(int(self.every))
+        return f"{self.every:g}epoch"
+
+    def in_words(self) -> str:
+        """Say it as a person would: "every 10 steps", "every epoch"."""
+        count = f"{self.every:g} " if self.every != 1 else ""
+        return f"every {count}{self.unit if self.every != 1 else self.unit.rstrip('s')}"
+
+
+def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:
+    """Factor from the quoted learning rate to the peak learning rate.
+
+    Args:
+        rule: "linear" (Goyal et al. 2017, arXiv:1706.02677), "sqrt" (Krizhevsky 2014,
+            arXiv:1404.5997) or "none".
+        global_batch: samples that one step takes on all workers together.
+        base_batch: samples that the learning rate is quoted for.
+    """
+    ratio = global_batch / base_batch
+    return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The learning rate as a function of progress.
+
+    A linear warm-up from 0 to ``peak``, then one of
+
+    - constant: ``peak``;
+    - cosine: half a cosine from ``peak`` to ``final_fraction * peak`` at ``total_epochs``
+      (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts);
+    - step: ``peak * step_factor ** (boundaries passed)``;
+    - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
+      (Smith 2017, arXiv:1506.01186), starting at the top.
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        schedule: "constant", "cosine", "step" or "cyclic".
+        total_epochs: length of the whole training.
+        warmup_epochs: length of the warm-up; 0 for none.
+        final_fraction: lowest learning rate of cosine and cyclic, as a fraction of ``peak``.
+        step_epochs: boundaries of step, in epochs since the start.
+        step_factor: what step multiplies by at each boundary.
+        cycle_epochs: length of one cycle of cyclic, in epochs.
+    """
+
+    peak: float
+    schedule: str
+    total_epochs: float
+    warmup_epochs: float = 0.0
+    final_fraction: float = 0.0
+    step_epochs: tuple[float, ...] = ()
+    step_factor: float = 0.1
+    cycle_epochs: float = 1.0
+
+    def at(self, epoch: float) -> float:
+        """Give the learning rate at a point of the training, in epochs since the start."""
+        if epoch < self.warmup_epochs:
+            return self.peak * epoch / self.warmup_epochs
+        return self.peak * self._decay(epoch)
+
+    def _decay(self, epoch: float) -> float:
+        since_warmup = epoch - self.warmup_epochs
+        if self.schedule == "cosine":
+            length = max(self.total_epochs - self.warmup_epochs, 1e-12)
+            return self._between(0.5 * (1 + math.cos(math.pi * min(since_warmup / length, 1.0))))
+        if self.schedule == "step":
+            return float(self.step_factor ** sum(epoch >= boundary for boundary in self.step_epochs))
+        if self.schedule == "cyclic":
+            phase = since_warmup / self.cycle_epochs % 1.0
+            return self._between(abs(1 - 2 * phase))
+        return 1.0
+
+    def _between(self, height: float) -> float:
+        return self.final_fraction + (1 - self.final_fraction) * height

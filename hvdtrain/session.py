@@ -1,0 +1,196 @@
+"""Everything that one run holds, and what follows from the number of workers."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.backends.base import Backend
+from hvdtrain.config import Config
+from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.trace import IndexTrace
+from hvdtrain.errors import ConfigError
+from hvdtrain.report import Report
+from hvdtrain.schedule import LearningRate, scaling_factor
+
+
+@dataclass
+class Progress:
+    """Where training stands.
+
+    Attributes:
+        step: steps done.
+        samples: samples seen: the position in the endless stream of training data.
+    """
+
+    step: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What follows from the config, the number of workers and the size of the data.
+
+    Attributes:
+        batch: how a global batch of training is dealt.
+        eval_batch: likewise for evaluation.
+        base_batch: samples that the learning rate is quoted for.
+        learning_rate: the learning rate as a function of progress.
+        last_sample: position in the stream where training ends.
+        steps: number of steps of the whole training.
+    """
+
+    batch: BatchPlan
+    eval_batch: BatchPlan
+    base_batch: int
+    learning_rate: LearningRate
+    last_sample: int
+    steps: int
+
+    @classmethod
+    def of(cls, config: Config, workers: int, data_size: int) -> "Layout":
+        """Work it out.
+
+        Raises:
+            ConfigError: where the global batch has fewer samples than slots.
+        """
+        slots = workers * config.accumulate
+        global_batch = config.global_batch_size or config.batch_size * slots
+        if global_batch < slots:
+            raise ConfigError(
+                f"global_batch_size {global_batch} is smaller than workers x accumulate = "
+                f"{workers} x {config.accumulate}; each worker needs a sample for each micro-batch",
+                f"Use a global batch of at least {slots}, or fewer workers.",
+            )
+        base_batch = config.base_batch_size or (
+            global_batch if config.global_batch_size else config.batch_size * config.accumulate
+        )
+        if config.steps is not None:
+            last_sample = config.steps * global_batch
+        else:
+            last_sample = max(1, round((config.epochs or 0) * data_size))
+        batch = BatchPlan(global_batch, workers, config.accumulate)
+        local_eval_batch = config.eval_batch_size or batch.micro_batch
+        return cls(
+            batch=batch,
+            eval_batch=BatchPlan(local_eval_batch * workers, workers),
+            base_batch=base_batch,
+            learning_rate=LearningRate(
+                peak=config.learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
+                schedule=config.lr_schedule,
+                total_epochs=last_sample / data_size,
+                warmup_epochs=config.warmup_epochs,
+                final_fraction=config.lr_final_fraction,
+                step_epochs=config.lr_step_epochs,
+                step_factor=config.lr_step_factor,
+                cycle_epochs=config.lr_cycle_epochs,
+            ),
+            last_sample=last_sample,
+            steps=-(-last_sample // global_batch),
+        )
+
+    def samples_after(self, samples: int) -> int:
+        """Give the position in the stream after the step that starts at ``samples``."""
+        return min(samples + self.batch.global_batch, self.last_sample)
+
+
+@dataclass
+class Session:
+    """One run: what the loop is given.
+
+    Attributes:
+        config: the resolved config.
+        backend: the framework.
+        train_data: the training data, a Dataset.
+        eval_data: the evaluation data, or None.
+        report: where the run shows and writes itself.
+        run_dir: the run directory.
+        progress: where training stands.
+        last_eval: metrics of the last evaluation.
+        speeds: samples/s of every logged window of training.
+    """
+
+    config: Config
+    backend: Backend
+    train_data: Any
+    eval_data: Any
+    report: Report
+    run_dir: Path
+    progress: Progress = field(default_factory=Progress)
+    last_eval: dict[str, float] = field(default_factory=dict)
+    speeds: list[float] = field(default_factory=list)
+
+    @property
+    def data_size(self) -> int:
+        """Samples in the training data."""
+        return len(self.train_data)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far."""
+        return self.progress.samples / self.data_size
+
+    def layout(self) -> Layout:
+        """Give what follows from the current number of workers."""
+        return Layout.of(self.config, self.backend.workers.size, self.data_size)
+
+    def train_feed(self, layout: Layout) -> Feed:
+        """Read this worker's training batches from here to the end."""
+        order = ShuffledOrder(self.data_size, self.config.seed)
+        share = Share(
+            plan=layout.batch,
+            rank=self.backend.workers.rank,
+            first_step=self.progress.step,
+            first_sample=self.progress.samples,
+            last_sample=layout.last_sample,
+        )
+        return Feed(Reader(self.train_data, order, share), self.config.read_threads)
+
+    def eval_feed(self, layout: Layout) -> Feed:
+        """Read this worker's share of the evaluation data, once."""
+        size = len(self.eval_data)
+        share = Share(layout.eval_batch, self.backend.workers.rank, 0, 0, size)
+        return Feed(Reader(self.eval_data, SequentialOrder(size), share), self.config.read_threads)
+
+    def index_trace(self) -> IndexTrace:
+        """Make the trace of indices that the config asks for."""
+        if not self.config.trace_indices:
+            return IndexTrace(None)
+        return IndexTrace(self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended; what summary.json holds.
+
+    Attributes:
+        status: "completed", "stopped" or "failed".
+        framework: "torch" or "tf".
+        task: the task's name or path.
+        workers: number of workers.
+        steps: steps done.
+        samples: samples seen.
+        epochs: passes over the training data.
+        seconds: from the first step to the end.
+        samples_per_second: throughput of all workers together, the median of the logged windows.
+        final: metrics of the last evaluation.
+        run_dir: the run directory.
+        error: what went wrong, if something did.
+    """
+
+    status: str
+    framework: str
+    task: str
+    workers: int
+    steps: int
+    samples: int
+    epochs: float
+    seconds: float
+    samples_per_second: float
+    final: dict[str, float]
+    run_dir: str
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON-ready values; ``error`` only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "error" or value}

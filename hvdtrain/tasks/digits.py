@@ -1,0 +1,80 @@
+"""Handwritten digits: 1,797 scans of 8x8 pixels in 10 classes, which scikit-learn ships.
+
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
+Learning Repository, 1998.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.errors import DataError
+from hvdtrain.models import convnet
+
+
+class Digits:
+    """Classify scikit-learn's handwritten digits with a small convolutional net.
+
+    Args:
+        split_seed: seed of the split into training and evaluation data.
+        eval_fraction: share of the data kept for evaluation.
+    """
+
+    loss = "cross_entropy"
+    metrics: ClassVar = {"accuracy": "accuracy"}
+    defaults: ClassVar = {
+        "epochs": 15,
+        "batch_size": 32,
+        "learning_rate": 0.03,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 1,
+        "clip_norm": 1.0,
+        "lr_schedule": "cosine",
+        "initial_parameters": "portable",
+    }
+
+    def __init__(self, split_seed: int = 0, eval_fraction: float = 0.2) -> None:
+        if not 0 < eval_fraction < 1:
+            raise DataError(f"digits: eval_fraction must lie between 0 and 1, found {eval_fraction}")
+        images, labels = _load()
+        shuffled = np.random.RandomState(split_seed).permutation(len(images))
+        kept = round(len(images) * (1 - eval_fraction))
+        self._train = {"inputs": images[shuffled[:kept]], "targets": labels[shuffled[:kept]]}
+        self._eval = {"inputs": images[shuffled[kept:]], "targets": labels[shuffled[kept:]]}
+
+    def train_data(self) -> ArrayDataset:
+        """Give the training data: inputs (8, 8, 1) in [0, 1], targets the digit."""
+        return ArrayDataset(self._train)
+
+    def eval_data(self) -> ArrayDataset:
+        """Give the evaluation data, likewise."""
+        return ArrayDataset(self._eval)
+
+    def torch_model(self) -> Any:
+        """Build the PyTorch model."""
+        return convnet.torch_model(image_shape=(8, 8, 1), classes=10)
+
+    def tf_model(self) -> Any:
+        """Build its Keras twin."""
+        return convnet.tf_model(image_shape=(8, 8, 1), classes=10)
+
+
+task = Digits
+
+
+def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Read the table that scikit-learn's load_digits reads, without importing scikit-learn.
+
+    The import would cost every worker more than a second and 60 MB.
+    """
+    package = importlib.util.find_spec("sklearn")
+    locations = package.submodule_search_locations if package else None
+    path = Path(next(iter(locations), "")) / "datasets" / "data" / "digits.csv.gz" if locations else None
+    if path is None or not path.is_file():
+        raise DataError("the digits are missing: they come with scikit-learn", "pip install scikit-learn")
+    table = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    images = ((table[:, :-1] - 4.9) / 6.0).reshape(-1, 8, 8, 1)
+    return images, table[:, -1].astype(np.int64)

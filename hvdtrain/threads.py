@@ -1,0 +1,22 @@
+"""How many compute threads a worker gets."""
+
+import os
+
+import psutil
+
+
+def threads_per_worker(local_size: int) -> int:
+    """Give one worker's share of its host's cores; at least 1.
+
+    Args:
+        local_size: workers on this host.
+
+    The launcher's own processor set is what the workers share; where the launcher bound this
+    worker to fewer cores, those are all it gets.
+    """
+    own = len(os.sched_getaffinity(0))
+    try:
+        shared = len(psutil.Process(os.getppid()).cpu_affinity())
+    except psutil.Error:
+        shared = own
+    return max(1, min(own, shared // local_size))

@@ -1,0 +1,39 @@
+#!/bin/sh
+# Checks that this machine has what `make setup` needs, before anything long begins.
+# Usage: preflight.sh PYTHON VENV
+# Says every missing thing and how to get it, then ends with 1.
+python=$1
+venv=$2
+missing=0
+
+lacks() {
+    missing=1
+    printf 'hvdtrain: %s\n    %s\n' "$1" "$2" >&2
+}
+
+if ! command -v "$python" >/dev/null 2>&1; then
+    lacks "there is no $python" "apt install python3 (or dnf install python3); or name yours: make PYTHON=python3.12 ..."
+elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    lacks "$("$python" --version 2>&1) is too old: 3.11 or newer is needed" \
+        "Install a newer one beside it and name it: make PYTHON=python3.12 ..."
+else
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        lacks "$python cannot make virtual environments" "apt install python3-venv"
+    "$python" -c '
+import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
+        lacks "the headers of $python are missing (Python.h)" "apt install python3-dev (or dnf install python3-devel)"
+fi
+
+compiler=${CXX:-c++}
+command -v "$compiler" >/dev/null 2>&1 ||
+    lacks "there is no C++ compiler ($compiler)" "apt install g++ (or dnf install gcc-c++); or name yours: CXX=g++-13 make ..."
+
+# measured: the virtual environment takes 3.3 GB with CPU builds; Horovod's build 0.6 GB for a while
+needed_kib=$((5 * 1024 * 1024))
+folder=$(dirname "$venv")
+free_kib=$(df -Pk "$folder" | awk 'NR == 2 {print $4}')
+[ "$free_kib" -ge "$needed_kib" ] ||
+    lacks "$((free_kib / 1024)) MiB are free in $folder; 5 GiB are needed" "Free some space, or put it elsewhere: make VENV=/path/to/venv ..."
+
+exit $missing

@@ -1,0 +1,491 @@
+"""What every backend must do, at any number of workers. Run inside a job, one process a worker:
+
+    horovodrun -np 2 python -m pytest -p no:cacheprovider tests/contract/suite_backend.py
+
+with HVDTRAIN_TEST_FRAMEWORK set; ``test_contract.py`` does so for every framework, controller and
+worker count. Every worker runs the same tests in the same order.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.base import initial_value
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import TaskError
+from hvdtrain.replicas import check_replicas
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+SAMPLES, INPUTS, OUTPUTS = 24, 5, 3
+RANDOM = np.random.RandomState(7)
+X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
+Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
+
+
+def config(**fields):
+    return Config(framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, **fields})
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Start Horovod once; each test builds anew on it."""
+    backend = load_backend(config())
+    yield backend
+    backend.close()
+
+
+class Linear:
+    """outputs = inputs @ kernel + bias, with mean squared error: its gradient is known in closed form."""
+
+    loss = "mse"
+    metrics = {"mae": "mae"}  # noqa: RUF012
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Linear(INPUTS, OUTPUTS)
+
+            def forward(self, x):
+                return self.dense(x)
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        x = keras.Input((INPUTS,))
+        return keras.Model(x, keras.layers.Dense(OUTPUTS, name="dense")(x))
+
+
+class Mixed(Linear):
+    """Layers with state: convolution, batch norm, layer norm, embedding-free dropout."""
+
+    metrics = {}  # noqa: RUF012
+    dropout = 0.5
+
+    def torch_model(self):
+        from torch import nn
+        from torch.nn import functional as F
+
+        class Model(nn.Module):
+            def __init__(self, rate):
+                super().__init__()
+                self.conv = nn.Conv1d(1, 4, 3, padding=1)
+                self.norm = nn.BatchNorm1d(4, momentum=0.01, eps=1e-3)
+                self.layer_norm = nn.LayerNorm(4, eps=1e-3)
+                self.drop = nn.Dropout(rate)
+                self.dense = nn.Linear(INPUTS * 4, OUTPUTS)
+
+            def forward(self, x):
+                x = F.silu(self.norm(self.conv(x[:, None, :])))
+                x = self.layer_norm(x.permute(0, 2, 1))
+                return self.dense(self.drop(x.flatten(1)))
+
+        return Model(self.dropout)
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        inputs = keras.Input((INPUTS,))
+        x = layers.Reshape((INPUTS, 1))(inputs)
+        x = layers.Conv1D(4, 3, padding="same", name="conv")(x)
+        x = layers.Activation("silu")(layers.BatchNormalization(momentum=0.99, name="norm")(x))
+        x = layers.LayerNormalization(epsilon=1e-3, name="layer_norm")(x)
+        x = layers.Dropout(self.dropout)(layers.Flatten()(x))
+        return keras.Model(inputs, layers.Dense(OUTPUTS, name="dense")(x))
+
+
+class Branches(Linear):
+    """A second branch that only rank 0 takes."""
+
+    metrics = {}  # noqa: RUF012
+
+    def __init__(self, taken):
+        self.taken = taken
+
+    def torch_model(self):
+        from torch import nn
+
+        taken = self.taken
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Linear(INPUTS, OUTPUTS)
+                self.branch = nn.Linear(INPUTS, OUTPUTS)
+
+            def forward(self, x):
+                return self.dense(x) + self.branch(x) if taken else self.dense(x)
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        taken = self.taken
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(OUTPUTS)
+                self.branch = keras.layers.Dense(OUTPUTS)
+
+            def call(self, x):
+                return self.dense(x) + self.branch(x) if taken else self.dense(x)
+
+            def build(self, shape):
+                self.dense.build(shape)
+                self.branch.build(shape)
+                super().build(shape)
+
+        model = Model()
+        model.build((None, INPUTS))
+        return model
+
+
+def build(backend, task, accumulate=1, **fields):
+    """Build a task's model with initial values that are equal on all workers."""
+    settings = config(accumulate=accumulate, **fields)
+    backend.build(task, settings, accumulate)
+    state = backend.get_state()
+    for name in state:
+        if name.startswith("model/"):
+            state[name] = initial_value(name, state[name].shape, 0)
+    backend.set_state(state)
+    return backend
+
+
+def global_batch(backend, count, accumulate=1, step=0, start=0):
+    """Give this worker's part of a batch of samples [start, start + count)."""
+    plan = BatchPlan(count, backend.workers.size, accumulate)
+    return part_of(backend, plan, count, step, start)
+
+
+def part_of(backend, plan, count, step=0, start=0):
+    places, real = plan.part(backend.workers.rank, count)
+    indices = start + places
+    batch = HostBatch(
+        step, {"inputs": X[indices], "targets": Y[indices]}, real.astype(np.float32), float(count), indices
+    )
+    return next(iter(backend.to_device([batch])))
+
+
+def step(backend, batch, learning_rate=0.1):
+    backend.train_step(batch, learning_rate)
+    return backend.take_metrics("train").read()
+
+
+def gradient(kernel, bias, x, y):
+    """Give the mean gradient over samples of the per-sample mean squared error, and the mean loss."""
+    error = x @ kernel + bias - y
+    return 2 / error.size * x.T @ error, 2 / error.size * error.sum(0), float((error**2).mean())
+
+
+def linear(state):
+    return state["model/dense/kernel"].astype(np.float64), state["model/dense/bias"].astype(np.float64)
+
+
+@pytest.mark.parametrize(("count", "accumulate"), [(24, 1), (24, 2), (23, 1), (7, 2), (11, 3)])
+def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accumulate):
+    if count < started.workers.size * accumulate:
+        count = started.workers.size * accumulate + 1
+    backend = build(started, Linear(), accumulate)
+    kernel, bias = linear(backend.get_state())
+    totals = step(backend, global_batch(backend, count, accumulate))
+    d_kernel, d_bias, loss = gradient(kernel, bias, X[:count], Y[:count])
+    new_kernel, new_bias = linear(backend.get_state())
+    np.testing.assert_allclose(new_kernel, kernel - 0.1 * d_kernel, atol=2e-7)
+    np.testing.assert_allclose(new_bias, bias - 0.1 * d_bias, atol=2e-7)
+    assert totals.weight == count
+    assert totals.sums["loss"] / totals.weight == pytest.approx(loss, rel=1e-5)
+    assert totals.sums["mae"] / totals.weight == pytest.approx(
+        np.abs(X[:count] @ kernel + bias - Y[:count]).mean(), rel=1e-5
+    )
+
+
+def test_last_batch_may_leave_workers_without_a_sample(started):
+    plan = BatchPlan(4 * started.workers.size, started.workers.size)
+    backend = build(started, Linear())
+    kernel, bias = linear(backend.get_state())
+    totals = step(backend, part_of(backend, plan, 1))
+    d_kernel, _, loss = gradient(kernel, bias, X[:1], Y[:1])
+    np.testing.assert_allclose(linear(backend.get_state())[0], kernel - 0.1 * d_kernel, atol=2e-7)
+    assert (totals.weight, totals.sums["loss"]) == (1, pytest.approx(loss, rel=1e-5))
+
+
+def test_metrics_add_up_over_steps_until_taken(started):
+    backend = build(started, Linear())
+    for _ in range(3):
+        backend.train_step(global_batch(backend, 12), 0.0)
+    totals = backend.take_metrics("train").read()
+    assert totals.weight == 36
+    assert step(backend, global_batch(backend, 12), 0.0).sums["loss"] == pytest.approx(
+        totals.sums["loss"] / 3, rel=1e-6
+    )
+
+
+def reference_sgd(kernel, steps, momentum, decay, learning_rate):
+    velocity = np.zeros_like(kernel)
+    bias, bias_velocity = np.zeros(OUTPUTS), np.zeros(OUTPUTS)
+    for _ in range(steps):
+        d_kernel, d_bias, _ = gradient(kernel, bias, X, Y)
+        velocity = momentum * velocity + d_kernel + decay * kernel
+        bias_velocity = momentum * bias_velocity + d_bias + decay * bias
+        kernel, bias = kernel - learning_rate * velocity, bias - learning_rate * bias_velocity
+        learning_rate *= 0.9
+    return kernel
+
+
+def reference_adamw(kernel, steps, betas, epsilon, decay, learning_rate):
+    states = [(kernel, np.zeros_like(kernel), np.zeros_like(kernel)), tuple(np.zeros((3, OUTPUTS)))]
+    for t in range(1, steps + 1):
+        gradients = gradient(states[0][0], states[1][0], X, Y)[:2]
+        updated = []
+        for (w, m, v), g in zip(states, gradients, strict=True):
+            w = w * (1 - learning_rate * decay)  # noqa: PLW2901
+            m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g  # noqa: PLW2901
+            m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+            updated.append((w - learning_rate * m_hat / (np.sqrt(v_hat) + epsilon), m, v))
+        states, learning_rate = updated, learning_rate * 0.9
+    return states[0][0]
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
+def test_sgd_follows_pytorchs_formula(started, momentum, decay):
+    backend = build(started, Linear(), momentum=momentum, weight_decay=decay)
+    kernel, _ = linear(backend.get_state())
+    for i in range(6):
+        step(backend, global_batch(backend, SAMPLES, step=i), 0.1 * 0.9**i)
+    expected = reference_sgd(kernel, 6, momentum, decay, 0.1)
+    np.testing.assert_allclose(linear(backend.get_state())[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_follows_pytorchs_formula(started, decay):
+    options = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-3, "weight_decay": decay}
+    backend = build(started, Linear(), optimizer="adamw", **options)
+    kernel, _ = linear(backend.get_state())
+    for i in range(6):
+        step(backend, global_batch(backend, SAMPLES, step=i), 0.01 * 0.9**i)
+    expected = reference_adamw(kernel, 6, (0.8, 0.95), 1e-3, decay, 0.01)
+    np.testing.assert_allclose(linear(backend.get_state())[0], expected, atol=1e-6)
+    assert backend.get_state()["optimizer/step"] == 6
+
+
+def test_clipping_acts_on_the_averaged_gradient(started):
+    backend = build(started, Linear(), clip_norm=0.01)
+    kernel, bias = linear(backend.get_state())
+    step(backend, global_batch(backend, SAMPLES), 1.0)
+    d_kernel, d_bias, _ = gradient(kernel, bias, X, Y)
+    norm = np.sqrt((d_kernel**2).sum() + (d_bias**2).sum())
+    assert norm > 0.01
+    change = kernel - linear(backend.get_state())[0]
+    np.testing.assert_allclose(change, d_kernel * 0.01 / norm, rtol=1e-3, atol=1e-7)
+
+
+def test_fp16_compression_stays_within_fp16_rounding(started):
+    if started.workers.size == 1:
+        pytest.skip("one worker sends nothing")
+    changes = []
+    for compression in ("none", "fp16"):
+        backend = build(started, Linear(), compression=compression)
+        before, _ = linear(backend.get_state())
+        step(backend, global_batch(backend, SAMPLES), 1.0)
+        changes.append(before - linear(backend.get_state())[0])
+    exact, rounded = changes
+    largest = np.abs(exact).max()
+    assert 0 < np.abs(exact - rounded).max() <= started.workers.size * 2**-10 * largest
+
+
+def test_parameters_without_gradient_count_as_zeros_and_hang_nobody(started):
+    rank, size = started.workers.rank, started.workers.size
+    backend = build(started, Branches(taken=rank == 0), weight_decay=0.1)
+    before = backend.get_state()
+    totals = step(backend, global_batch(backend, SAMPLES))
+    after = backend.get_state()
+    assert totals.missing_gradients == 2 * (size - 1)
+    assert backend.missing_gradient_names() == (
+        [] if rank == 0 else ["model/branch/kernel", "model/branch/bias"]
+    )
+    check_replicas(backend)
+    assert (after["model/branch/kernel"] != before["model/branch/kernel"]).all()
+
+
+def test_parameters_that_nobody_reaches_decay_alike_at_any_worker_count(started):
+    backend = build(started, Branches(taken=False), weight_decay=0.1)
+    before = backend.get_state()["model/branch/kernel"]
+    step(backend, global_batch(backend, SAMPLES), 0.5)
+    np.testing.assert_allclose(backend.get_state()["model/branch/kernel"], before * (1 - 0.05), rtol=1e-6)
+
+
+def test_broadcast_gives_every_worker_the_roots_state(started):
+    backend = build(started, Mixed(), optimizer="adamw")
+    workers = backend.workers
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=i))
+    state = backend.get_state()
+    shifted = {
+        name: value if name == "optimizer/step" else (value + workers.rank).astype(value.dtype)
+        for name, value in state.items()
+    }
+    backend.set_state(shifted)
+    root = workers.size - 1
+    backend.broadcast_state(root)
+    for name, value in backend.get_state().items():
+        expected = state[name] if name == "optimizer/step" else (state[name] + root).astype(value.dtype)
+        np.testing.assert_array_equal(value, expected, err_msg=name)
+
+
+def test_moving_statistics_are_averaged(started):
+    backend = build(started, Mixed())
+    step(backend, global_batch(backend, SAMPLES))
+    local = backend.get_state()
+    everyone = backend.workers.allgather_object(local)
+    backend.average_statistics()
+    for name in ("model/norm/moving_mean", "model/norm/moving_variance"):
+        expected = np.mean([state[name] for state in everyone], axis=0)
+        np.testing.assert_allclose(backend.get_state()[name], expected, rtol=1e-6)
+        if backend.workers.size > 1:
+            assert (everyone[0][name] != everyone[1][name]).any()
+
+
+def test_evaluation_is_exact_with_a_padded_tail(started):
+    backend = build(started, Linear())
+    kernel, bias = linear(backend.get_state())
+    plan, count = BatchPlan(5 * started.workers.size, started.workers.size), SAMPLES - 1
+    for start in range(0, count, plan.global_batch):
+        backend.eval_step(part_of(backend, plan, min(plan.global_batch, count - start), start=start))
+    totals = backend.take_metrics("eval").read()
+    assert totals.weight == count
+    expected = gradient(kernel, bias, X[:count], Y[:count])[2]
+    assert totals.sums["loss"] / count == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_changes_nothing(started):
+    backend = build(started, Mixed(), optimizer="adamw")
+    before = backend.get_state()
+    backend.eval_step(global_batch(backend, SAMPLES))
+    losses = [backend.take_metrics("eval").read().sums["loss"]]
+    backend.eval_step(global_batch(backend, SAMPLES))
+    losses.append(backend.take_metrics("eval").read().sums["loss"])
+    assert losses[0] == losses[1]  # no dropout
+    for name, value in backend.get_state().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_dropout_is_a_function_of_seed_step_and_rank(started):
+    def loss(seed, number):
+        backend = build(started, Mixed(), seed=seed)
+        return step(backend, global_batch(backend, SAMPLES, step=number)).sums["loss"]
+
+    assert loss(0, 3) == loss(0, 3)
+    assert loss(0, 3) != loss(0, 4)
+    assert loss(0, 3) != loss(1, 3)
+
+
+def test_dropout_differs_between_micro_batches_and_workers(started):
+    def outputs(accumulate):
+        backend = build(started, Mixed(), accumulate)
+        same = {"inputs": X[:2], "targets": Y[:2]}
+        arrays = {name: np.stack([value] * accumulate) for name, value in same.items()}
+        weights = np.ones((accumulate, 2), np.float32)
+        host = HostBatch(0, arrays, weights, 2.0 * accumulate * started.workers.size, weights.astype(int))
+        backend.train_step(next(iter(backend.to_device([host]))), 0.0)
+        return backend.take_metrics("train").read().sums["loss"]
+
+    one = outputs(1)
+    assert outputs(2) != pytest.approx(2 * one, rel=1e-6)
+    if started.workers.size > 1:
+        rank0 = started.workers.allgather_object(one)[0]
+        assert one == rank0  # reduced, so the same on every worker
+
+
+def test_state_survives_a_round_trip(started):
+    backend = build(started, Mixed(), optimizer="adamw")
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=i))
+    state = backend.get_state()
+    build(started, Mixed(), optimizer="adamw")
+    backend.set_state(state)
+    for name, value in backend.get_state().items():
+        np.testing.assert_array_equal(value, state[name], err_msg=name)
+        assert value.dtype == state[name].dtype
+
+
+def test_portable_names_and_layouts(started):
+    backend = build(started, Mixed(), momentum=0.9)
+    shapes = {name: value.shape for name, value in backend.get_state().items()}
+    model = {
+        "conv/kernel": (3, 1, 4),
+        "conv/bias": (4,),
+        "norm/gamma": (4,),
+        "norm/beta": (4,),
+        "layer_norm/gamma": (4,),
+        "layer_norm/beta": (4,),
+        "dense/kernel": (INPUTS * 4, OUTPUTS),
+        "dense/bias": (OUTPUTS,),
+    }
+    statistics = {"model/norm/moving_mean": (4,), "model/norm/moving_variance": (4,)}
+    expected = {f"model/{name}": shape for name, shape in model.items()} | statistics
+    expected |= {f"optimizer/momentum/{name}": shape for name, shape in model.items()}
+    assert shapes == expected
+    assert sorted(name for name, _ in backend.parameters()) == sorted(f"model/{name}" for name in model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.pop("model/dense/bias"), "missing: model/dense/bias (3,)"),
+        (lambda s: s.update({"model/other": np.zeros(2)}), "unexpected: model/other (2,)"),
+        (lambda s: s.update({"model/dense/bias": np.zeros(4)}), "misshapen: model/dense/bias must be (3,), is (4,)"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_by_name(started, change, said):
+    backend = build(started, Linear())
+    state = backend.get_state()
+    change(state)
+    with pytest.raises(TaskError) as caught:
+        backend.set_state(state)
+    assert said in caught.value.problem
+
+
+def test_objects_travel_between_workers(started):
+    workers = started.workers
+    assert workers.allgather_object({"rank": workers.rank}) == [{"rank": r} for r in range(workers.size)]
+    assert workers.broadcast_object(("from", workers.rank), root=workers.size - 1) == ("from", workers.size - 1)
+    workers.barrier()
+
+
+class WrongLoss(Linear):
+    def loss(self, outputs, batch):
+        return ((outputs - batch["targets"]) ** 2) if FRAMEWORK == "torch" else (outputs - batch["targets"]) ** 2
+
+
+def test_a_loss_that_is_not_per_sample_is_refused(started):
+    backend = build(started, WrongLoss())
+    with pytest.raises(TaskError, match=r"the loss must give one value per sample, shape \(\d+,\)"):
+        step(backend, global_batch(backend, SAMPLES))
+
+
+
+
+@pytest.mark.parametrize("shape", [(SAMPLES, OUTPUTS, 2), (SAMPLES,)])
+def test_targets_of_another_shape_are_refused(started, shape):
+    backend = build(started, Linear())
+    host = HostBatch(
+        0,
+        {"inputs": X[None], "targets": np.zeros((1, *shape), np.float32)},
+        np.ones((1, SAMPLES), np.float32),
+        float(SAMPLES * started.workers.size),
+        np.arange(SAMPLES)[None],
+    )
+    with pytest.raises(TaskError, match="mse compares the model's outputs"):
+        step(backend, next(iter(backend.to_device([host]))))

@@ -1,0 +1,171 @@
+"""Running real jobs from tests: with a hard time limit, and nothing left running."""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+CONTROLLERS = ("mpi", "gloo")
+FRAMEWORKS = ("torch", "tf")
+_MARK = "HVDTRAIN_TEST_JOB"
+_HELPERS_SECONDS = 5  # in which a launcher's own helper processes end after it
+# "[1,0]<stdout>: " of mpirun and "[0]<stdout>:" of Horovod's Gloo launcher
+_TAG = re.compile(r"^\[(?:1,)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job left: its exit code and what it printed, launcher's tags removed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Give the environment for a job: this virtual environment first, one thread a process."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
+    if os.getuid() == 0:
+        environ["OMPI_ALLOW_RUN_AS_ROOT"] = environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return {**environ, "TF_CPP_MIN_LOG_LEVEL": "3", **changes}
+
+
+def launcher(workers: int, controller: str) -> list[str]:
+    """Give the words before ``python``: none for one worker without a controller."""
+    if controller == "none":
+        assert workers == 1
+        return []
+    if controller == "mpirun":
+        return ["mpirun", "-np", str(workers), "--bind-to", "none", "--oversubscribe"]
+    return ["horovodrun", f"--{controller}", "-np", str(workers)]
+
+
+def run(command: list[str], cwd: Path, timeout: float = 150, **changes: str) -> Result:
+    """Run a command to its end, or kill all of it after ``timeout`` seconds and fail."""
+    with started(command, cwd, **changes) as job:
+        return job.wait(timeout)
+
+
+class started:  # noqa: N801 - used as a statement
+    """Context with a running command; at its end none of its processes is left."""
+
+    def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment(**{_MARK: self._mark, **changes}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._err,
+            start_new_session=True,
+        )
+        self.command = command
+
+    def __enter__(self) -> "started":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        deadline = time.monotonic() + (_HELPERS_SECONDS if kind is None else 0)
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        if kind is None:
+            assert not left, f"{self.command} left processes running: {left}\n{self.result().output[-3000:]}"
+
+    def wait(self, timeout: float) -> Result:
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{self.command} ran longer than {timeout} s:\n{self.result().output[-5000:]}"
+            ) from None
+        return self.result()
+
+    def result(self) -> Result:
+        texts = []
+        for file in (self._out, self._err):
+            file.seek(0)
+            texts.append(_TAG.sub("", file.read().decode(errors="replace").replace("\r\n", "\n")))
+        return Result(self.process.returncode if self.process.returncode is not None else -1, *texts)
+
+    def pids(self) -> list[int]:
+        """Give the job's processes that still run, wherever they were re-parented to."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    if self._mark.encode() in (folder / "environ").read_bytes():
+                        if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                            found.append(int(folder.name))
+                except OSError:
+                    pass
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and the files that it wrote."""
+
+    folder: Path
+    result: Result
+
+    @property
+    def metrics(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics if line["phase"] == "train"]
+
+
+def train(workers: int, controller: str, *options: str, cwd: Path, timeout: float = 150, **changes: str) -> Run:
+    """Run ``python -m hvdtrain`` to its good end, writing to a folder in ``cwd``."""
+    folder = cwd / "run"
+    command = [*launcher(workers, controller), "python", "-m", "hvdtrain", *options, "--run-dir", str(folder)]
+    result = run(command, cwd, timeout, **changes)
+    assert result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.output[-5000:]}"
+    return Run(folder, result)
+
+
+@functools.cache
+def shared_run(workers: int, controller: str, *options: str) -> Run:
+    """Train once per set of options; tests that compare curves share their runs."""
+    return train(workers, controller, *options, cwd=_shared_folder())
+
+
+def _shared_folder() -> Path:
+    return Path(tempfile.mkdtemp(dir=_root()))
+
+
+@functools.cache
+def _root() -> str:
+    import atexit
+
+    root = tempfile.mkdtemp(prefix="hvdtrain-tests-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root

@@ -1,0 +1,70 @@
+"""The same curve at every worker count, over both controllers and in both frameworks."""
+
+import numpy as np
+import pytest
+from jobs import CONTROLLERS, FRAMEWORKS, shared_run
+
+# digits without dropout or batch norm, every step logged; the decay makes schedules count, too
+STEPS = ("--steps", "100", "--log-every", "1")
+TOLERANCE = 1e-4  # relative, per step: the design's promise
+
+
+def difference(losses: list[float], expected: list[float]) -> float:
+    """Give the largest relative difference between two curves of 100 steps."""
+    assert len(losses) == len(expected) == 100
+    return float(np.max(np.abs(np.asarray(losses) / np.asarray(expected) - 1)))
+
+
+def one_worker(framework: str, *options: str) -> list[float]:
+    return shared_run(1, "none", "--framework", framework, *STEPS, *options).losses
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_curve_does_not_depend_on_the_worker_count(framework, controller, workers):
+    options = ("--global-batch-size", "48")
+    run = shared_run(workers, controller, "--framework", framework, *STEPS, *options)
+    assert {line["workers"] for line in run.metrics} == {workers}
+    assert difference(run.losses, one_worker(framework, *options)) < TOLERANCE
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_curve_with_a_batch_that_the_workers_do_not_divide(framework, controller):
+    options = ("--global-batch-size", "50")
+    run = shared_run(3, controller, "--framework", framework, *STEPS, *options)
+    assert difference(run.losses, one_worker(framework, *options)) < TOLERANCE
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_curve_with_accumulation(framework):
+    options = ("--global-batch-size", "48")
+    run = shared_run(2, "mpi", "--framework", framework, *STEPS, *options, "--accumulate", "3")
+    assert difference(run.losses, one_worker(framework, *options)) < TOLERANCE
+
+
+OPTIMIZERS = {
+    "sgd": ("--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0.001", "--learning-rate", "0.05"),
+    "adamw": ("--optimizer", "adamw", "--weight-decay", "0.01", "--learning-rate", "0.001"),
+    "clipped": ("--clip-norm", "0.5", "--learning-rate", "0.05"),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_both_frameworks_draw_the_same_curve(optimizer, workers):
+    options = ("--global-batch-size", "48", *OPTIMIZERS[optimizer])
+    curves = [
+        shared_run(workers, "none" if workers == 1 else "mpi", "--framework", framework, *STEPS, *options).losses
+        for framework in FRAMEWORKS
+    ]
+    assert difference(*curves) < TOLERANCE
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_same_command_repeats_itself_exactly(framework, tmp_path):
+    from jobs import train
+
+    options = ("--framework", framework, *STEPS, "--global-batch-size", "48")
+    assert train(2, "mpi", *options, cwd=tmp_path).losses == shared_run(2, "mpi", *options).losses

@@ -1,0 +1,177 @@
+"""The check of a build, and its steps together."""
+
+import os
+import signal
+
+import pytest
+
+from hvdtrain.errors import HorovodBuildError, Interrupted
+from hvdtrain.horovod_build import BuildRequest, InstalledBuild, build_horovod, building, checking
+
+
+def test_the_check_is_not_part_of_an_outer_job(the_plan):
+    outer = {
+        "HOROVOD_RANK": "3",
+        "SLURM_JOB_ID": "1",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_MCA_btl": "tcp",
+        "A": "b",
+    }
+    env = checking.check_environment(the_plan, outer)
+    assert not {"HOROVOD_RANK", "SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK"} & set(env)
+    assert (env["OMPI_MCA_btl"], env["A"]) == ("tcp", "b")
+    assert env["PATH"].startswith(str(the_plan.mpi.programs))
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_mpirun_may_run_as_root_only_for_root(the_plan, monkeypatch, uid):
+    monkeypatch.setattr(checking.os, "getuid", lambda: uid)
+    env = checking.check_environment(the_plan, {})
+    assert ("OMPI_ALLOW_RUN_AS_ROOT" in env, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in env) == (uid == 0, uid == 0)
+
+
+@pytest.fixture
+def horovodrun(tmp_path, program, monkeypatch):
+    """Makes a horovodrun of a shell script."""
+
+    def make(text: str) -> None:
+        program(tmp_path / "bin" / "horovodrun", text)
+        monkeypatch.setattr(checking, "scripts_folder", lambda: tmp_path / "bin")
+
+    return make
+
+
+def test_every_framework_is_checked_with_every_controller(horovodrun, the_plan):
+    horovodrun("echo all-reduce works; echo all-reduce works")
+    said = []
+    checking.check_build(the_plan, said.append)
+    assert [line.split("works with ")[1] for line in said] == [
+        "PyTorch over MPI.",
+        "PyTorch over Gloo.",
+        "TensorFlow over MPI.",
+        "TensorFlow over Gloo.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ("echo undefined symbol; exit 1", "exit code 1"),
+        ("echo all-reduce works", "not both processes reached the end"),
+        ("sleep 60", "not done after 1 seconds"),
+    ],
+    ids=["fails", "one process only", "hangs"],
+)
+def test_a_check_that_does_not_work_is_an_error_with_the_output(
+    horovodrun, the_plan, monkeypatch, script, fault
+):
+    horovodrun(script)
+    monkeypatch.setattr(checking, "CHECK_LIMIT_SECONDS", 1)
+    monkeypatch.setattr(checking, "CHECK_GRACE_SECONDS", 0)
+    with pytest.raises(HorovodBuildError, match=fault) as error:
+        checking.check_build(the_plan, lambda line: None)
+    assert "sleep" in script or script.split()[1] in error.value.problem
+
+
+class Steps:
+    """What a build did, whether its check raises, and what is installed."""
+
+    def __init__(self, cache_folder):
+        self.cache_folder = cache_folder
+        self.ran = []
+        self.fails = None
+        self.installed = None
+
+    def build(self, **options):
+        self.ran.clear()
+        return build_horovod(BuildRequest(cache_dir=self.cache_folder, **options), lambda line: None)
+
+
+@pytest.fixture
+def steps(cache, wheel, the_plan, monkeypatch):
+    """A build whose steps only write down that they ran."""
+    steps = Steps(cache.folder)
+    ours = InstalledBuild("0.28.1", "2.13.0+cpu", "2.21.0", "Open MPI 5", True, False, "e", the_plan.key)
+
+    def compile_wheel(plan, into, jobs, echo):
+        steps.ran.append("compile")
+        return into.store(plan.key, wheel)
+
+    def pip(*arguments):
+        steps.ran.append(arguments[0])
+        steps.installed = ours if arguments[0] == "install" else None
+
+    def check(plan, echo):
+        steps.ran.append("check")
+        if steps.fails:
+            raise steps.fails
+
+    monkeypatch.setattr(building, "make_plan", lambda request: the_plan)
+    monkeypatch.setattr(building, "compile_wheel", compile_wheel)
+    monkeypatch.setattr(building, "_pip", pip)
+    monkeypatch.setattr(building, "check_build", check)
+    monkeypatch.setattr(building, "installed_build", lambda: steps.installed)
+    monkeypatch.setattr(building, "is_intact", lambda build, frameworks: build is ours)
+    return steps
+
+
+def test_a_build_is_compiled_installed_and_checked_once(steps, the_plan):
+    assert steps.build().key == the_plan.key
+    assert steps.ran == ["compile", "install", "check"]
+    steps.build()
+    assert steps.ran == []
+
+
+def test_a_wheel_in_the_cache_is_not_built_again(steps):
+    steps.build()
+    steps.installed = None
+    steps.build()
+    assert steps.ran == ["install", "check"]
+
+
+def test_force_builds_again(steps):
+    steps.build()
+    steps.build(force=True)
+    assert steps.ran == ["compile", "install", "check"]
+
+
+def test_an_installed_build_that_is_damaged_is_installed_again(steps, monkeypatch):
+    steps.build()
+    monkeypatch.setattr(building, "is_intact", lambda build, frameworks: False)
+    steps.build()
+    assert steps.ran == ["install", "check"]
+
+
+def test_the_check_can_be_left_out(steps):
+    steps.build(check=False)
+    assert steps.ran == ["compile", "install"]
+
+
+def test_a_failing_check_leaves_nothing_behind(steps, cache, the_plan):
+    steps.fails = HorovodBuildError("no all-reduce")
+    with pytest.raises(HorovodBuildError, match="no all-reduce"):
+        steps.build()
+    assert steps.ran == ["compile", "install", "check", "uninstall"]
+    assert cache.wheel(the_plan.key) is None
+    assert steps.installed is None
+
+
+def test_an_interrupted_check_keeps_the_wheel_but_not_the_installation(steps, cache, the_plan):
+    steps.fails = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        steps.build()
+    assert cache.wheel(the_plan.key)
+    assert steps.installed is None
+
+
+def test_sigterm_ends_a_build_by_an_exception(steps, monkeypatch):
+    monkeypatch.setattr(building, "compile_wheel", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        steps.build()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_another_horovod_on_the_path_is_an_error(steps, monkeypatch):
+    monkeypatch.setattr(building, "installed_build", lambda: None)
+    with pytest.raises(HorovodBuildError, match="another Horovod is found before it"):
+        steps.build()

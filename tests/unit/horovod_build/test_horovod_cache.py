@@ -1,0 +1,127 @@
+"""The source archive and the cache of wheels."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build import BuildRequest, source
+from hvdtrain.horovod_build.cache import BuildCache
+
+
+def test_another_archive_is_refused(tmp_path):
+    archive = tmp_path / source.SDIST
+    archive.write_bytes(b"not Horovod")
+    with pytest.raises(HorovodBuildError, match="sha256"):
+        source.unpack(archive, tmp_path)
+
+
+def test_a_download_that_is_another_archive_is_not_kept(tmp_path, monkeypatch):
+    cache = BuildCache(tmp_path)
+    monkeypatch.setattr(
+        source, "_download", lambda folder: (folder / source.SDIST).write_bytes(b"not Horovod")
+    )
+    with pytest.raises(HorovodBuildError, match=source.SDIST_SHA256):
+        source.fetch_source(cache)
+    assert list(cache.archives.iterdir()) == []
+
+
+def test_a_damaged_archive_in_the_cache_is_downloaded_again(tmp_path, monkeypatch):
+    cache = BuildCache(tmp_path)
+    (cache.archives / source.SDIST).write_bytes(b"dama")
+    monkeypatch.setattr(source, "_download", lambda folder: (folder / source.SDIST).write_bytes(b"whole"))
+    monkeypatch.setattr(
+        source, "SDIST_SHA256", "7cc8d28c9bfeab8c9e8a1aeaf2d0c1f0a9c6bb5e6ba87e0ff1ff2f8dfa0ba1ef"
+    )
+    with pytest.raises(HorovodBuildError):
+        source.fetch_source(cache)
+    monkeypatch.setattr(source, "SDIST_SHA256", source.sha256_of(written(tmp_path / "whole", b"whole")))
+    assert source.fetch_source(cache).read_bytes() == b"whole"
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_stored_wheel_is_found_by_its_key_and_name(cache, wheel):
+    assert cache.wheel("key") is None
+    stored = cache.store("key", wheel)
+    assert cache.wheel("key") == stored
+    assert (stored.name, stored.read_bytes()) == (wheel.name, b"a wheel")
+    assert cache.wheel("other") is None
+
+
+def test_a_wheel_replaces_an_older_one(cache, wheel):
+    cache.store("key", wheel)
+    wheel.write_bytes(b"a newer wheel")
+    assert cache.store("key", wheel).read_bytes() == b"a newer wheel"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda wheel: wheel.write_bytes(b"a wh"),
+        lambda wheel: wheel.unlink(),
+        lambda wheel: (wheel.parent / "wheel.json").unlink(),
+        lambda wheel: (wheel.parent / "wheel.json").write_text('{"name": '),
+        lambda wheel: (wheel.parent / "wheel.json").write_text("[]"),
+    ],
+    ids=["short", "gone", "no record", "half a record", "another record"],
+)
+def test_a_damaged_wheel_is_not_taken(cache, wheel, harm):
+    harm(cache.store("key", wheel))
+    assert cache.wheel("key") is None
+
+
+def test_a_store_that_is_interrupted_leaves_nothing(cache, wheel, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdtrain.horovod_build.cache.sha256_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.store("key", wheel)
+    assert list((cache.folder / "wheels").iterdir()) == []
+
+
+def test_a_removed_wheel_is_gone(cache, wheel):
+    cache.store("key", wheel)
+    cache.remove("key")
+    assert cache.wheel("key") is None
+
+
+def test_only_the_newest_logs_are_kept(cache):
+    for number in range(20):
+        written(cache.new_log(f"key{number}"), b"log")
+    assert len(list((cache.folder / "logs").iterdir())) == 10
+
+
+def test_a_second_process_waits_for_the_lock(cache):
+    waits, got_it = threading.Event(), threading.Event()
+
+    def second():
+        with cache.lock("key", waits.set):
+            got_it.set()
+
+    thread = threading.Thread(target=second)
+    with cache.lock("key", lambda: pytest.fail("nobody else holds it")):
+        thread.start()
+        assert waits.wait(30)
+        assert not got_it.is_set()
+    thread.join(30)
+    assert got_it.is_set()
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [({"HVDTRAIN_CACHE": "/a"}, "/a/horovod"), ({"XDG_CACHE_HOME": "/x"}, "/x/hvdtrain/horovod")],
+    ids=["ours", "xdg"],
+)
+def test_the_default_cache_folder(monkeypatch, variables, folder):
+    for name in ("HVDTRAIN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert BuildRequest().cache_folder == Path(folder)
+    assert BuildRequest(cache_dir=Path("/mine")).cache_folder == Path("/mine")

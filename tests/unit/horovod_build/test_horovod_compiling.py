@@ -1,0 +1,165 @@
+"""The compilation around the compiler: environment, progress, errors, processes."""
+
+import dataclasses
+import io
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdtrain.horovod_build import compiling, gpu
+from hvdtrain.horovod_build.processes import run_logged
+
+GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
+
+
+def test_the_first_errors_are_shown_with_their_surroundings():
+    noise = [
+        f"[ {number % 100}%] Building CXX object {number}.o -Werror=format-security" for number in range(2000)
+    ]
+    lines = [
+        *noise,
+        "In file included from a.cc:1:",
+        "b.h:9:1: error: 'uint8_t' does not name a type",
+        "  9 | uint8_t x;",
+    ]
+    lines += [
+        *noise,
+        *(f"c.cc:{number}: error: another" for number in range(100)),
+        "error: subprocess-exited-with-error",
+    ]
+    digest = compiling.error_digest(lines)
+    assert "In file included from a.cc:1:\n  b.h:9:1: error: 'uint8_t'" in digest
+    assert "  9 | uint8_t x;" in digest
+    assert digest.endswith("... and 98 more.")
+    assert len(digest.splitlines()) < 30
+
+
+def test_what_cmake_says_below_its_error_is_shown():
+    lines = ["CMake Error at CMakeLists.txt:1 (message):", *(f"  line {number}" for number in range(40))]
+    digest = compiling.error_digest(lines)
+    assert "line 9" in digest
+    assert "line 30" not in digest
+
+
+def test_without_errors_the_end_of_the_log_is_shown():
+    digest = compiling.error_digest([f"line {number}" for number in range(1000)])
+    assert digest.splitlines()[-1] == "  line 999"
+    assert len(digest.splitlines()) == 20
+
+
+def test_long_command_lines_are_cut():
+    assert len(compiling.error_digest(["x" * 5000 + " error: y"])) < 250
+
+
+def test_progress_is_said_every_ten_percent(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    said = []
+    with compiling._progress(said.append) as show:
+        for percent in (1, 5, 11, 12, 19, 20, 47, 100):
+            show(percent)
+    assert [line.split(" %")[0].strip() for line in said] == ["11", "20", "47", "100"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.2, "4 s"), (59.6, "1 min 0 s"), (247, "4 min 7 s")])
+def test_durations_are_written_for_people(seconds, text):
+    assert compiling.duration(seconds) == text
+
+
+def test_the_users_own_variables_do_not_reach_the_build(the_plan, tmp_path, monkeypatch):
+    for name in ("HOROVOD_WITH_MXNET", "HOROVOD_CPU_OPERATIONS", "CMAKE_BUILD_TYPE", "CCL_ROOT", "MAKELEVEL"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("MAKEFLAGS", "w -- jobserver")
+    env = compiling.build_environment(the_plan, tmp_path, jobs=3)
+    assert not {
+        "HOROVOD_WITH_MXNET",
+        "HOROVOD_CPU_OPERATIONS",
+        "CMAKE_BUILD_TYPE",
+        "CCL_ROOT",
+        "MAKELEVEL",
+    } & set(env)
+    assert env["MAKEFLAGS"] == "-j3"
+    assert env["HVDTRAIN_RPATH"] == "$ORIGIN/../../../.."
+    assert (env["HOROVOD_WITH_MPI"], env["HOROVOD_WITH_PYTORCH"], env["HOROVOD_WITH_TENSORFLOW"]) == (
+        "1",
+    ) * 3
+
+
+def test_gloo_only_and_one_framework_leave_the_others_out(the_plan, tmp_path):
+    env = compiling.build_environment(
+        dataclasses.replace(the_plan, frameworks={"torch": the_plan.frameworks["torch"]}, mpi=None),
+        tmp_path,
+        jobs=1,
+    )
+    assert env["HOROVOD_WITHOUT_MPI"] == env["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert "HOROVOD_WITH_MPI" not in env
+    assert "HOROVOD_GPU_OPERATIONS" not in env
+
+
+def test_gpu_libraries_get_the_names_that_cmake_looks_for(the_plan, tmp_path):
+    runtime = tmp_path / "cuda" / "lib" / "libcudart.so.13"
+    runtime.parent.mkdir(parents=True)
+    runtime.touch()
+    gpu = dataclasses.replace(GPU, cuda_home=tmp_path / "cuda")
+    env = compiling.build_environment(dataclasses.replace(the_plan, gpu=gpu), tmp_path, jobs=1)
+    home = Path(env["HOROVOD_NCCL_HOME"])
+    assert (home / "lib" / "libnccl.so").readlink() == GPU.nccl_library
+    assert (home / "include").readlink() == GPU.nccl_headers
+    assert (home / "lib" / "libcudart.so").readlink() == runtime
+    assert env["CMAKE_LIBRARY_PATH"] == str(home / "lib")
+    assert env["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert env["PATH"].split(":")[1] == str(tmp_path / "cuda" / "bin")
+
+
+def test_jobs_follow_cores_and_memory(monkeypatch):
+    monkeypatch.setattr(compiling.os, "sched_getaffinity", lambda pid: set(range(64)))
+    for gib, jobs in ((1, 1), (9, 4), (1000, 64)):
+        memory = type("Memory", (), {"available": gib * 2**30})
+        monkeypatch.setattr(compiling.psutil, "virtual_memory", lambda memory=memory: memory)
+        assert compiling.default_jobs() == jobs
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # nobody may collect it
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def run(tmp_path, program):
+    """Runs a shell script as the build runs its programs."""
+
+    def run(script: str, **options) -> int:
+        path = program(tmp_path / "script", script)
+        return run_logged([str(path)], io.StringIO(), env=dict(os.environ), folder=tmp_path, **options)
+
+    return run
+
+
+def test_the_output_is_logged_and_the_exit_code_returned(run):
+    lines = []
+    assert run("echo out; echo err >&2; exit 3", limit_seconds=60, on_line=lines.append) == 3
+    assert lines == ["out\n", "err\n"]
+
+
+def test_a_command_that_takes_too_long_ends_with_everything_it_started(run):
+    lines = []
+    hangs = "setsid sh -c 'trap \"\" TERM; echo $$; sleep 60; sleep 60' & wait"
+    with pytest.raises(TimeoutError, match="not done after 1 seconds"):
+        run(hangs, limit_seconds=1, on_line=lines.append)
+    assert ended(int(lines[0]))
+
+
+def test_a_command_ends_when_its_caller_is_interrupted(run):
+    pids = []
+
+    def interrupt(line: str) -> None:
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("echo $$; exec sleep 60", limit_seconds=60, on_line=interrupt)
+    assert ended(pids[0])

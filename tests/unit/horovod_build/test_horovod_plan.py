@@ -1,0 +1,248 @@
+"""What a build needs and finds, and the key that follows."""
+
+import dataclasses
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import ConfigError, HorovodBuildError
+from hvdtrain.horovod_build import BuildRequest, gpu, mpi, plan, toolchain
+from hvdtrain.horovod_build.edit_table import EDITS
+from hvdtrain.horovod_build.frameworks import Framework
+
+TORCH = Framework("torch", "2.13.0+cpu")
+TENSORFLOW = Framework("tf", "2.21.0")
+
+
+MPI = mpi.Mpi("Open MPI", "5.0.11", Path(sys.prefix) / "bin", (Path(sys.prefix) / "lib",))
+GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
+CHANGES = {
+    "torch": {"frameworks": {"torch": Framework("torch", "2.12.0"), "tf": TENSORFLOW}},
+    "torch cuda": {"frameworks": {"torch": Framework("torch", "2.13.0+cpu", "13.0"), "tf": TENSORFLOW}},
+    "torch abi": {"frameworks": {"torch": dataclasses.replace(TORCH, cxx11_abi=False), "tf": TENSORFLOW}},
+    "no torch": {"frameworks": {"tf": TENSORFLOW}},
+    "tensorflow": {"frameworks": {"torch": TORCH, "tf": Framework("tf", "2.20.0")}},
+    "no tensorflow": {"frameworks": {"torch": TORCH}},
+    "no mpi": {"mpi": None},
+    "mpi version": {"mpi": dataclasses.replace(MPI, version="4.1.4")},
+    "mpi elsewhere": {"mpi": dataclasses.replace(MPI, programs=Path("/opt/mpi/bin"))},
+    "gpu": {"gpu": GPU},
+    "cuda": {"gpu": dataclasses.replace(GPU, cuda="12.9")},
+    "nccl": {"gpu": dataclasses.replace(GPU, nccl="2.27.0")},
+    "compute capabilities": {"gpu": dataclasses.replace(GPU, architectures="90")},
+    "compiler": {"toolchain": toolchain.Toolchain("c++", "c++ 15.1.0", Path("cmake"))},
+    "vector units": {"arch_flags": "-mavx -mfma"},
+    "library folders": {"rpath": ("/usr/lib",)},
+}
+
+
+def test_equal_plans_have_equal_keys(the_plan):
+    assert the_plan.key == dataclasses.replace(the_plan).key
+    assert re.fullmatch(r"[0-9a-f]{16}", the_plan.key)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_key_changes_with_every_part_of_the_plan(the_plan, name):
+    keys = {other: dataclasses.replace(the_plan, **change).key for other, change in CHANGES.items()}
+    key = keys.pop(name)
+    assert key not in {the_plan.key, *keys.values()}
+
+
+def test_the_key_changes_with_the_edits_the_recipe_the_python_and_the_flags(the_plan, monkeypatch):
+    keys = {the_plan.key}
+    for change in (
+        lambda: monkeypatch.setattr(plan, "EDITS", EDITS[1:]),
+        lambda: monkeypatch.setattr(plan, "RECIPE", plan.RECIPE + 1),
+        lambda: monkeypatch.setattr(plan.importlib.machinery, "EXTENSION_SUFFIXES", [".cpython-399.so"]),
+        lambda: monkeypatch.setattr(plan.sysconfig, "get_platform", lambda: "linux-riscv64"),
+        lambda: monkeypatch.setenv("CXXFLAGS", "-O0"),
+        lambda: monkeypatch.setattr(plan, "SDIST_SHA256", "0" * 64),
+    ):
+        change()
+        assert the_plan.key not in keys
+        keys.add(the_plan.key)
+
+
+def missing(tmp_path: Path) -> str:
+    with pytest.raises(HorovodBuildError) as error:
+        toolchain.find_toolchain(tmp_path / "cache")
+    return error.value.problem
+
+
+def test_every_missing_tool_is_named_at_once_with_how_to_get_it(tmp_path, no_programs):
+    problem = missing(tmp_path)
+    for part in (
+        "no C++ compiler",
+        "apt install build-essential",
+        "no make",
+        "No CMake 3.13",
+        "pip install cmake",
+    ):
+        assert part in problem
+
+
+def test_a_compiler_without_cxx17_is_named_with_what_it_said(tmp_path, no_programs, monkeypatch, program):
+    program(no_programs / "old++", "echo 'unrecognized option -std=c++17' >&2; exit 1")
+    monkeypatch.setenv("CXX", "old++")
+    problem = missing(tmp_path)
+    assert "'old++' cannot compile a C++17 program" in problem
+    assert "unrecognized option" in problem
+
+
+def test_an_old_cmake_is_named_with_its_version(tmp_path, no_programs, program):
+    program(no_programs / "cmake", "echo cmake version 3.10.2")
+    assert f"No CMake 3.13 or newer: {no_programs}/cmake (3.10.2)" in missing(tmp_path)
+
+
+def test_the_environments_cmake_goes_before_that_on_path(tmp_path, monkeypatch, program):
+    program(tmp_path / "env" / "cmake", "echo cmake version 4.1.0")
+    program(tmp_path / "path" / "cmake", "echo cmake version 3.20.0")
+    monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
+    monkeypatch.setattr(toolchain, "scripts_folder", lambda: tmp_path / "env")
+    assert toolchain._find_cmake() == (tmp_path / "env" / "cmake", [])
+
+
+def test_a_full_disk_is_named_with_what_is_needed(tmp_path, no_programs, monkeypatch):
+    usage = type("Usage", (), {"free": 2**20})
+    monkeypatch.setattr(toolchain.shutil, "disk_usage", lambda path: usage)
+    problem = missing(tmp_path)
+    assert f"{tmp_path / 'cache'} has 0.0 GiB free; the build needs 0.1" in problem
+    assert "set TMPDIR" in problem
+
+
+def test_missing_packages_are_named_in_one_pip_command(tmp_path, no_programs, monkeypatch):
+    monkeypatch.setattr(toolchain, "_BUILD_MODULES", {"no_such_one": "one", "no_such_two": "two"})
+    assert "pip install one two" in missing(tmp_path)
+
+
+def test_missing_python_headers_are_named(tmp_path, no_programs, monkeypatch):
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert f"{tmp_path / 'Python.h'}" in missing(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"frameworks": "mxnet"}, {"mpi": "yes"}, {"gpu": "rocm"}, {"jobs": -1}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_bad_request_names_the_field(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        BuildRequest(**change)
+
+
+def chosen(**request):
+    return plan._choose_frameworks(BuildRequest(**request))
+
+
+def test_auto_takes_what_is_installed(site):
+    site.torch()
+    assert chosen() == ({"torch": TORCH}, ())
+
+
+@pytest.mark.parametrize(("asked", "named"), [("both", "TensorFlow"), ("tf", "TensorFlow")])
+def test_a_framework_that_was_asked_for_must_be_installed(site, asked, named):
+    site.torch()
+    with pytest.raises(HorovodBuildError, match=f"Not installed in this environment: {named}"):
+        chosen(frameworks=asked)
+
+
+def test_without_any_framework_there_is_nothing_to_build(site):
+    with pytest.raises(HorovodBuildError, match="PyTorch, TensorFlow"):
+        chosen()
+
+
+def test_a_gpu_build_leaves_out_what_was_built_for_another_cuda(site):
+    site.torch("2.11.0+cu130", cuda="13.0")
+    site.tensorflow(cuda="12.5.1")
+    frameworks, left_out = chosen(gpu="nccl")
+    assert list(frameworks) == ["torch"]
+    assert left_out == ("TensorFlow 2.21.0 is left out: it was built with CUDA 12.5.1, not 13.",)
+
+
+@pytest.mark.parametrize("asked", ["both", "auto", "torch"])
+def test_a_gpu_build_for_cpu_frameworks_is_refused(site, asked):
+    site.torch()
+    site.tensorflow()
+    with pytest.raises(HorovodBuildError, match=r"PyTorch 2.13.0\+cpu is left out: it was built for CPUs"):
+        chosen(frameworks=asked, gpu="nccl")
+
+
+def test_an_mpi_of_the_environment_is_linked_relatively(tmp_path, no_programs, monkeypatch, program):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(plan, "packages_folder", lambda: tmp_path / "lib" / "python3.11" / "site-packages")
+    monkeypatch.setattr(plan, "package_folder", lambda name: None)
+    program(no_programs / "mpicxx", f"echo {tmp_path}/lib")
+    program(no_programs / "mpirun", 'echo "mpirun (Open MPI) 5.0.11"')
+    found = mpi.find_mpi()
+    assert (str(found), found.identity) == ("Open MPI 5.0.11", "Open MPI 5.0.11")
+    assert plan._rpath({}, found, None) == ("$ORIGIN/../../../..",)
+
+
+def test_a_system_mpi_is_linked_where_it_is(tmp_path, no_programs, monkeypatch, program):
+    home = tmp_path / "opt"
+    monkeypatch.setenv("MPI_HOME", str(home))
+    program(home / "bin" / "mpicxx", 'test "$1" = -show && echo "g++ -L/opt/mpich/lib -lmpi"')
+    program(home / "bin" / "mpirun", "echo 'HYDRA build details:'; echo '    Version:   4.2.0'")
+    found = mpi.find_mpi()
+    assert found.identity == f"MPICH 4.2.0 in {home}"
+    assert plan._rpath({}, found, None) == ("/opt/mpich/lib",)
+
+
+def test_without_a_compiler_there_is_no_mpi(no_programs):
+    assert mpi.find_mpi() is None
+
+
+def test_an_mpi_compiler_without_mpirun_is_refused(no_programs, program):
+    program(no_programs / "mpicxx", "echo")
+    with pytest.raises(HorovodBuildError, match="no working mpirun") as error:
+        mpi.find_mpi()
+    assert "openmpi-bin" in error.value.remedy
+
+
+def test_mpi_that_is_required_must_be_there(site, no_programs, the_plan, monkeypatch):
+    site.torch()
+    monkeypatch.setattr(plan, "find_toolchain", lambda folder: the_plan.toolchain)
+    with pytest.raises(HorovodBuildError, match="--mpi require") as error:
+        plan.make_plan(BuildRequest(mpi="require"))
+    assert "--mpi none" in error.value.remedy
+
+
+@pytest.fixture
+def cuda(tmp_path, no_programs, monkeypatch, program):
+    """A CUDA 13.0 toolkit with an NCCL beside it, and no other."""
+    home = tmp_path / "cuda"
+    program(home / "bin" / "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+    for path, text in (
+        ("include/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 9\n"),
+        ("lib/libnccl.so.2", ""),
+    ):
+        (home / path).parent.mkdir(exist_ok=True)
+        (home / path).write_text(text)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME", "NCCL_HOME", "HOROVOD_BUILD_CUDA_CC_LIST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpu, "packages_folder", lambda: tmp_path / "none")
+    return home
+
+
+def test_the_toolkit_and_nccl_are_found(cuda):
+    found = gpu.find_gpu("13")
+    assert (found.cuda_home, found.cuda, found.nccl) == (cuda, "13.0", "2.28.9")
+    assert found.nccl_library == cuda / "lib" / "libnccl.so.2"
+
+
+def test_a_toolkit_of_another_major_version_is_refused_and_named(cuda):
+    with pytest.raises(HorovodBuildError, match=f"needs the CUDA 12 toolkit.*CUDA 13.0 in {cuda}"):
+        gpu.find_gpu("12")
+
+
+def test_nccl_without_its_header_is_refused(cuda):
+    (cuda / "include" / "nccl.h").rename(cuda / "nccl.h")
+    if Path("/usr/include/nccl.h").exists():
+        pytest.skip("this machine has NCCL's header in /usr")
+    with pytest.raises(HorovodBuildError, match=r"nccl\.h"):
+        gpu.find_gpu("13")
