@@ -7,6 +7,9 @@ two and a half times its size, at any batch size and any number of workers.
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
 
 _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
 
@@ -41,6 +44,8 @@ class Cadence:
             raise ValueError("must be a number of steps such as 10, or epochs such as 0.5epoch")
         if every <= 0:
             raise ValueError("must be greater than 0")
+        if every == math.inf:
+            raise ValueError("must be finite")
         return cls(every, unit)
 
     def due(self, step: int, samples_before: int, samples_after: int, data_size: int) -> bool:
@@ -56,14 +61,19 @@ class Cadence:
         """
         if self.unit == "steps":
             return step % int(self.every) == 0
-        interval = self.every * data_size
-        # a tolerance far below one sample: 0.1 + 0.2 epochs must not miss their boundary
-        return math.floor(samples_after / interval + 1e-9) > math.floor(samples_before / interval + 1e-9)
+        epochs, per = self._ratio
+        interval = epochs * data_size
+        return samples_after * per // interval > samples_before * per // interval
+
+    @cached_property
+    def _ratio(self) -> tuple[int, int]:
+        """The interval as two whole numbers: 3 x 0.1 epochs is 0.3, and no data set is too large for it."""
+        return Fraction(str(self.every)).as_integer_ratio()
 
     def __str__(self) -> str:
         if self.unit == "steps":
             return str(int(self.every))
-        return f"{self.every:g}epoch"
+        return f"{Decimal(str(self.every)).normalize():f}epoch"
 
     def in_words(self) -> str:
         """Say it as a person would: "every 10 steps", "every epoch"."""

@@ -1,0 +1,159 @@
+"""The order of samples and who takes which: every sample once an epoch, whatever the cut."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.data.feed import Share
+from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, mix, permute
+
+
+@pytest.mark.parametrize(
+    ("values", "hashed"),
+    [
+        ((), 0x9E3779B97F4A7C15),
+        ((0,), 0x6E789E6AA1B965F4),
+        ((1, 2), 0xE11283DFF699F5D8),
+        ((2, 1), 0x5082F3423D36224D),
+    ],
+)
+def test_mix_is_pinned(values, hashed):
+    assert mix(*values) == hashed
+
+
+@pytest.mark.parametrize(
+    ("size", "seed", "epoch", "order"),
+    [
+        (1, 0, 0, [0]),
+        (2, 0, 0, [1, 0]),
+        (10, 0, 0, [9, 8, 5, 4, 6, 3, 7, 2, 0, 1]),
+        (10, 0, 1, [6, 9, 1, 5, 7, 8, 4, 3, 2, 0]),
+        (10, 1, 0, [8, 0, 3, 9, 5, 4, 1, 2, 7, 6]),
+        (17, 123, 4, [2, 8, 1, 16, 6, 9, 11, 4, 3, 15, 12, 13, 7, 14, 0, 5, 10]),
+        (60_000, 7, 3, [59127, 56887, 31345, 28049, 3660, 56874, 4787, 57585]),
+        (10**12, 7, 3, [345219025196, 84577323399, 721755996716, 736229324377, 154741589715]),
+    ],
+)
+def test_order_is_pinned(size, seed, epoch, order):
+    """A change here makes every earlier run unrepeatable."""
+    assert permute(np.arange(len(order)), size, seed, epoch).tolist() == order
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 10**6))
+def test_a_permutation_holds_every_sample_once(size, seed, epoch):
+    assert np.array_equal(np.sort(permute(np.arange(size), size, seed, epoch)), np.arange(size))
+
+
+@pytest.mark.parametrize("size", range(1, 70))
+def test_small_permutations_hold_every_sample_once(size):
+    assert sorted(permute(np.arange(size), size, 0, 0).tolist()) == list(range(size))
+
+
+@given(size=st.integers(30, 500), seed=st.integers(0, 2**62), epoch=st.integers(0, 1000))
+def test_orders_differ_by_epoch_and_by_seed(size, seed, epoch):
+    offsets = np.arange(size)
+    order = permute(offsets, size, seed, epoch).tolist()
+    assert order != permute(offsets, size, seed, epoch + 1).tolist()
+    assert order != permute(offsets, size, seed + 1, epoch).tolist()
+
+
+def test_every_sample_comes_first_about_equally_often():
+    firsts = [int(permute(np.zeros(1, np.int64), 10, seed, 0)[0]) for seed in range(2000)]
+    counts = np.bincount(firsts, minlength=10)
+    assert counts.min() > 140  # 200 expected, 13.4 standard deviation
+    assert counts.max() < 260
+
+
+def test_permute_leaves_its_argument_alone():
+    offsets = np.arange(5)
+    permute(offsets, 5, 0, 0)
+    assert offsets.tolist() == [0, 1, 2, 3, 4]
+
+
+@given(size=st.integers(1, 50), positions=st.lists(st.integers(0, 500), min_size=1, max_size=20))
+def test_indices_do_not_depend_on_what_is_asked_together(size, positions):
+    order = ShuffledOrder(size, seed=3)
+    together = order.indices(np.asarray(positions))
+    assert together.tolist() == [int(order.indices(np.asarray([p]))[0]) for p in positions]
+
+
+def test_indices_keep_the_shape_of_positions():
+    assert ShuffledOrder(7, 0).indices(np.arange(24).reshape(2, 3, 4)).shape == (2, 3, 4)
+
+
+def test_evaluation_reads_the_data_as_it_stands():
+    assert SequentialOrder(5).indices(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> BatchPlan:
+    workers, accumulate = draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    slots = workers * accumulate
+    return BatchPlan(draw(st.integers(slots, slots + 60)), workers, accumulate)
+
+
+@given(plan=plans(), data=st.data())
+def test_a_step_deals_every_sample_exactly_once(plan, data):
+    count = data.draw(st.integers(1, plan.global_batch))
+    parts = [plan.part(rank, count) for rank in range(plan.workers)]
+    dealt = np.concatenate([places[real] for places, real in parts])
+    assert sorted(dealt.tolist()) == list(range(count))
+
+
+@given(plan=plans(), data=st.data())
+def test_parts_have_equal_shapes_in_every_step(plan, data):
+    count = data.draw(st.integers(1, plan.global_batch))
+    shape = (plan.accumulate, plan.micro_batch)
+    for rank in range(plan.workers):
+        places, real = plan.part(rank, count)
+        assert (places.shape, real.shape) == (shape, shape)
+
+
+@given(plan=plans())
+def test_slots_of_a_full_step_differ_by_one_sample_at_most(plan):
+    filled = [
+        int(n) for rank in range(plan.workers) for n in plan.part(rank, plan.global_batch)[1].sum(axis=1)
+    ]
+    assert max(filled) == plan.micro_batch
+    assert max(filled) - min(filled) <= 1
+    assert plan.is_even == (max(filled) == min(filled))
+
+
+@given(plan=plans(), data=st.data())
+def test_padded_places_can_be_read(plan, data):
+    count = data.draw(st.integers(1, plan.global_batch))
+    for rank in range(plan.workers):
+        places, real = plan.part(rank, count)
+        assert (places[~real] == 0).all()
+
+
+@given(plan=plans(), size=st.integers(1, 40), epochs=st.integers(1, 4), seed=st.integers(0, 99))
+def test_the_stream_holds_every_epoch_exactly_once(plan, size, epochs, seed):
+    order = ShuffledOrder(size, seed)
+    shares = [Share(plan, rank, 0, 0, epochs * size) for rank in range(plan.workers)]
+    seen: list[int] = []
+    for step in range(shares[0].steps):
+        of_step = [share.positions(step) for share in shares]
+        seen += sorted(np.concatenate([positions[weights > 0] for positions, weights, _ in of_step]).tolist())
+        assert {count for _, _, count in of_step} == {int(sum(weights.sum() for _, weights, _ in of_step))}
+    assert seen == list(range(epochs * size))
+    by_epoch = order.indices(np.asarray(seen)).reshape(epochs, size)
+    assert np.array_equal(np.sort(by_epoch, axis=1), np.tile(np.arange(size), (epochs, 1)))
+
+
+@given(one=plans(), other=plans(), size=st.integers(1, 40))
+def test_the_same_samples_follow_at_any_worker_count(one, other, size):
+    """A stretch that begins in the middle goes on where the stream of other workers stood."""
+
+    def stream(plan: BatchPlan, first: int, last: int) -> list[int]:
+        shares = [Share(plan, rank, 0, first, last) for rank in range(plan.workers)]
+        return [
+            position
+            for step in range(shares[0].steps)
+            for position in sorted(
+                np.concatenate([p[w > 0] for p, w, _ in (s.positions(step) for s in shares)]).tolist()
+            )
+        ]
+
+    assert stream(one, 0, size) + stream(other, size, 3 * size) == list(range(3 * size))

@@ -1,0 +1,195 @@
+"""Learning rate, cadence and scaling: pure functions of progress."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
+
+SCHEDULES = ("constant", "cosine", "step", "cyclic")
+RATE = LearningRate(
+    peak=0.8,
+    schedule="constant",
+    total_epochs=10.0,
+    warmup_epochs=2.0,
+    final_fraction=0.25,
+    step_epochs=(4.0, 8.0),
+    step_factor=0.5,
+    cycle_epochs=4.0,
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("epoch", "share"), [(0.0, 0.0), (0.5, 0.25), (1.0, 0.5), (2.0, 1.0)])
+def test_warm_up_is_linear_from_zero_to_the_peak(schedule, epoch, share):
+    assert replace(RATE, schedule=schedule).at(epoch) == pytest.approx(0.8 * share)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_warm_up_the_first_rate_is_the_peak(schedule):
+    assert replace(RATE, schedule=schedule, warmup_epochs=0.0).at(0.0) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epoch", "share"),
+    [
+        ("constant", 6.0, 1.0),
+        ("constant", 10.0, 1.0),
+        ("cosine", 6.0, 0.25 + 0.75 * 0.5),
+        ("cosine", 2.0 + 8.0 / 3, 0.25 + 0.75 * 0.75),
+        ("cosine", 10.0, 0.25),
+        ("cosine", 12.0, 0.25),
+        ("step", 3.999, 1.0),
+        ("step", 4.0, 0.5),
+        ("step", 7.999, 0.5),
+        ("step", 8.0, 0.25),
+        ("step", 10.0, 0.25),
+        ("cyclic", 3.0, 0.25 + 0.75 * 0.5),
+        ("cyclic", 4.0, 0.25),
+        ("cyclic", 6.0, 1.0),
+        ("cyclic", 8.0, 0.25),
+        ("cyclic", 10.0, 1.0),
+    ],
+)
+def test_schedule_goes_through_its_points(schedule, epoch, share):
+    assert replace(RATE, schedule=schedule).at(epoch) == pytest.approx(0.8 * share)
+
+
+def test_cosine_survives_a_warm_up_as_long_as_the_training():
+    assert replace(RATE, schedule="cosine", warmup_epochs=10.0).at(10.0) == pytest.approx(0.8)
+
+
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    epoch=st.floats(0, 20),
+    warmup=st.floats(0, 12),
+    final=st.floats(0, 1),
+)
+def test_rate_never_leaves_zero_to_peak(schedule, epoch, warmup, final):
+    rate = replace(RATE, schedule=schedule, warmup_epochs=warmup, final_fraction=final)
+    assert 0.0 <= rate.at(epoch) <= rate.peak * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given_value", "cadence"),
+    [
+        (10, Cadence(10, "steps")),
+        ("10", Cadence(10, "steps")),
+        (" 10 ", Cadence(10, "steps")),
+        (10**30, Cadence(10**30, "steps")),
+        ("1epoch", Cadence(1.0, "epochs")),
+        ("2epochs", Cadence(2.0, "epochs")),
+        ("0.5epoch", Cadence(0.5, "epochs")),
+        ("0.5 epoch", Cadence(0.5, "epochs")),
+        (".5epoch", Cadence(0.5, "epochs")),
+        (Cadence(3, "steps"), Cadence(3, "steps")),
+    ],
+)
+def test_cadence_reads(given_value, cadence):
+    assert Cadence.parse(given_value) == cadence
+
+
+@pytest.mark.parametrize(
+    "given_value",
+    ["", "often", "1.5", "10 steps", "-1", -1, "-1epoch", "epoch", "nanepoch", "infepoch", None, True, 1.5],
+)
+def test_cadence_refuses_what_is_no_interval(given_value):
+    with pytest.raises(
+        ValueError, match=r"must be a number of steps such as 10, or epochs such as 0\.5epoch"
+    ):
+        Cadence.parse(given_value)
+
+
+@pytest.mark.parametrize("given_value", [0, "0", "0epoch", "0.0epochs", f"0.{'0' * 400}1epoch"])
+def test_cadence_refuses_zero(given_value):
+    with pytest.raises(ValueError, match="must be greater than 0"):
+        Cadence.parse(given_value)
+
+
+def test_cadence_refuses_more_epochs_than_a_float_holds():
+    with pytest.raises(ValueError, match="must be"):
+        Cadence.parse("9" * 400 + "epoch")
+
+
+@given(
+    st.one_of(
+        st.integers(1, 10**40).map(Cadence),
+        st.floats(min_value=0, exclude_min=True, allow_infinity=False).map(lambda e: Cadence(e, "epochs")),
+    )
+)
+def test_cadence_survives_being_written_and_read(cadence):
+    assert Cadence.parse(str(cadence)) == cadence
+
+
+@pytest.mark.parametrize(
+    ("cadence", "words"),
+    [
+        (Cadence(1), "every step"),
+        (Cadence(10), "every 10 steps"),
+        (Cadence(1.0, "epochs"), "every epoch"),
+        (Cadence(0.5, "epochs"), "every 0.5 epochs"),
+    ],
+)
+def test_cadence_in_words(cadence, words):
+    assert cadence.in_words() == words
+
+
+def due_steps(cadence: Cadence, batch: int, steps: int, data_size: int) -> list[int]:
+    return [s for s in range(1, steps + 1) if cadence.due(s, (s - 1) * batch, s * batch, data_size)]
+
+
+@pytest.mark.parametrize(
+    ("every", "batch", "data_size", "expected"),
+    [
+        ("3", 4, 10, [3, 6, 9]),
+        ("1", 4, 10, list(range(1, 11))),
+        ("1epoch", 4, 10, [3, 5, 8, 10]),  # boundaries at samples 10, 20, 30, 40
+        ("0.5epoch", 4, 10, [2, 3, 4, 5, 7, 8, 9, 10]),  # at 5, 10, 15, ...
+        ("0.5epoch", 1, 3, [2, 3, 5, 6, 8, 9]),  # at 1.5, 3, 4.5, ...
+        ("2epochs", 5, 10, [4, 8]),
+        ("0.1epoch", 1, 10, list(range(1, 11))),
+        ("0.3epoch", 1, 10, [3, 6, 9]),
+        ("0.1epoch", 40, 10, list(range(1, 11))),  # several boundaries in one step are due once
+    ],
+)
+def test_cadence_is_due_at_the_first_step_at_or_past_each_boundary(every, batch, data_size, expected):
+    assert due_steps(Cadence.parse(every), batch, 10, data_size) == expected
+
+
+@given(
+    hundredths=st.integers(1, 500),
+    data_size=st.integers(1, 10**12),
+    batch=st.integers(1, 10**6),
+    boundary=st.integers(1, 10**6),
+)
+def test_every_boundary_is_due_once_and_never_early(hundredths, data_size, batch, boundary):
+    cadence = Cadence.parse(f"{hundredths // 100}.{hundredths % 100:02d}epoch")
+    interval = Fraction(hundredths, 100) * data_size
+    at = boundary * interval
+    step = math.ceil(at / batch)  # the first at or past it
+    before_last = (step - 1) * batch // interval
+    assert cadence.due(step, (step - 1) * batch, step * batch, data_size)
+    assert cadence.due(step - 1, (step - 2) * batch, (step - 1) * batch, data_size) == (
+        before_last > (step - 2) * batch // interval
+    )
+
+
+@pytest.mark.parametrize("data_size", [10**3, 3 * 10**9, 10**15])
+def test_one_sample_before_a_boundary_is_not_due(data_size):
+    cadence = Cadence(1.0, "epochs")
+    assert not cadence.due(1, data_size - 2, data_size - 1, data_size)
+    assert cadence.due(2, data_size - 1, data_size, data_size)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_scaling_factor_from_one_worker_to_four(rule, factor):
+    assert scaling_factor(rule, global_batch=128, base_batch=32) == factor
+
+
+@pytest.mark.parametrize("rule", ["linear", "sqrt", "none"])
+def test_scaling_factor_is_one_at_the_base_batch(rule):
+    assert scaling_factor(rule, 48, 48) == 1.0
