@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import hvdtrain
 from hvdtrain.config import Config
+from hvdtrain.report import counted
 from hvdtrain.session import Layout, Session
 
 _WIDTH = 14
@@ -46,9 +47,8 @@ def _workers(session: Session, hosts: list[str]) -> str:
         return f"1 on {hosts[0]}"
     places = ", ".join(f"{host}: {count}" for host, count in list(per_host.items())[:8])
     more = ", ..." if len(per_host) > 8 else ""
-    plural = "s" if len(per_host) > 1 else ""
     controller = session.backend.workers.controller
-    return f"{size} on {len(per_host)} host{plural} ({places}{more}), coordinated by {controller}"
+    return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
 
 
 def _model(session: Session) -> str:
@@ -57,17 +57,17 @@ def _model(session: Session) -> str:
         origin = f"drawn by name from seed {session.config.seed}"
     else:
         origin = f"as the task made them, seed {session.config.seed}"
-    return f"{sum(sizes):,} parameters in {len(sizes)} tensors; initial values {origin}"
+    return f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}; initial values {origin}"
 
 
 def _data(session: Session) -> str:
     evaluation = f", {len(session.eval_data):,} to evaluate" if session.eval_data is not None else ""
-    return f"{session.data_size:,} samples to train{evaluation}"
+    return f"{counted(session.data_size, 'sample')} to train{evaluation}"
 
 
 def _batch(config: Config, layout: Layout) -> str:
     batch = layout.batch
-    parts = f"{batch.micro_batch} per worker x {batch.workers} workers"
+    parts = f"{batch.micro_batch} per worker x {counted(batch.workers, 'worker')}"
     if batch.accumulate > 1:
         parts += f" x {batch.accumulate} micro-batches"
     padded = "" if batch.is_even else ", the shorter parts padded with weight 0"
@@ -82,11 +82,8 @@ def _length(session: Session, layout: Layout) -> str:
     epochs = layout.last_sample / session.data_size
     cadence = session.config.eval_every
     evaluates = f", evaluation {cadence.in_words() if cadence else 'at the end'}" if session.eval_data else ""
-    return (
-        f"{layout.steps:,} steps = {epochs:g} epochs{evaluates}"
-        if epochs == round(epochs, 6)
-        else (f"{layout.steps:,} steps = {epochs:.3f} epochs{evaluates}")
-    )
+    said = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
+    return f"{counted(layout.steps, 'step')} = {said}{evaluates}"
 
 
 def _learning_rate(config: Config, layout: Layout) -> str:
@@ -98,12 +95,13 @@ def _learning_rate(config: Config, layout: Layout) -> str:
             f"global batch {layout.batch.global_batch}, quoted for {layout.base_batch})"
         )
     if rate.warmup_epochs:
-        said += f", after a warm-up of {rate.warmup_epochs:g} epochs"
+        said += f", after a warm-up of {counted(rate.warmup_epochs, 'epoch')}"
+    lowest = f"{rate.peak * rate.final_fraction:g}"
     after = {
         "constant": "constant",
-        "cosine": f"cosine to {rate.peak * rate.final_fraction:g}",
+        "cosine": f"cosine to {lowest}",
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
-        "cyclic": f"cycles of {rate.cycle_epochs:g} epochs down to {rate.peak * rate.final_fraction:g}",
+        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
     }
     return f"{said}, {after[rate.schedule]}"
 

@@ -156,8 +156,9 @@ class RunReport(SilentReport):
         if summary.status == "completed":
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
             self.say(
-                f"done: {final or 'no evaluation'}; {summary.steps:,} steps in {summary.seconds:.1f} s, "
-                f"{summary.samples_per_second:,.0f} samples/s\nrun directory: {self._run_dir}"
+                f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
+                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
+                f"run directory: {self._run_dir}"
             )
 
     def close(self) -> None:
@@ -293,6 +294,12 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def counted(number: float, noun: str) -> str:
+    """Say a number of things: "1 worker", "1,797 samples", "0.5 epochs"."""
+    said = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+    return f"{said} {noun}" if number == 1 else f"{said} {noun}s"
 
 
 def _in_words(values: Mapping[str, float]) -> str:

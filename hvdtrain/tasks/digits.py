@@ -46,7 +46,7 @@ class Digits:
         self._eval = {"inputs": images[shuffled[kept:]], "targets": labels[shuffled[kept:]]}
 
     def train_data(self) -> ArrayDataset:
-        """Give the training data: inputs (8, 8, 1) in [0, 1], targets the digit."""
+        """Give the training data: inputs (8, 8, 1), standardised as (x - 4.9) / 6; targets the digit."""
         return ArrayDataset(self._train)
 
     def eval_data(self) -> ArrayDataset:
