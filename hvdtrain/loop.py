@@ -4,7 +4,8 @@ It owns when things happen and which numbers they happen with; the backend owns 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from hvdtrain.backends.base import Totals
 from hvdtrain.errors import NonFiniteLossError
@@ -38,8 +39,8 @@ def run(session: Session) -> None:
                 check_replicas(backend)
             if _eval_is_due(session, mark, layout):
                 account.take(late.flush())
-                evaluate(session, layout)
-                account.restart_clock()
+                with account.clock_stopped():
+                    evaluate(session, layout)
     account.take(late.flush())
     check_replicas(backend)
 
@@ -122,10 +123,12 @@ class _Account:
                 self._session.report.trained(self._session, mark, means, speed)
                 self._window = Window(started_seconds=mark.clock_seconds)
 
-    def restart_clock(self) -> None:
-        """Leave the time of an evaluation out of the throughput."""
-        if not self._window.weight:
-            self._window = Window()
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """Context that leaves its own time, an evaluation's, out of the throughput."""
+        stopped_seconds = time.perf_counter()
+        yield
+        self._window.started_seconds += time.perf_counter() - stopped_seconds
 
     def _is_due(self, mark: StepMark) -> bool:
         cadence, size = self._session.config.log_every, self._session.data_size
