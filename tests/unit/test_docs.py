@@ -1,0 +1,173 @@
+"""The documents say what the code does: fields, defaults, options, files."""
+
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+from documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
+
+from hvdtrain.cli import OPTIONS, cli
+from hvdtrain.config import Config
+from hvdtrain.schedule import Cadence
+from hvdtrain.tasks.digits import Digits
+
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+# horovodrun's and mpirun's options in the documents, and how many words each takes
+LAUNCHER_OPTIONS = {
+    "horovodrun": {"-np": 1, "-H": 1, "--mpi": 0, "--gloo": 0, "-hostfile": 1, "--hostfile": 1},
+    "mpirun": {"-np": 1, "-H": 1, "--bind-to": 1, "--map-by": 1, "--hostfile": 1, "-x": 1},
+}
+
+
+def by_name(document):
+    return str(document.relative_to(ROOT))
+
+
+def config_table() -> str:
+    """Give the table of docs/config.md as the code has it."""
+    rows = ["| field | set by | type | default | meaning |", "|---|---|---|---|---|"]
+    for name, field in Config.model_fields.items():
+        set_by = f"`--{name.replace('_', '-')}`" if name in OPTIONS else f"`--set {name}=...`"
+        default = "none: must be given" if field.is_required() else f"`{_as_yaml(field.default)}`"
+        meaning = field.description.replace("|", "\\|")
+        rows.append(f"| `{name}` | {set_by} | {_type(field)} | {default} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _as_yaml(value: Any) -> str:
+    """Say a default as a config file would hold it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _type(field: Any) -> str:
+    """Say a field's type and range: "whole number, 1 or more"."""
+    kinds = [field.annotation]
+    if get_origin(field.annotation) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(field.annotation) if kind is not types.NoneType]
+    kind = get_args(kinds[0])[0] if Cadence in get_args(kinds[0]) else kinds[0]
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "list of numbers"
+    if get_origin(kind) is dict:
+        return "mapping"
+    said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
+    said[Cadence] = "steps, or epochs as `0.5epoch`"
+    return said[kind] + _range(field.metadata, kind)
+
+
+def _range(metadata: list[Any], kind: type) -> str:
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    limits = []
+    for limit in metadata:
+        for name, sign in signs.items():
+            if (value := getattr(limit, name, None)) is not None:
+                limits.append(f"{sign} {'2**63' if value == 2**63 else value}")
+    return f" {' and '.join(limits)}" if limits else ""
+
+
+def test_config_page_lists_every_field_with_its_default():
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    found = re.search(r"^\| field \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    assert found, "docs/config.md has no table of fields"
+    assert found[0] == config_table(), f"the table should be:\n{config_table()}"
+
+
+def test_config_page_lists_the_defaults_of_digits():
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    table = text.partition("| default of digits |")[2]
+    found = dict(re.findall(r"^\| `(\w+)` \| `(.*)` \|$", table, re.MULTILINE))
+    assert found == {name: _as_yaml(value) for name, value in Digits.defaults.items()}
+
+
+def test_both_readmes_show_the_same_code():
+    english, chinese = ([b for b in blocks(path) if b.language] for path in READMES)
+    assert [block.language for block in english] == [block.language for block in chinese]
+    for one, other in zip(english, chinese, strict=True):
+        assert _code(one.text) == _code(other.text)
+
+
+def _code(text: str) -> list[str]:
+    """Give the lines of a block without comments, which may be translated."""
+    return [code for line in text.splitlines() if (code := line.split("#")[0].rstrip())]
+
+
+def test_both_readmes_link_to_the_same_places():
+    english, chinese = (set(links(path)) - {path.name for path in READMES} for path in READMES)
+    assert english == chinese
+
+
+def test_readmes_link_each_other_before_anything_else():
+    assert links(READMES[0])[0] == "README.zh-CN.md"
+    assert links(READMES[1])[0] == "README.md"
+
+
+@pytest.mark.parametrize("document", documents(), ids=by_name)
+def test_links_resolve(document):
+    for link in links(document):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{by_name(document)} links to {link}"
+        assert not anchor or anchor in _anchors(target), f"{by_name(document)} links to {link}"
+
+
+def _anchors(document: Any) -> set[str]:
+    """Give the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", documents(), ids=by_name)
+def test_files_named_in_documents_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:hvdtrain|tests|examples|docs|scripts|benchmarks)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / path).exists(), f"{by_name(document)} names {path}"
+
+
+@pytest.mark.parametrize("document", documents(), ids=by_name)
+def test_commands_parse(document):
+    for words in hvdtrain_commands(document):
+        rest = _after_the_launcher(words)
+        if rest[:3] != ["python", "-m", "hvdtrain"]:
+            assert rest[0] == "python", words
+            assert (ROOT / rest[1]).exists(), words
+        elif "[" not in " ".join(rest):  # a pattern with [CONFIG.yaml] is not a command
+            _parse(rest[3:])
+
+
+def _after_the_launcher(words: list[str]) -> list[str]:
+    """Take the launcher and its options off a command; they must be ones that exist."""
+    known = LAUNCHER_OPTIONS.get(words[0])
+    if known is None:
+        return words
+    words, launcher = words[1:], words[0]
+    while words[0].startswith("-"):
+        assert words[0] in known, f"{launcher} {words[0]}"
+        words = words[1 + known[words[0]] :]
+    return words
+
+
+def _parse(words: list[str]) -> None:
+    """Parse a command line of hvdtrain and run nothing; train may be left out."""
+    name, rest = (words[0], words[1:]) if words[0] in cli.commands else ("train", words)
+    if "--help" not in rest:
+        cli.commands[name].make_context(name, list(rest))
+
+
+@pytest.mark.parametrize("document", documents(), ids=by_name)
+def test_shell_blocks_hold_commands(document):
+    """A shell block that cannot be split into words would escape every other test."""
+    assert isinstance(commands(document), list)
+
+
+def test_documents_have_jobs_to_try():
+    pages = ("README.md", "docs/running.md", "docs/tasks.md")
+    found = [words for page in pages for words in hvdtrain_commands(ROOT / page) if can_run_here(words)]
+    assert len(found) >= 6
