@@ -26,11 +26,15 @@ _TAG = re.compile(r"^\[(?:1,)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """What a job left: its exit code and what it printed, launcher's tags removed."""
+    """What a job left: its exit code and what it printed, launcher's tags removed.
+
+    ``spoke`` holds the ranks that printed anything, where the launcher tags lines.
+    """
 
     returncode: int
     stdout: str
     stderr: str
+    spoke: frozenset[int] = frozenset()
 
     @property
     def output(self) -> str:
@@ -67,7 +71,7 @@ class started:  # noqa: N801 - used as a statement
 
     def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
         self._mark = uuid.uuid4().hex
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -103,11 +107,14 @@ class started:  # noqa: N801 - used as a statement
         return self.result()
 
     def result(self) -> Result:
-        texts = []
+        texts, spoke = [], set()
         for file in (self._out, self._err):
             file.seek(0)
-            texts.append(_TAG.sub("", file.read().decode(errors="replace").replace("\r\n", "\n")))
-        return Result(self.process.returncode if self.process.returncode is not None else -1, *texts)
+            text = file.read().decode(errors="replace").replace("\r\n", "\n")
+            spoke |= {int(match[1]) for match in _TAG.finditer(text)}
+            texts.append(_TAG.sub("", text))
+        code = self.process.returncode if self.process.returncode is not None else -1
+        return Result(code, *texts, frozenset(spoke))
 
     def pids(self) -> list[int]:
         """Give the job's processes that still run, wherever they were re-parented to."""
@@ -115,9 +122,9 @@ class started:  # noqa: N801 - used as a statement
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
                 try:
-                    if self._mark.encode() in (folder / "environ").read_bytes():
-                        if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                            found.append(int(folder.name))
+                    ours = self._mark.encode() in (folder / "environ").read_bytes()
+                    if ours and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                        found.append(int(folder.name))
                 except OSError:
                     pass
         return found
@@ -143,7 +150,9 @@ class Run:
         return [line["loss"] for line in self.metrics if line["phase"] == "train"]
 
 
-def train(workers: int, controller: str, *options: str, cwd: Path, timeout: float = 150, **changes: str) -> Run:
+def train(
+    workers: int, controller: str, *options: str, cwd: Path, timeout: float = 150, **changes: str
+) -> Run:
     """Run ``python -m hvdtrain`` to its good end, writing to a folder in ``cwd``."""
     folder = cwd / "run"
     command = [*launcher(workers, controller), "python", "-m", "hvdtrain", *options, "--run-dir", str(folder)]

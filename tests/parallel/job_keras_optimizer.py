@@ -1,0 +1,93 @@
+"""What test_keras_optimizer.py runs on two workers: Keras 3 optimizers on data that differs by worker.
+
+Trains the same small model in several ways and writes the parameters of each to rank-R.npz.
+"""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import horovod.keras as stock
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain.backends._keras_optimizers import SGD, DistributedOptimizer
+
+STEPS, SAMPLES, INPUTS = 5, 16, 4
+
+
+def data(rank):
+    random = np.random.RandomState(rank)
+    return random.randn(SAMPLES, INPUTS).astype("float32"), random.randn(SAMPLES, 1).astype("float32")
+
+
+def model():
+    inputs = keras.Input((INPUTS,))
+    hidden = keras.layers.Dense(3, "tanh", kernel_initializer=keras.initializers.GlorotUniform(seed=1))(
+        inputs
+    )
+    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def fit(optimizer, inputs, targets, **options):
+    trained = model()
+    trained.compile(optimizer, "mse", **options)
+    trained.fit(inputs, targets, batch_size=len(inputs), epochs=STEPS, shuffle=False, verbose=0)
+    return flat(trained)
+
+
+def apply(optimizer, inputs, targets, eager=False):
+    trained = model()
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((trained(inputs, training=True) - targets) ** 2)
+        variables = trained.trainable_variables
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+
+    optimizer.build(trained.trainable_variables)
+    run = step if eager else tf.function(step)
+    for _ in range(STEPS):
+        run()
+    return flat(trained)
+
+
+def flat(trained):
+    return np.concatenate([v.numpy().ravel() for v in trained.trainable_variables])
+
+
+def sgd():
+    return SGD(learning_rate=0.1, momentum=0.9)
+
+
+def keras_sgd():
+    return keras.optimizers.SGD(learning_rate=0.1, momentum=0.9)
+
+
+def main():
+    stock.init()
+    rank, size = stock.rank(), stock.size()
+    mine = data(rank)
+    everything = [np.concatenate(parts) for parts in zip(*(data(r) for r in range(size)), strict=True)]
+    found = {
+        "alone": fit(sgd(), *mine),
+        "together": fit(sgd(), *everything),
+        "fit": fit(DistributedOptimizer(sgd()), *mine),
+        "fit_eagerly": fit(DistributedOptimizer(sgd()), *mine, run_eagerly=True),
+        "apply": apply(DistributedOptimizer(sgd()), *mine),
+        "apply_eagerly": apply(DistributedOptimizer(sgd()), *mine, eager=True),
+        "fp16": fit(DistributedOptimizer(sgd(), compression="fp16"), *mine),
+        "keras_alone": fit(keras_sgd(), *mine),
+        "keras_together": fit(keras_sgd(), *everything),
+        "keras_fit": fit(DistributedOptimizer(keras_sgd()), *mine),
+        "stock_fit": fit(stock.DistributedOptimizer(keras_sgd()), *mine),
+        "stock_apply": apply(stock.DistributedOptimizer(keras_sgd()), *mine),
+    }
+    np.savez(f"rank-{rank}.npz", **found)
+    stock.shutdown()
+
+
+if __name__ == "__main__":
+    main()

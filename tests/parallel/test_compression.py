@@ -1,0 +1,68 @@
+"""fp16 compression: half the bytes, nearly the same losses, the same accuracy."""
+
+import re
+
+import numpy as np
+import pytest
+from jobs import FRAMEWORKS, Run, shared_run, train
+
+BYTES = {"float16": 2, "float32": 4}
+# what Horovod's timeline says when the all-reduce of a tensor ends
+_REDUCED = re.compile(r'"dtype": "(float\d+)", "shape": "\[([\d, ]*)\]"')
+SHORT_STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Gives a finished run of digits and the timeline that rank 0 wrote, each made once."""
+    made: dict[tuple, tuple[Run, str]] = {}
+
+    def run(framework: str, compression: str, *options: str) -> tuple[Run, str]:
+        key = (framework, compression, *options)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("run")
+            finished = train(
+                2, "mpi", "--framework", framework, "--compression", compression, *options,
+                cwd=folder, HOROVOD_TIMELINE=str(folder / "timeline.json"),
+            )  # fmt: skip
+            made[key] = finished, (folder / "timeline.json").read_text()
+        return made[key]
+
+    return run
+
+
+def bytes_per_step(run: Run, timeline: str) -> float:
+    """Give the bytes that each worker gave to all-reduces of floats, per step."""
+    total = 0
+    for dtype, shape in _REDUCED.findall(timeline):
+        total += BYTES[dtype] * int(np.prod([int(n) for n in shape.split(",") if n.strip()]))
+    return total / run.summary["steps"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_compression_halves_the_bytes_sent(framework, runs):
+    plain = bytes_per_step(*runs(framework, "none", "--steps", str(SHORT_STEPS)))
+    compressed = bytes_per_step(*runs(framework, "fp16"))
+    assert plain > 4 * 151_306
+    assert compressed / plain == pytest.approx(0.5, abs=0.001)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_losses_stay_close_to_those_without_compression(framework, runs):
+    plain = shared_run(2, "mpi", "--framework", framework).losses
+    compressed = runs(framework, "fp16")[0].losses
+    difference = np.abs(np.asarray(compressed) / np.asarray(plain) - 1)
+    assert 0 < difference.max() < 2**-10  # one rounding of fp16; seen: less than a tenth of it
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_accuracy_is_that_without_compression(framework, runs):
+    plain = shared_run(2, "mpi", "--framework", framework).summary["final"]["accuracy"]
+    compressed = runs(framework, "fp16")[0].summary["final"]["accuracy"]
+    assert compressed >= 0.97
+    assert compressed == pytest.approx(plain, abs=2.5 / 359)  # two samples of the 359
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_plan_names_the_compression(framework, runs):
+    assert "sent as fp16" in runs(framework, "fp16")[0].result.stdout

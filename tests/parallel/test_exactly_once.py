@@ -1,0 +1,80 @@
+"""Every sample once an epoch, and the same global batches at every worker count."""
+
+import json
+from collections.abc import Iterable
+from itertools import chain, pairwise
+
+import pytest
+from jobs import shared_run
+
+SAMPLES, GLOBAL_BATCH = 1438, 50  # digits: 28 batches and 38 samples more
+OPTIONS = ("--global-batch-size", str(GLOBAL_BATCH), "--set", "trace_indices=true")
+# workers, controller, framework
+JOBS = [(1, "none", "torch"), (3, "mpi", "torch"), (4, "gloo", "torch"), (2, "mpi", "tf")]
+
+
+def steps_of(job: tuple[int, str, str], epochs: int = 2) -> list[list[list[int]]]:
+    """Train and give, for each step, the indices that each rank trained on."""
+    workers, controller, framework = job
+    run = shared_run(workers, controller, "--framework", framework, "--epochs", str(epochs), *OPTIONS)
+    ranks = []
+    for path in sorted((run.folder / "indices").iterdir()):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, run.summary["steps"] + 1))
+        ranks.append([line["indices"] for line in lines])
+    assert len(ranks) == workers
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+def batches(steps: list[list[list[int]]]) -> list[list[int]]:
+    """Give the global batch of each step, in the order of ranks."""
+    return [joined(step) for step in steps]
+
+
+def joined(lists: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(lists))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_epoch_sees_every_sample_once(job):
+    stream = joined(batches(steps_of(job)))
+    assert len(stream) == 2 * SAMPLES
+    for epoch in range(2):
+        assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("job", JOBS[1:])
+def test_global_batches_do_not_depend_on_the_worker_count(job):
+    alone = [set(batch) for batch in batches(steps_of(JOBS[0]))]
+    assert [set(batch) for batch in batches(steps_of(job))] == alone
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_workers_share_every_batch_evenly(job):
+    for step in steps_of(job):
+        shares = [len(indices) for indices in step]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("job", JOBS[:2])
+def test_a_batch_spans_two_epochs(job):
+    spanning = SAMPLES // GLOBAL_BATCH
+    found = batches(steps_of(job))
+    before = joined(found[:spanning])
+    rest = SAMPLES % GLOBAL_BATCH
+    assert len(found[spanning]) == GLOBAL_BATCH
+    assert set(found[spanning][:rest]) == set(range(SAMPLES)) - set(before)
+
+
+@pytest.mark.parametrize("job", JOBS[:2])
+def test_one_epoch_ends_with_a_short_batch(job):
+    found = batches(steps_of(job, epochs=1))
+    assert [len(batch) for batch in found] == [GLOBAL_BATCH] * 28 + [38]
+    assert sorted(joined(found)) == list(range(SAMPLES))
+
+
+def test_the_epochs_differ_in_their_order():
+    stream = joined(batches(steps_of(JOBS[0])))
+    first, second = stream[:SAMPLES], stream[SAMPLES:]
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 10
+    assert sum(b - a == 1 for a, b in pairwise(first)) < 10
