@@ -118,15 +118,14 @@ class Config(BaseModel):
         if self.lr_schedule == "step" and not self.lr_step_epochs:
             raise ValueError("lr_schedule step needs lr_step_epochs, such as [30, 60, 80]")
         if list(self.lr_step_epochs) != sorted(self.lr_step_epochs):
-            raise ValueError("lr_step_epochs must ascend")
+            raise ValueError(f"lr_step_epochs must ascend, found {list(self.lr_step_epochs)}")
         return self
 
     def to_yaml(self) -> str:
         """Give the configuration as YAML that repeats the run; the run directory is left out."""
         displaced = {"batch_size"} if self.global_batch_size else set()
-        dumped = self.model_dump(exclude={"run_dir"} | displaced, mode="json")
-        # null means "not given", but for eval_every, where it means "only at the end"
-        values = {name: value for name, value in dumped.items() if value is not None or name == "eval_every"}
+        # null, too, must be there: where the task's defaults set a field, null is what takes it back
+        values = self.model_dump(exclude={"run_dir"} | displaced, mode="json")
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
@@ -162,9 +161,8 @@ def resolve(layers: Iterable[Layer]) -> Config:
             if given:
                 merged.pop(other if given == [one] else one, None)
         for field, value in layer.values.items():
-            if field == "task_options" and isinstance(value, Mapping):
-                value = {**merged.get("task_options", {}), **value}  # noqa: PLW2901
-            merged[field], sources[field] = value, layer.source
+            merged[field] = _merged(merged.get(field), value)
+            sources[field] = layer.source
     if merged.get("framework") is None:
         raise ConfigError("no framework is given", "Add --framework torch or --framework tf.")
     if merged.get("epochs") is None and merged.get("steps") is None:
@@ -173,6 +171,13 @@ def resolve(layers: Iterable[Layer]) -> Config:
         return Config(**merged)
     except ValidationError as error:
         raise ConfigError("\n".join(_in_words(detail, sources) for detail in error.errors())) from None
+
+
+def _merged(weaker: Any, stronger: Any) -> Any:
+    """Give the stronger value; of two mappings, the keys of both, at any depth."""
+    if not (isinstance(weaker, Mapping) and isinstance(stronger, Mapping)):
+        return stronger
+    return {**weaker, **{key: _merged(weaker.get(key), value) for key, value in stronger.items()}}
 
 
 def _check_names(layer: Layer) -> None:
@@ -253,7 +258,5 @@ def parse_assignments(assignments: Iterable[str]) -> Layer:
         value = parse_yaml(text, f"--set {key}")
         for name in reversed(inner):
             value = {name: value}
-        if inner and isinstance(values.get(field), dict):
-            value = {**values[field], **value}
-        values[field] = value
+        values[field] = _merged(values.get(field), value) if inner else value
     return Layer("--set", values)

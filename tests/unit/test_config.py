@@ -1,0 +1,356 @@
+"""The configuration: who wins, which rules hold, what a message says, what is written and read."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.config import Config, Layer, parse_assignments, parse_yaml, read_file, resolve
+from hvdtrain.errors import ConfigError
+from hvdtrain.schedule import Cadence
+
+TORCH = Layer("options", {"framework": "torch"})
+SOURCES = ("defaults of task digits", "run.yaml", "--set", "options")
+
+
+def resolved(**fields: object) -> Config:
+    return resolve([TORCH, Layer("options", fields)])
+
+
+def refused(layer: Layer) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve([TORCH, layer])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("strongest", range(len(SOURCES)))
+def test_the_strongest_source_wins(strongest):
+    layers = [Layer(source, {"seed": rank}) for rank, source in enumerate(SOURCES[: strongest + 1])]
+    assert resolve([TORCH, *layers]).seed == strongest
+
+
+def test_a_stronger_source_leaves_other_fields_alone():
+    config = resolve([TORCH, Layer("run.yaml", {"seed": 3, "momentum": 0.5}), Layer("--set", {"seed": 4})])
+    assert (config.seed, config.momentum) == (4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weaker", "stronger", "left"),
+    [
+        ({"epochs": 3}, {"steps": 7}, {"epochs": None, "steps": 7}),
+        ({"steps": 7}, {"epochs": 3}, {"epochs": 3.0, "steps": None}),
+        ({"batch_size": 8}, {"global_batch_size": 48}, {"global_batch_size": 48}),
+        ({"global_batch_size": 48}, {"batch_size": 8}, {"batch_size": 8, "global_batch_size": None}),
+    ],
+)
+def test_one_of_a_pair_displaces_the_other_of_a_weaker_source(weaker, stronger, left):
+    config = resolve([TORCH, Layer("run.yaml", weaker), Layer("options", stronger)])
+    assert {name: getattr(config, name) for name in left} == left
+
+
+def test_null_displaces_nothing():
+    config = resolve([TORCH, Layer("task", {"steps": 7}), Layer("run.yaml", {"epochs": None})])
+    assert (config.epochs, config.steps) == (None, 7)
+
+
+@pytest.mark.parametrize("pair", [{"epochs": 1, "steps": 2}, {"batch_size": 1, "global_batch_size": 2}])
+def test_one_source_cannot_set_both_of_a_pair(pair):
+    assert "run.yaml sets both" in refused(Layer("run.yaml", pair))
+
+
+def test_training_lasts_ten_epochs_where_nobody_says():
+    assert resolved().epochs == 10.0
+
+
+def test_a_framework_must_be_given():
+    with pytest.raises(ConfigError, match="no framework is given\nAdd --framework torch or --framework tf"):
+        resolve([Layer("options", {"seed": 1})])
+
+
+def test_task_options_of_all_sources_come_together():
+    layers = [
+        Layer("task", {"task_options": {"model": {"layers": 2, "width": 8}, "path": "a"}}),
+        Layer("run.yaml", {"task_options": {"path": "b"}}),
+        parse_assignments(["task_options.model.width=16"]),
+    ]
+    assert resolve([TORCH, *layers]).task_options == {"model": {"layers": 2, "width": 16}, "path": "b"}
+
+
+def test_task_options_left_empty_in_a_file_can_be_set():
+    config = resolve(
+        [TORCH, Layer("run.yaml", {"task_options": None}), parse_assignments(["task_options.a=1"])]
+    )
+    assert config.task_options == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("batchsize", "Did you mean 'batch_size'?"),
+        ("learning-rate", "Did you mean 'learning_rate'?"),
+        ("sede", "Did you mean 'seed'?"),
+        ("qqq", "docs/config.md lists every field."),
+        (3, "docs/config.md lists every field."),
+    ],
+)
+def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):
+    assert refused(Layer("run.yaml", {name: 1})) == f"run.yaml: there is no field {name!r}\n{hint}"
+
+
+OUT_OF_RANGE = [
+    ("epochs", 0, "should be greater than 0"),
+    ("steps", 0, "should be greater than 0"),
+    ("batch_size", 0, "should be greater than 0"),
+    ("global_batch_size", -4, "should be greater than 0"),
+    ("accumulate", 0, "should be greater than 0"),
+    ("eval_batch_size", 0, "should be greater than 0"),
+    ("learning_rate", 0.0, "should be greater than 0"),
+    ("base_batch_size", 0, "should be greater than 0"),
+    ("warmup_epochs", -0.5, "should be greater than or equal to 0"),
+    ("lr_final_fraction", -0.1, "should be greater than or equal to 0"),
+    ("lr_final_fraction", 1.5, "should be less than or equal to 1"),
+    ("lr_step_factor", 0.0, "should be greater than 0"),
+    ("lr_cycle_epochs", 0.0, "should be greater than 0"),
+    ("weight_decay", -1e-4, "should be greater than or equal to 0"),
+    ("momentum", -0.1, "should be greater than or equal to 0"),
+    ("momentum", 1.0, "should be less than 1"),
+    ("adam_beta1", -0.1, "should be greater than or equal to 0"),
+    ("adam_beta1", 1.0, "should be less than 1"),
+    ("adam_beta2", -0.1, "should be greater than or equal to 0"),
+    ("adam_beta2", 1.0, "should be less than 1"),
+    ("adam_epsilon", 0.0, "should be greater than 0"),
+    ("clip_norm", 0.0, "should be greater than 0"),
+    ("threads", 0, "should be greater than 0"),
+    ("read_threads", 0, "should be greater than 0"),
+    ("seed", -1, "should be greater than or equal to 0"),
+    ("seed", 2**63, f"should be less than {2**63}"),
+    ("check_replicas_every", 0, "should be greater than 0"),
+]
+OTHER_OFFENCES = [
+    ("epochs", float("inf"), "should be a finite number"),
+    ("learning_rate", float("nan"), "should be a finite number"),
+    ("batch_size", 1.5, "should be a valid integer, got a number with a fractional part"),
+    ("seed", "x", "should be a valid integer, unable to parse string as an integer"),
+    ("framework", "jax", "should be 'torch' or 'tf'"),
+    ("optimizer", "adam", "should be 'sgd' or 'adamw'"),
+    ("lr_scaling", "cubic", "should be 'linear', 'sqrt' or 'none'"),
+    ("lr_schedule", "linear", "should be 'constant', 'cosine', 'step' or 'cyclic'"),
+    ("compression", "bf16", "should be 'none' or 'fp16'"),
+    ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
+    ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
+    ("task_options", [1], "should be a valid dictionary"),
+    ("trace_indices", "perhaps", "should be a valid boolean, unable to interpret input"),
+    ("log_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
+    ("log_every", 0, "must be greater than 0"),
+    ("eval_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "rule"), OUT_OF_RANGE + OTHER_OFFENCES)
+def test_an_offence_names_field_rule_value_and_source(field, value, rule):
+    assert refused(Layer("run.yaml", {field: value})) == f"{field}: {rule}, found {value!r} (run.yaml)"
+
+
+def test_every_bound_of_every_field_is_tested_above():
+    bounds = [
+        name
+        for name, field in Config.model_fields.items()
+        for rule in field.metadata
+        if isinstance(rule, Gt | Ge | Lt | Le)
+    ]
+    assert sorted(bounds) == sorted(field for field, _, _ in OUT_OF_RANGE)
+
+
+def test_every_offence_is_said_at_once():
+    said = refused(Layer("run.yaml", {"seed": -1, "momentum": 2}))
+    assert [line.split(":")[0] for line in said.splitlines()] == ["momentum", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"lr_schedule": "step"}, "lr_schedule step needs lr_step_epochs, such as [30, 60, 80]"),
+        ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend, found [3.0, 2.0]"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_named(fields, said):
+    assert refused(Layer("run.yaml", fields)) == said
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        resolved().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E+3", 1000.0),
+        ("-2.5e2", -250.0),
+        (".5e1", 5.0),
+        ("3", 3),
+        ("0.1", 0.1),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        ("0.5epoch", "0.5epoch"),
+        ("e3", "e3"),
+        ("[1, 2.5]", [1, 2.5]),
+        ("{a: 1e-3}", {"a": 1e-3}),
+    ],
+)
+def test_yaml_reads(text, value):
+    read = parse_yaml(text, "x")
+    assert (type(read), read) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("seed: 1\nmomentum: [0.9\n", "line 3, column 1"), ("a: 1\nb: 2\n c: 3\n", "line 3, column 3")],
+)
+def test_malformed_yaml_is_named_by_file_line_and_column(tmp_path, text, place):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"{path} is not valid YAML at {place}: "):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir", "!!python/name:os.mkdir"]
+)
+def test_nothing_in_yaml_runs_code(tmp_path, tag):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"seed: {tag} [{tmp_path / 'made'}]\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml is not valid YAML at line 1"):
+        read_file(path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_nothing_in_an_assignment_runs_code(tmp_path):
+    with pytest.raises(ConfigError, match="--set seed is not valid YAML"):
+        parse_assignments([f"seed=!!python/object/apply:os.mkdir [{tmp_path / 'made'}]"])
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_empty_config_file_sets_nothing(tmp_path):
+    (tmp_path / "run.yaml").write_text("# nothing yet\n")
+    assert read_file(tmp_path / "run.yaml").values == {}
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- seed: 1", "list"), ("seed", "str")])
+def test_a_config_file_must_hold_fields(tmp_path, text, kind):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"must hold field: value lines, found a {kind}"):
+        read_file(tmp_path / "run.yaml")
+
+
+def test_a_missing_config_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*missing\.yaml"):
+        read_file(tmp_path / "missing.yaml")
+
+
+def test_a_config_file_that_is_not_text_is_named(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00seed")
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*run\.yaml"):
+        read_file(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "values"),
+    [
+        (["seed=1"], {"seed": 1}),
+        (["learning_rate=1e-3"], {"learning_rate": 1e-3}),
+        (["task=a.py:B"], {"task": "a.py:B"}),
+        (["run_dir=a=b"], {"run_dir": "a=b"}),
+        (["clip_norm=null"], {"clip_norm": None}),
+        (["lr_step_epochs=[1, 2]"], {"lr_step_epochs": [1, 2]}),
+        (["seed=1", "seed=2"], {"seed": 2}),
+        (["task_options.a=1", "task_options.b=x"], {"task_options": {"a": 1, "b": "x"}}),
+        (["task_options.m.a=1", "task_options.m.b=2"], {"task_options": {"m": {"a": 1, "b": 2}}}),
+        (["task_options={a: 1}", "task_options.b=2"], {"task_options": {"a": 1, "b": 2}}),
+    ],
+)
+def test_assignments_read(assignments, values):
+    assert parse_assignments(assignments) == Layer("--set", values)
+
+
+@pytest.mark.parametrize("assignment", ["seed", "=1", ""])
+def test_an_assignment_needs_key_and_value(assignment):
+    with pytest.raises(ConfigError, match="must be KEY=VALUE"):
+        parse_assignments([assignment])
+
+
+TASK_DEFAULTS = Layer(
+    "task",
+    {"epochs": 15, "batch_size": 16, "clip_norm": 1.0, "base_batch_size": 64, "eval_every": 5, "threads": 3},
+)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"steps": 100},
+        {"epochs": 0.3333333333333333},
+        {"global_batch_size": 50},
+        {"clip_norm": None},
+        {"base_batch_size": None},
+        {"threads": None},
+        {"eval_every": None},
+        {"eval_every": "0.3333333333333333epoch", "log_every": 1},
+        {"lr_schedule": "step", "lr_step_epochs": [1, 2.5]},
+        {"learning_rate": 1e-30, "adam_epsilon": 1e22, "seed": 2**63 - 1},
+        {"task": "päth/to.py:Täsk", "task_options": {"path": "ü", "sizes": [1, {"a": 1e-9}], "none": None}},
+    ],
+    ids=str,
+)
+def test_what_is_written_repeats_the_run(tmp_path, fields):
+    """Also over a task whose defaults differ from the config's."""
+    config = resolve([TASK_DEFAULTS, TORCH, Layer("options", fields)])
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml(), encoding="utf-8")
+    assert resolve([TASK_DEFAULTS, read_file(path)]) == config
+
+
+# PyYAML does not read the Unicode line separators that it writes
+TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters="\ufeff"))
+
+
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "learning_rate": st.floats(0, 1e9, exclude_min=True),
+            "momentum": st.floats(0, 1, exclude_max=True),
+            "seed": st.integers(0, 2**63 - 1),
+            "log_every": st.integers(1, 10**20).map(Cadence),
+            "clip_norm": st.none() | st.floats(0, 1e9, exclude_min=True),
+            "task_options": st.dictionaries(TEXTS, TEXTS | st.floats(allow_nan=False) | st.integers()),
+        },
+    )
+)
+def test_any_config_survives_being_written_and_read(fields):
+    config = resolved(**fields)
+    assert resolve([Layer("config.yaml", parse_yaml(config.to_yaml(), "config.yaml"))]) == config
+
+
+def test_the_run_directory_is_not_part_of_what_repeats_a_run():
+    assert "run_dir" not in yaml.safe_load(resolved(run_dir="here").to_yaml())
+
+
+def test_every_field_is_described():
+    assert [
+        name for name, field in Config.model_fields.items() if not (field.description or "").endswith(".")
+    ] == []
+
+
+def test_a_written_config_stands_in_for_the_command_line(tmp_path):
+    """Options still win over it, pairs included."""
+    path = Path(tmp_path / "config.yaml")
+    path.write_text(resolved(steps=9, global_batch_size=48).to_yaml())
+    config = resolve([read_file(path), Layer("options", {"epochs": 2, "batch_size": 4})])
+    assert (config.steps, config.epochs, config.global_batch_size, config.batch_size) == (None, 2, None, 4)
