@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import HvdtrainError, TaskError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -104,7 +104,7 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     _check_options(task_class, spec, options)
     try:
         task = task_class(**options)
-    except TaskError:
+    except HvdtrainError:
         raise
     except Exception as error:
         raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error

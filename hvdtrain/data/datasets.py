@@ -27,9 +27,14 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
     names = {inputs: "inputs", targets: "targets"}
     if isinstance(source, Mapping):
         return ArrayDataset(
-            {names.get(str(key), str(key)): np.asarray(value) for key, value in source.items()}
+            {names.get(str(key), str(key)): _as_array(key, value) for key, value in source.items()}
         )
-    if isinstance(source, tuple) and len(source) == 2 and all(hasattr(part, "shape") for part in source):
+    if isinstance(source, tuple) and source and all(hasattr(part, "shape") for part in source):
+        if len(source) != 2:
+            raise DataError(
+                f"a tuple of arrays must hold (inputs, targets); found {len(source)} arrays",
+                "Give a dict of names to arrays instead.",
+            )
         return ArrayDataset({"inputs": np.asarray(source[0]), "targets": np.asarray(source[1])})
     if hasattr(source, "column_names") and hasattr(source, "with_format"):
         return HuggingFaceDataset(source, names)
@@ -39,6 +44,13 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
         f"data must be arrays or have __len__ and __getitem__, found a {type(source).__name__}",
         "docs/tasks.md lists what can be wrapped.",
     )
+
+
+def _as_array(name: object, value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of lists of unequal lengths
+        raise DataError(f"{str(name)!r} cannot be made an array: {error}") from None
 
 
 class ArrayDataset:
@@ -111,6 +123,13 @@ class HuggingFaceDataset:
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
         """Fetch many samples with one query."""
         columns = self._source[indices.tolist()]
+        for name, value in columns.items():
+            # lists of unequal lengths come as an array of arrays
+            shapes = {np.shape(sample) for sample in value} if value.dtype == object else {()}
+            if len(shapes) > 1:
+                raise DataError(
+                    f"samples of one batch must have equal shapes: column {name!r} has {sorted(shapes)}"
+                )
         return {self._names.get(key, key): canonical(value) for key, value in columns.items()}
 
 

@@ -1,0 +1,265 @@
+"""Data sets of every kind: one form, the same numbers whichever way they are fetched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain.data.datasets import ArrayDataset, as_dataset, canonical, fetch, signature
+from hvdtrain.errors import DataError, UsageError
+
+SIZE = 7
+INPUTS = np.arange(SIZE * 6, dtype=np.float32).reshape(SIZE, 2, 3)
+TARGETS = np.arange(SIZE) % 3
+
+
+class Indexable:
+    """Anything with __len__ and __getitem__."""
+
+    def __init__(self, item: Callable[[int], Any], size: int = SIZE) -> None:
+        self._item, self._size = item, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        assert type(index) is int
+        return self._item(index)
+
+
+def hugging_face(columns: dict[str, list]) -> Any:
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that stays
+    return pytest.importorskip("datasets").Dataset.from_dict(columns)
+
+
+def torch_dataset() -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+
+
+SOURCES = {
+    "mapping of arrays": lambda: {"inputs": INPUTS, "targets": TARGETS},
+    "mapping of lists": lambda: {"inputs": INPUTS.tolist(), "targets": TARGETS.tolist()},
+    "pair of arrays": lambda: (INPUTS, TARGETS),
+    "array data set": lambda: ArrayDataset({"inputs": INPUTS, "targets": TARGETS}),
+    "items that are mappings": lambda: Indexable(lambda i: {"inputs": INPUTS[i], "targets": TARGETS[i]}),
+    "items that are tuples": lambda: Indexable(lambda i: (INPUTS[i], TARGETS[i])),
+    "items that are lists": lambda: Indexable(lambda i: [INPUTS[i].tolist(), int(TARGETS[i])]),
+    "list of pairs": lambda: list(zip(INPUTS, TARGETS, strict=True)),
+    "torch": torch_dataset,
+    "hugging face": lambda: hugging_face({"inputs": INPUTS.tolist(), "targets": TARGETS.tolist()}),
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request):
+    return SOURCES[request.param]()
+
+
+@pytest.mark.parametrize("indices", [[0], [6, 0, 3], [2, 2, 2], list(range(SIZE))], ids=str)
+def test_a_batch_is_its_samples_stacked(source, indices):
+    dataset = as_dataset(source)
+    batch = fetch(dataset, np.asarray(indices))
+    assert sorted(batch) == ["inputs", "targets"]
+    for name in batch:
+        stacked = np.stack([np.asarray(dataset[index][name]) for index in indices])
+        np.testing.assert_array_equal(batch[name], stacked)
+
+
+def test_every_kind_of_source_gives_the_same_batch(source):
+    dataset = as_dataset(source)
+    batch = fetch(dataset, np.asarray([4, 1]))
+    assert len(dataset) == SIZE
+    np.testing.assert_array_equal(batch["inputs"], INPUTS[[4, 1]])
+    np.testing.assert_array_equal(batch["targets"], TARGETS[[4, 1]])
+    assert (batch["inputs"].dtype, batch["targets"].dtype) == (np.float32, np.int64)
+
+
+def test_every_kind_of_source_has_the_same_signature(source):
+    assert signature(as_dataset(source), "training data") == {"inputs": "float32[2, 3]", "targets": "int64[]"}
+
+
+def test_torch_tensors_can_stand_in_a_pair():
+    torch = pytest.importorskip("torch")
+    batch = fetch(as_dataset((torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))), np.asarray([3]))
+    np.testing.assert_array_equal(batch["inputs"], INPUTS[[3]])
+
+
+def test_single_arrays_are_inputs():
+    assert signature(as_dataset(Indexable(lambda i: INPUTS[i])), "data") == {"inputs": "float32[2, 3]"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"image": INPUTS, "label": TARGETS},
+        lambda: Indexable(lambda i: {"image": INPUTS[i], "label": TARGETS[i]}),
+        lambda: hugging_face({"image": INPUTS.tolist(), "label": TARGETS.tolist()}),
+    ],
+    ids=["arrays", "items", "hugging face"],
+)
+def test_keys_can_be_named(make):
+    dataset = as_dataset(make(), inputs="image", targets="label")
+    assert sorted(fetch(dataset, np.asarray([0]))) == ["inputs", "targets"]
+
+
+def test_more_keys_pass_through():
+    dataset = as_dataset({"inputs": INPUTS, "targets": TARGETS, "mask": TARGETS > 0})
+    assert fetch(dataset, np.asarray([1]))["mask"].dtype == bool
+
+
+def test_hugging_face_columns_that_are_missing_are_named():
+    data = hugging_face({"image": [[1.0]], "label": [0]})
+    with pytest.raises(
+        DataError, match=r"has no column 'inputs'; its columns are .*\nName them: .*inputs='image'"
+    ):
+        as_dataset(data)
+
+
+def test_a_data_set_with_its_own_batch_is_taken_as_it_is():
+    class Own:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> dict:
+            raise AssertionError("batch serves")
+
+        def batch(self, indices: np.ndarray) -> dict:
+            return {"inputs": indices * 2.0}
+
+    own = Own()
+    assert as_dataset(own) is own
+    assert fetch(own, np.asarray([2, 1]))["inputs"].tolist() == [4.0, 2.0]
+
+
+def test_an_array_data_set_fetches_without_its_items(monkeypatch):
+    monkeypatch.setattr(ArrayDataset, "__getitem__", lambda self, index: pytest.fail("fetched one by one"))
+    fetch(as_dataset((INPUTS, TARGETS)), np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("given_type", "kept"),
+    [
+        (np.float64, np.float32),
+        (np.float32, np.float32),
+        (np.float16, np.float16),
+        (np.uint8, np.uint8),
+        (np.int32, np.int32),
+        (np.bool_, np.bool_),
+    ],
+)
+def test_64_bit_floats_become_32_bit_and_nothing_else_changes(given_type, kept):
+    assert canonical(np.zeros(2, given_type)).dtype == kept
+
+
+@pytest.mark.parametrize("given_type", [np.uint8, np.int16, np.int32, np.uint32, np.int64])
+def test_class_numbers_are_int64(given_type):
+    batch = fetch(as_dataset((INPUTS, TARGETS.astype(given_type))), np.asarray([2]))
+    assert (batch["targets"].dtype, batch["targets"].tolist()) == (np.int64, [2])
+
+
+@pytest.mark.parametrize(("given_type", "kept"), [(np.float64, np.float32), (np.bool_, np.bool_)])
+def test_targets_that_are_no_integers_stay_so(given_type, kept):
+    assert fetch(as_dataset((INPUTS, TARGETS.astype(given_type))), np.asarray([2]))["targets"].dtype == kept
+
+
+@pytest.mark.parametrize(
+    "source", [{"inputs": INPUTS, "targets": TARGETS[:3]}, (INPUTS, TARGETS[:3])], ids=type
+)
+def test_arrays_of_unequal_lengths_are_refused(source):
+    with pytest.raises(DataError, match=r"equal lengths, found \{'inputs': 7, 'targets': 3\}"):
+        as_dataset(source)
+
+
+@pytest.mark.parametrize("source", [(INPUTS,), (INPUTS, TARGETS, TARGETS)], ids=len)
+def test_a_tuple_of_arrays_must_be_a_pair(source):
+    with pytest.raises(DataError, match=rf"must hold \(inputs, targets\); found {len(source)} arrays"):
+        as_dataset(source)
+
+
+@pytest.mark.parametrize(
+    "source", [3, None, iter([1, 2]), {1, 2}, (x for x in [])], ids=lambda s: type(s).__name__
+)
+def test_what_cannot_be_indexed_is_refused(source):
+    with pytest.raises(
+        DataError, match=f"must be arrays or have __len__ and __getitem__, found a {type(source).__name__}"
+    ):
+        as_dataset(source)
+
+
+@pytest.mark.parametrize(
+    "source", [{"inputs": np.zeros((0, 2))}, (INPUTS[:0], TARGETS[:0]), [], {}, {"inputs": 3.0}], ids=str
+)
+def test_an_empty_data_set_is_refused(source):
+    with pytest.raises(DataError, match=r"the training data is empty \(0 samples\)"):
+        signature(as_dataset(source), "training data")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"inputs": INPUTS, "targets": np.asarray(list("abcdefg"))},
+        Indexable(lambda i: (INPUTS[i], "cat")),
+        {"inputs": INPUTS, "targets": np.asarray([object()] * SIZE)},
+        {"inputs": INPUTS, "targets": np.asarray(["2026-01-01"] * SIZE, "datetime64[D]")},
+    ],
+    ids=["strings", "items with strings", "objects", "dates"],
+)
+def test_what_is_not_numbers_is_refused(source):
+    with pytest.raises(DataError, match=r"the evaluation data holds .* under 'targets'; it must be numbers"):
+        signature(as_dataset(source), "evaluation data")
+
+
+def test_a_string_is_no_data_set():
+    with pytest.raises(DataError, match="must be numbers"):
+        signature(as_dataset("hello"), "training data")
+
+
+@pytest.mark.parametrize("item", [(1, 2, 3), (1,), []], ids=len)
+def test_items_of_other_than_two_parts_are_refused(item):
+    with pytest.raises(DataError, match=rf"must hold \(inputs, targets\); found {len(item)} parts"):
+        signature(as_dataset(Indexable(lambda i: item)), "training data")
+
+
+def test_a_sample_that_maps_nothing_is_refused():
+    with pytest.raises(DataError, match="a sample of the training data must map names to arrays"):
+        signature(as_dataset(Indexable(lambda i: {})), "training data")
+
+
+def test_samples_of_unequal_shapes_are_named():
+    dataset = as_dataset(Indexable(lambda i: {"inputs": np.zeros(3 if i == 5 else 2)}))
+    with pytest.raises(
+        DataError, match=r"'inputs' of sample 5 has shape \(3,\), that of sample 4 has shape \(2,\)"
+    ):
+        fetch(dataset, np.asarray([4, 5, 6]))
+
+
+def test_a_sample_without_a_key_of_the_others_is_named():
+    dataset = as_dataset(Indexable(lambda i: {"inputs": 1.0} if i == 5 else {"inputs": 1.0, "mask": 0}))
+    with pytest.raises(DataError, match="'mask' of sample 5 is missing"):
+        fetch(dataset, np.asarray([4, 5]))
+
+
+def test_hugging_face_samples_of_unequal_shapes_are_named():
+    data = hugging_face({"inputs": [[1.0, 2.0], [1.0, 2.0], [1.0]], "targets": [0, 1, 2]})
+    with pytest.raises(DataError, match="samples of one batch must have equal shapes: column 'inputs'"):
+        fetch(as_dataset(data), np.asarray([0, 1, 2]))
+
+
+def test_ragged_lists_are_a_users_mistake():
+    with pytest.raises(UsageError, match="'inputs'"):
+        as_dataset({"inputs": [[1.0, 2.0], [1.0]], "targets": [0, 1]})
+
+
+def test_what_a_data_set_raises_is_not_hidden():
+    def fail(index: int) -> None:
+        raise OSError(f"no file {index}")
+
+    with pytest.raises(OSError, match="no file 3"):
+        fetch(as_dataset(Indexable(fail)), np.asarray([3]))
+
+
+def test_as_dataset_is_public():
+    assert hvdtrain.as_dataset is as_dataset

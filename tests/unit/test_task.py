@@ -1,0 +1,298 @@
+"""Finding a task, constructing it, and what is said where that fails."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import DataError, TaskError
+from hvdtrain.task import Dataset, built_in_names, load_task_class, make_task, task_spec, where_raised
+from hvdtrain.tasks.digits import Digits
+
+GOOD = """
+class Good:
+    loss = "mse"
+
+    def __init__(self, size=4, path=None):
+        self.size = size
+
+    def train_data(self):
+        return {}
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        return None
+
+    class Inner:
+        pass
+
+    NUMBER = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The working directory; what a task file does to the import system is undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(path: Path, text: str = GOOD) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def refused(spec: str) -> str:
+    with pytest.raises(TaskError) as caught:
+        load_task_class(spec)
+    return str(caught.value)
+
+
+def test_a_built_in_task_goes_by_its_name():
+    assert load_task_class("digits") is Digits
+
+
+def test_every_built_in_task_can_be_loaded():
+    assert "digits" in built_in_names()
+    assert all(callable(load_task_class(name)) for name in built_in_names())
+
+
+@pytest.mark.parametrize("spec", ["tasks/mine.py:Good", "mine_package.mine:Good", "mine_module:Good"])
+def test_a_task_of_ones_own_goes_by_file_or_module(folder, spec):
+    write(folder / "tasks" / "mine.py")
+    write(folder / "mine_package" / "mine.py")
+    write(folder / "mine_module.py")
+    assert load_task_class(spec).__name__ == "Good"
+
+
+def test_an_absolute_path_is_found_from_anywhere(folder, monkeypatch):
+    path = write(folder / "deep" / "mine.py")
+    monkeypatch.chdir("/")
+    assert load_task_class(f"{path}:Good").__name__ == "Good"
+
+
+def test_a_class_inside_a_class_is_found(folder):
+    write(folder / "mine.py")
+    assert load_task_class("mine.py:Good.Inner").__qualname__ == "Good.Inner"
+
+
+def test_a_function_that_makes_a_task_will_do(folder):
+    write(folder / "mine.py", GOOD + "\ndef make(size=1):\n    return Good(size)\n")
+    task = make_task(load_task_class("mine.py:make"), "mine.py:make", {"size": 9}, "torch")
+    assert task.size == 9
+
+
+def test_a_task_file_imports_what_lies_beside_it(folder):
+    write(folder / "deep" / "beside.py", "VALUE = 7\n")
+    write(folder / "deep" / "mine.py", "from beside import VALUE\nclass Good:\n    value = VALUE\n")
+    assert load_task_class("deep/mine.py:Good").value == 7
+
+
+def test_a_dataclass_can_stand_in_a_task_file(folder):
+    """Dataclasses look their module up while they are made."""
+    text = """
+        from __future__ import annotations
+        from dataclasses import dataclass
+
+        @dataclass
+        class Good:
+            size: int = 4
+    """
+    write(folder / "mine.py", text)
+    assert load_task_class("mine.py:Good")().size == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("digit", "there is no built-in task 'digit'\nDid you mean 'digits'?"),
+        ("zzz", "there is no built-in task 'zzz'\nBuilt-in: digits"),
+        ("", "there is no built-in task ''\nBuilt-in: digits"),
+        ("a/mine.py", "task a/mine.py names a file but no class\nWrite a/mine.py:MyTask."),
+        ("a/mine.py:Good", "task file a/mine.py does not exist (looked in {folder})"),
+        ("no.such.module:Good", "task module no.such.module cannot be imported: "),
+        ("a/mine:Good", "task module 'a/mine' is neither a module's name nor a .py file"),
+        (":Good", "task module '' is neither a module's name nor a .py file"),
+    ],
+)
+def test_a_place_that_is_not_there_is_named(folder, spec, said):
+    assert refused(spec).startswith(said.format(folder=folder))
+
+
+@pytest.mark.parametrize("place", ["mine.py", "mine"])
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("x = 1\nclass Good\n", 2, "expected ':'"),
+        ("x = 1\n\nraise RuntimeError('broken')\n", 3, "RuntimeError: broken"),
+        ("import no_such_thing\n", 1, "ModuleNotFoundError: No module named 'no_such_thing'"),
+    ],
+)
+def test_a_task_that_does_not_import_is_named_with_its_line(folder, place, text, line, said):
+    path = write(folder / "mine.py", text)
+    message = refused(f"{place}:Good")
+    assert f"{place} cannot be imported: " in message
+    assert f"{path}, line {line}: {said}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("God", "task mine.py:God: mine.py has no 'God'\nDid you mean 'Good'?"),
+        ("Zzzz", "task mine.py:Zzzz: mine.py has no 'Zzzz'"),
+        ("", "task mine.py:: mine.py has no ''"),
+        ("Good.NUMBER", "task mine.py:Good.NUMBER: Good.NUMBER is a int, not a class"),
+    ],
+)
+def test_a_class_that_is_not_there_is_named(folder, name, said):
+    write(folder / "mine.py")
+    assert refused(f"mine.py:{name}") == said
+
+
+class Base:
+    loss = "mse"
+
+    def train_data(self):
+        return {}
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        return None
+
+
+class TakesTwo(Base):
+    def __init__(self, path, size=1):
+        pass
+
+
+class TakesAnything(Base):
+    def __init__(self, **options):
+        self.options = options
+
+
+class Broken(Base):
+    def __init__(self):
+        raise ZeroDivisionError("never")
+
+
+class Refuses(Base):
+    def __init__(self):
+        raise DataError("no data here", "Bring some.")
+
+
+def why(task_class: object, options: dict, framework: str = "torch") -> str:
+    with pytest.raises(TaskError) as caught:
+        make_task(task_class, "it", options, framework)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task_class", "options", "said"),
+    [
+        (Base, {"size": 1}, "task it has no option 'size' (from task_options)\nIt takes none."),
+        (
+            TakesTwo,
+            {"path": "x", "sise": 1},
+            "task it has no option 'sise' (from task_options)\nDid you mean 'size'?",
+        ),
+        (
+            TakesTwo,
+            {"path": "x", "qqq": 1},
+            "task it has no option 'qqq' (from task_options)\nIt takes path, size.",
+        ),
+        (
+            TakesTwo,
+            {},
+            "task it: missing a required argument: 'path'\n"
+            "Give it with --set task_options.NAME=VALUE or in the config file.",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_named(task_class, options, said):
+    assert why(task_class, options) == said
+
+
+def test_options_reach_a_constructor_that_takes_any():
+    assert make_task(TakesAnything, "it", {"depth": 2}, "torch").options == {"depth": 2}
+
+
+def test_an_error_in_the_constructor_is_named_with_its_place():
+    line = Broken.__init__.__code__.co_firstlineno + 1
+    assert (
+        why(Broken, {}) == f"task it cannot be constructed: {__file__}, line {line}: ZeroDivisionError: never"
+    )
+
+
+def test_what_a_task_says_itself_is_not_wrapped():
+    with pytest.raises(DataError, match=r"^no data here\nBring some\.$"):
+        make_task(Refuses, "it", {}, "torch")
+
+
+@pytest.mark.parametrize("missing", ["train_data", "eval_data"])
+def test_a_task_without_data_is_named(missing):
+    task_class = type("Part", (Base,), {missing: None})
+    assert why(task_class, {}) == f"task it has no method {missing}()\ndocs/tasks.md shows what a task needs."
+
+
+@pytest.mark.parametrize(
+    ("framework", "wanted", "other"),
+    [("torch", "torch_model", "tf_model"), ("tf", "tf_model", "torch_model")],
+)
+def test_a_task_for_the_other_framework_says_so(framework, wanted, other):
+    task_class = type("Part", (Base,), {wanted: None, other: lambda self: None})
+    assert why(task_class, {}, framework) == (
+        f"task it has no method {wanted}(), which --framework {framework} needs\n"
+        f"It has {other}(): use the other --framework, or add {wanted}()."
+    )
+
+
+def test_a_task_without_any_model_is_named():
+    assert why(type("Part", (Base,), {"torch_model": None}), {}) == (
+        "task it has no method torch_model(), which --framework torch needs"
+    )
+
+
+class OwnLoss:
+    train_data = eval_data = torch_model = tf_model = torch_loss = lambda self: None
+
+
+def test_a_task_needs_a_loss_for_its_framework():
+    assert make_task(OwnLoss, "it", {}, "torch")
+    assert why(OwnLoss, {}, "tf") == "task it has neither loss nor tf_loss(model, batch)"
+
+
+def test_the_spec_of_a_name_is_the_name():
+    assert task_spec("a/b.py:C") == "a/b.py:C"
+
+
+def test_another_process_finds_a_class_by_its_spec():
+    assert load_task_class(task_spec(Digits)) is Digits
+
+
+def test_the_spec_of_a_class_in_a_script_names_the_script(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/some/script.py", raising=False)
+    assert task_spec(type("Mine", (), {"__module__": "__main__"})) == "/some/script.py:Mine"
+
+
+def test_an_instance_has_no_spec():
+    with pytest.raises(TaskError, match="task must be a class or a name, found a Base"):
+        task_spec(Base())
+
+
+def test_an_exception_without_frames_of_the_user_says_itself():
+    assert where_raised(ValueError("plain")) == "ValueError: plain"
+
+
+def test_a_mapping_of_samples_is_a_dataset():
+    assert isinstance([{"inputs": 1}], Dataset)
+    assert not isinstance(3, Dataset)
