@@ -1,0 +1,76 @@
+"""Agreement before training: everyone goes on, or everyone raises the same."""
+
+import pytest
+from fakes import on_every_rank
+
+from hvdtrain.cluster import agree
+from hvdtrain.errors import AgreementError
+
+HOSTS = ["alpha", "alpha", "beta", "beta"]
+
+
+def disagreement(facts_of_rank, hosts=HOSTS) -> str:
+    """Have every rank state its facts; give the message, which all ranks must raise alike."""
+    outcomes = on_every_rank(hosts, lambda workers: agree(workers, facts_of_rank(workers.rank)))
+    assert {type(outcome) for outcome in outcomes} == {AgreementError}
+    assert all(outcome.everywhere for outcome in outcomes)
+    (said,) = {str(outcome) for outcome in outcomes}
+    return said
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_equal_facts_let_everyone_go_on(size):
+    facts = {"seed": 1, "shape of a": (3, 4), "lr": 0.1, "none": None}
+    assert on_every_rank(["here"] * size, lambda workers: agree(workers, dict(facts))) == [None] * size
+
+
+def test_the_order_of_facts_does_not_matter():
+    def work(workers):
+        facts = [("a", 1), ("b", 2)]
+        agree(workers, dict(facts if workers.rank else reversed(facts)))
+
+    assert on_every_rank(HOSTS, work) == [None] * 4
+
+
+def test_only_a_digest_travels_while_they_agree():
+    def work(workers):
+        agree(workers, {f"fact {i}": "x" * 1000 for i in range(100)})
+        return workers.sent
+
+    assert all(len(sent) == 1 and len(sent[0]) < 100 for sent in on_every_rank(HOSTS, work))
+
+
+def test_a_disagreement_names_fact_rank_host_and_both_values():
+    said = disagreement(lambda rank: {"seed": 7 if rank == 2 else 1, "same": 3})
+    assert said == (
+        "the workers disagree before training:\n"
+        "  seed: 1 on rank 0 (alpha) and 2 more, 7 on rank 2 (beta)\n"
+        "Give every worker the same command, files and installation."
+    )
+
+
+def test_two_workers_are_both_named():
+    said = disagreement(lambda rank: {"version of torch": f"2.{rank}"}, hosts=["alpha", "beta"])
+    assert "  version of torch: '2.0' on rank 0 (alpha), '2.1' on rank 1 (beta)\n" in said
+
+
+def test_every_value_is_named_with_the_first_rank_that_has_it():
+    said = disagreement(lambda rank: {"size": [5, 6, 6, 7][rank]})
+    assert "  size: 6 on rank 1 (alpha) and 1 more, 5 on rank 0 (alpha), 7 on rank 3 (beta)\n" in said
+
+
+def test_a_fact_that_a_worker_lacks_is_named():
+    said = disagreement(lambda rank: {"shape of a": (2,)} if rank == 1 else {})
+    assert "  shape of a: nothing on rank 0 (alpha) and 2 more, (2,) on rank 1 (alpha)\n" in said
+
+
+def test_a_number_is_not_its_text():
+    assert "  x: 1 on rank 0 (alpha) and 2 more, '1' on rank 3 (beta)\n" in disagreement(
+        lambda rank: {"x": "1" if rank == 3 else 1}
+    )
+
+
+def test_many_differences_fit_on_a_screen():
+    said = disagreement(lambda rank: {f"field {i:02d}": rank for i in range(20)}).splitlines()
+    assert [line for line in said if "field" in line] == [line for line in said if "field 0" in line][:8]
+    assert "  and 12 more" in said

@@ -1,0 +1,65 @@
+"""From totals on the device to means and throughput."""
+
+import pytest
+
+from hvdtrain.backends.base import Totals
+from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
+
+
+class Pending:
+    """Totals that tell when they are read."""
+
+    def __init__(self, step: int, read: list[int]) -> None:
+        self._step, self._read = step, read
+
+    def read(self) -> Totals:
+        self._read.append(self._step)
+        return Totals({"loss": float(self._step)}, 1.0)
+
+
+def mark(step: int) -> StepMark:
+    return StepMark(step, step - 1, step, 0.1, float(step))
+
+
+def test_totals_are_read_when_the_next_step_has_been_launched():
+    late, read = LateReader(), []
+    taken = []
+    for step in (1, 2, 3):
+        taken.append([m.step for m, _ in late.push(mark(step), Pending(step, read))])
+    assert taken == [[], [1], [2]]
+    assert read == [1, 2]
+
+
+def test_a_flush_gives_the_last_step_once():
+    late = LateReader()
+    list(late.push(mark(1), Pending(1, [])))
+    assert [(m.step, totals.sums) for m, totals in late.flush()] == [(1, {"loss": 1.0})]
+    assert list(late.flush()) == []
+
+
+def test_a_mean_is_over_samples_not_over_steps():
+    window = Window(started_seconds=0.0)
+    window.add(Totals({"loss": 6.0, "accuracy": 2.0}, weight=3.0), 1.0)
+    window.add(Totals({"loss": 4.0, "accuracy": 1.0}, weight=1.0), 2.0)
+    assert window.means() == {"loss": 2.5, "accuracy": 0.75}
+
+
+def test_throughput_counts_from_the_windows_start_to_its_last_step():
+    window = Window(started_seconds=10.0)
+    window.add(Totals({"loss": 1.0}, weight=30.0), 11.0)
+    window.add(Totals({"loss": 1.0}, weight=30.0), 14.0)
+    assert window.samples_per_second() == 15.0
+
+
+def test_throughput_survives_a_clock_that_stands_still():
+    window = Window(started_seconds=5.0)
+    window.add(Totals({"loss": 1.0}, weight=1.0), 5.0)
+    assert window.samples_per_second() > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "finite"),
+    [(0.0, True), (-1e30, True), (float("nan"), False), (float("inf"), False), (float("-inf"), False)],
+)
+def test_only_a_number_is_finite(loss, finite):
+    assert is_finite(Totals({"loss": loss, "accuracy": float("nan")}, 1.0)) == finite

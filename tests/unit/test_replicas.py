@@ -1,0 +1,98 @@
+"""Whether the workers' parameters are equal: found on every worker, named by rank and parameter."""
+
+import numpy as np
+import pytest
+from fakes import FakeBackend, on_every_rank
+
+from hvdtrain.errors import ReplicaDriftError
+from hvdtrain.replicas import check_replicas
+
+
+def parameters() -> dict[str, np.ndarray]:
+    return {
+        "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "model/a/bias": np.zeros(3, np.float32),
+        "model/b/scale": np.ones((), np.float32),
+    }
+
+
+def drift(change, hosts) -> str:
+    """Let ``change(rank, parameters)`` spoil some ranks; give the message, which all must raise alike."""
+
+    def work(workers):
+        mine = parameters()
+        change(workers.rank, mine)
+        check_replicas(FakeBackend(workers, mine))
+
+    outcomes = on_every_rank(hosts, work)
+    assert {type(outcome) for outcome in outcomes} == {ReplicaDriftError}
+    assert all(outcome.everywhere for outcome in outcomes)
+    (said,) = {outcome.problem for outcome in outcomes}
+    return said
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_equal_parameters_pass(size):
+    work = lambda workers: check_replicas(FakeBackend(workers, parameters()))  # noqa: E731
+    assert on_every_rank(["here"] * size, work) == [None] * size
+
+
+def test_one_worker_sends_nothing():
+    def work(workers):
+        check_replicas(FakeBackend(workers, parameters()))
+        return workers.sent
+
+    assert on_every_rank(["here"], work) == [[]]
+
+
+def test_one_small_checksum_travels_while_they_are_equal():
+    def work(workers):
+        check_replicas(FakeBackend(workers, {f"p{i}": np.zeros(1000) for i in range(50)}))
+        return [len(sent) for sent in workers.sent]
+
+    for sizes in on_every_rank(["here"] * 2, work):
+        assert len(sizes) == 1
+        assert sizes[0] < 100
+
+
+@pytest.mark.parametrize("name", list(parameters()))
+def test_a_rank_that_drifted_is_named_with_host_and_parameter(name):
+    def change(rank, mine):
+        if rank == 2:
+            mine[name] = np.nextafter(mine[name], np.float32(9))
+
+    assert drift(change, ["alpha", "alpha", "beta"]) == (
+        f"the workers' parameters differ: rank 2 (beta) drifted from the others, first in {name}"
+    )
+
+
+def test_the_first_parameter_that_differs_is_named():
+    def change(rank, mine):
+        if rank == 0:
+            mine["model/a/bias"] = mine["model/a/bias"] + 1
+            mine["model/b/scale"] = mine["model/b/scale"] + 1
+
+    assert drift(change, ["alpha", "beta", "beta"]) == (
+        "the workers' parameters differ: rank 0 (alpha) drifted from the others, first in model/a/bias"
+    )
+
+
+def test_of_two_workers_the_second_is_measured_by_the_first():
+    def change(rank, mine):
+        mine["model/a/bias"] = mine["model/a/bias"] + rank
+
+    assert "rank 1 (beta) drifted from the others" in drift(change, ["alpha", "beta"])
+
+
+def test_many_drifted_ranks_fit_on_a_screen():
+    def change(rank, mine):
+        mine["model/a/bias"] = mine["model/a/bias"] + (rank if rank > 12 else 0)
+
+    assert drift(change, ["alpha"] * 24).count("(alpha)") == 8
+
+
+def test_not_a_number_in_the_same_place_is_equal():
+    def work(workers):
+        check_replicas(FakeBackend(workers, {"p": np.asarray([np.nan], np.float32)}))
+
+    assert on_every_rank(["here"] * 2, work) == [None, None]
