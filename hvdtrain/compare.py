@@ -11,6 +11,11 @@ from rich.table import Table
 
 from hvdtrain.errors import UsageError
 
+# what the table reads of a summary
+_NEEDED = (
+    "framework", "final", "seconds", "samples_per_second", "steps", "workers", "status", "task",
+)  # fmt: skip
+
 
 def print_table(run_dirs: Iterable[Path]) -> None:
     """Print a table with a column per run.
@@ -53,6 +58,9 @@ def _read(run_dir: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
+    missing = [name for name in _NEEDED if not isinstance(summary, dict) or name not in summary]
+    if missing:
+        raise UsageError(f"cannot read {path}: it has no {missing[0]!r}; is it the summary of a run?")
     return summary
 
 

@@ -220,6 +220,7 @@ class _Bar:
         self._console = console
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._step = 0
         self._values = ""
         self._last_seconds = 0.0
 
@@ -236,14 +237,16 @@ class _Bar:
             console=self._console,
             refresh_per_second=5,
         )
+        self._step = done
         self._task = self._bar.add_task("train", total=steps, completed=done, values="")
         self._bar.start()
 
     def stepped(self, mark: StepMark, totals: Totals) -> None:
+        self._step = mark.step
         now = time.perf_counter()
-        if now - self._last_seconds > _BAR_SECONDS and self._bar is not None and self._task is not None:
+        if now - self._last_seconds > _BAR_SECONDS:
             self._last_seconds = now
-            self._bar.update(self._task, completed=mark.step, values=self._values)
+            self._show()
 
     def trained(self, mark: StepMark, epoch: float, values: Mapping[str, float]) -> None:
         self._values = f"epoch {epoch:.1f}  {_in_words(values)}"
@@ -251,8 +254,13 @@ class _Bar:
 
     def stop(self) -> None:
         if self._bar is not None:
+            self._show()  # what came since the last update
             self._bar.stop()
             self._bar = None
+
+    def _show(self) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._step, values=self._values)
 
 
 class EventFile:

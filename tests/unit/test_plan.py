@@ -1,0 +1,142 @@
+"""The plan in words: what a person is told before training."""
+
+import pytest
+from fakes import FakeWorkers, make_session
+
+from hvdtrain.plan import plan_in_words
+
+
+def plan(hosts=("alpha", "alpha", "beta", "beta"), settings=None, **fields) -> dict[str, str]:
+    """Give the plan's lines by their name; the title goes by ""."""
+    workers = FakeWorkers(0, list(hosts), None, [])
+    session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
+    text = plan_in_words(session, session.layout(), list(hosts), "0.28.1 with MPI", settings or {})
+    title, *lines = text.splitlines()
+    return {"": title} | {line[2:16].strip(): line[17:] for line in lines}
+
+
+def test_the_title_names_task_and_framework():
+    assert plan()[""].endswith(": digits with Abacus 1.0 on the desk")
+
+
+def test_the_plan_names_everything_that_decides_the_run():
+    assert list(plan(settings={"A": "1"})) == [
+        "", "workers", "model", "data", "batch", "length", "learning rate", "optimizer", "gradients",
+        "Horovod", "set for you", "run directory",
+    ]  # fmt: skip
+
+
+def test_what_is_not_set_is_not_said():
+    assert "set for you" not in plan(settings={})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (["alpha"], "1 on alpha"),
+        (["alpha"] * 2, "2 on 1 host (alpha: 2), coordinated by MPI"),
+        (["alpha", "beta", "alpha"], "3 on 2 hosts (alpha: 2, beta: 1), coordinated by MPI"),
+    ],
+)
+def test_workers_are_counted_by_host(hosts, said):
+    assert plan(hosts)["workers"] == said
+
+
+def test_many_hosts_fit_in_a_line():
+    said = plan([f"h{i}" for i in range(20)])["workers"]
+    assert said.endswith("h7: 1, ...), coordinated by MPI")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "128 a step = 32 per worker x 4 workers"),
+        ({"accumulate": 2}, "256 a step = 32 per worker x 4 workers x 2 micro-batches"),
+        ({"global_batch_size": 48}, "48 a step = 12 per worker x 4 workers"),
+        (
+            {"global_batch_size": 50},
+            "50 a step, at most 13 per worker x 4 workers, the shorter parts padded with weight 0",
+        ),
+    ],
+)
+def test_the_batch_is_taken_apart(fields, said):
+    assert plan(**fields)["batch"] == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "15 steps = 1 epoch, evaluation every epoch"),
+        ({"epochs": 2, "eval_every": None}, "29 steps = 2 epochs, evaluation at the end"),
+        (
+            {"epochs": None, "steps": 100, "eval_every": 10},
+            "100 steps = 7.123 epochs, evaluation every 10 steps",
+        ),
+        ({"eval_size": 0}, "15 steps = 1 epoch"),
+    ],
+)
+def test_the_length_is_said_in_steps_and_epochs(fields, said):
+    assert plan(**fields)["length"] == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "0.04 = 0.01 x 4 (linear rule: global batch 128, quoted for 32), constant"),
+        ({"lr_scaling": "sqrt"}, "0.02 = 0.01 x 2 (sqrt rule: global batch 128, quoted for 32), constant"),
+        ({"lr_scaling": "none"}, "0.01, constant"),
+        ({"global_batch_size": 48}, "0.01, constant"),
+        ({"lr_scaling": "none", "warmup_epochs": 0.5}, "0.01, after a warm-up of 0.5 epochs, constant"),
+        (
+            {"lr_scaling": "none", "lr_schedule": "cosine", "lr_final_fraction": 0.1},
+            "0.01, cosine to 0.001",
+        ),
+        (
+            {"lr_scaling": "none", "lr_schedule": "step", "lr_step_epochs": (1, 2.5)},
+            "0.01, x 0.1 at epochs 1, 2.5",
+        ),
+        ({"lr_scaling": "none", "lr_schedule": "cyclic"}, "0.01, cycles of 2 epochs down to 0"),
+    ],
+)
+def test_the_learning_rate_is_said_with_its_rule_and_schedule(fields, said):
+    assert plan(**fields)["learning rate"] == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"momentum": 0.0}, "sgd"),
+        ({"momentum": 0.9, "weight_decay": 1e-4}, "sgd, momentum 0.9, weight decay 0.0001"),
+        ({"optimizer": "adamw", "clip_norm": 1.0}, "adamw, gradient clipped to norm 1"),
+    ],
+)
+def test_the_optimizer_is_said_with_what_it_uses(fields, said):
+    assert plan(**{"weight_decay": 0.0, **fields})["optimizer"] == said
+
+
+@pytest.mark.parametrize(("compression", "word"), [("none", "uncompressed"), ("fp16", "fp16")])
+def test_compression_is_said(compression, word):
+    assert word in plan(compression=compression)["gradients"]
+
+
+def test_the_model_is_counted():
+    assert plan()["model"].startswith("16 parameters in 2 tensors; ")
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [("portable", "initial values drawn by name from seed 7"), ("model", "as the task made them, seed 7")],
+)
+def test_the_initial_values_have_an_origin(origin, said):
+    assert plan(initial_parameters=origin, seed=7)["model"].endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("eval_size", "said"), [(360, "1,797 samples to train, 360 to evaluate"), (0, "1,797 samples to train")]
+)
+def test_the_data_is_counted(eval_size, said):
+    assert plan(eval_size=eval_size)["data"] == said
+
+
+def test_what_was_set_for_the_user_is_said():
+    assert plan(settings={"A": "1", "B": "2"})["set for you"] == "A=1, B=2"

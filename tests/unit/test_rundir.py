@@ -1,0 +1,102 @@
+"""The run directory: made by rank 0, known to all, never written over."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fakes import on_every_rank
+
+from hvdtrain import rundir
+from hvdtrain.config import Config, read_file, resolve
+from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.report import RunReport, SilentReport
+from hvdtrain.rundir import open_run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(**fields: object) -> Config:
+    return Config(**{"framework": "torch", "epochs": 1, **fields})
+
+
+def opened(size: int = 3, **fields: object) -> list[tuple]:
+    """Open a run on every rank; closes the reports."""
+    outcomes = on_every_rank(["here"] * size, lambda workers: open_run(config(**fields), workers))
+    for outcome in outcomes:
+        assert isinstance(outcome, tuple), outcome
+        outcome[0].close()
+    return outcomes
+
+
+def refused(size: int = 3, **fields: object) -> Exception:
+    """Give the error that every rank must raise alike."""
+    outcomes = on_every_rank(["here"] * size, lambda workers: open_run(config(**fields), workers))
+    assert len({(type(outcome), str(outcome)) for outcome in outcomes}) == 1
+    assert all(outcome.everywhere for outcome in outcomes)
+    return outcomes[-1]
+
+
+def test_every_rank_learns_the_directory():
+    assert {path for _, path in opened(run_dir="here/run")} == {Path("here/run")}
+
+
+def test_only_rank_0_reports():
+    assert [type(report) for report, _ in opened(run_dir="run")] == [RunReport, SilentReport, SilentReport]
+
+
+def test_the_resolved_config_is_in_the_directory():
+    opened(run_dir="run", seed=3)
+    assert resolve([read_file(Path("run/config.yaml"))]) == config(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("task", "stem"),
+    [("digits", "digits"), ("a/my_task.py:MyTask", "mytask"), ("package.module:Outer.Task", "outer")],
+)
+def test_a_run_is_named_by_task_framework_and_time(task, stem):
+    path = opened(size=1, task=task)[0][1]
+    assert re.fullmatch(rf"runs/{stem}-torch-\d{{8}}-\d{{6}}", str(path))
+
+
+def test_two_runs_of_one_second_have_two_directories(monkeypatch):
+    class Noon(rundir.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 2, 12, 0, 0)
+
+    monkeypatch.setattr(rundir, "datetime", Noon)
+    paths = [str(opened(size=1)[0][1]) for _ in range(3)]
+    stem = "runs/digits-torch-20260102-120000"
+    assert paths == [stem, f"{stem}-2", f"{stem}-3"]
+
+
+def test_a_directory_that_exists_and_holds_no_run_is_used(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "notes.txt").write_text("mine")
+    opened(run_dir="run")
+    assert (folder / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
+    (folder / "run").mkdir()
+    (folder / "run" / name).write_text("earlier")
+    error = refused(run_dir="run")
+    assert isinstance(error, ConfigError)
+    assert str(error) == (
+        f"run_dir: run already holds a run ({name})\nChoose another --run-dir, or move it away."
+    )
+    assert [path.name for path in (folder / "run").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("run_dir", ["file", "file/run", None])
+def test_a_directory_that_cannot_be_made_is_named_on_every_rank(folder, run_dir):
+    (folder / "file").write_text("")
+    (folder / "runs").write_text("")
+    error = refused(run_dir=run_dir)
+    assert isinstance(error, EnvironmentFault)
+    assert re.match(r"cannot make the run directory: .*(file|runs)", str(error))
