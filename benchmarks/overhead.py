@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,6 @@ class Bench:
     """Random images and a model of some size; the same for both loops."""
 
     loss = "cross_entropy"
-    metrics = {"accuracy": "accuracy"}
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -109,7 +107,7 @@ def tf_by_hand(model_name, distributed):
     import tensorflow as tf
 
     model = Bench(model_name).tf_model()
-    optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
+    optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY)
     optimizer.build(model.trainable_variables)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x, y = Bench.arrays()
@@ -217,9 +215,11 @@ def measure(kind, framework, model, workers):
     command = [sys.executable, __file__, "--worker", kind, "--frameworks", framework, "--models", model]
     if workers > 1:
         command = ["horovodrun", "-np", str(workers), *command, "--workers", str(workers)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
-               "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
+    environ = {
+        **os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     if not lines:
@@ -251,7 +251,8 @@ def main():
                 for who in ("hvdtrain", "hand")
             ]
             print(
-                f"{framework:5} {model:8} hvdtrain {middle['hvdtrain']:7.3f} ms  by hand {middle['hand']:7.3f} ms  "
+                f"{framework:5} {model:8} hvdtrain {middle['hvdtrain']:7.3f} ms  "
+                f"by hand {middle['hand']:7.3f} ms  "
                 f"ratio of medians {ratios[len(ratios) // 2]:.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})  "
                 f"of means {means[len(means) // 2]:.3f}  "
                 f"memory {memory[0]:.0f} / {memory[1]:.0f} MiB = {memory[0] / memory[1]:.2f}",

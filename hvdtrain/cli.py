@@ -46,7 +46,7 @@ class _TrainByDefault(click.Group):
 )
 @click.version_option(hvdtrain.__version__, prog_name="hvdtrain")
 def cli() -> None:
-    """Train PyTorch and TensorFlow (Keras 3) models on any number of hosts, over Horovod.
+    r"""Train PyTorch and TensorFlow (Keras 3) models on any number of hosts, over Horovod.
 
     \b
     horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]

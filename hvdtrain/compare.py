@@ -30,7 +30,7 @@ def print_table(run_dirs: Iterable[Path]) -> None:
     table = Table()
     table.add_column("")
     for summary in summaries:
-        table.add_column(f"{summary['framework']}", justify="right")
+        table.add_column(f"{summary['framework']}", justify="right", overflow="fold")
     names = list(dict.fromkeys(name for summary in summaries for name in summary["final"]))
     rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         (name, partial(_metric, name)) for name in reversed(names)

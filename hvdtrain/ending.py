@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.terminal import launched_rank
@@ -73,6 +73,18 @@ def close_in_time(close: Callable[[], None]) -> None:
     thread = threading.Thread(target=close, daemon=True, name="close")
     thread.start()
     thread.join(_CLOSE_SECONDS)
+
+
+def end_if_uncaught() -> None:
+    """Let an error of hvdtrain that a script does not catch end it as the command line would."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _end_or_show
+
+
+def _end_or_show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    if isinstance(error, HvdtrainError | Interrupted):
+        end_worker(error, debug=False)
+    sys.__excepthook__(kind, error, where)
 
 
 def end_worker(error: BaseException, debug: bool) -> None:

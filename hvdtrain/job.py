@@ -13,7 +13,7 @@ from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import as_dataset, signature
-from hvdtrain.ending import answer_expected, close_in_time, interruptible
+from hvdtrain.ending import answer_expected, close_in_time, end_if_uncaught, interruptible
 from hvdtrain.errors import DataError, HvdtrainError, Interrupted, TaskError, WorkerFailure
 from hvdtrain.horovod_build import require_horovod
 from hvdtrain.loop import run
@@ -39,8 +39,11 @@ def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:
         How the run ended.
 
     Raises:
-        HvdtrainError: as ``hvdtrain.errors`` lists them.
+        HvdtrainError: as ``hvdtrain.errors`` lists them. One that the script does not catch ends
+            it as the command line would: said once among all workers, without a traceback, with
+            its exit code.
     """
+    end_if_uncaught()
     given = Layer("train()", {"task": task_spec(task), "framework": framework, **fields})
     return run_job([given], None if isinstance(task, str) else task)
 
@@ -81,12 +84,11 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
         job = prepare(layers, task_class)
         backend = load_backend(job.config)
         try:
-            summary = _train(job, backend)
+            return _train(job, backend)
         except BaseException:
-            close_in_time(backend.close)
+            close_in_time(backend.close)  # workers that wait for this one learn of it
             raise
-        backend.close()
-        return summary
+        # else Horovod stays: a script may train again, which MPI allows only before its end
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> Job:

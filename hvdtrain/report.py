@@ -11,9 +11,10 @@ from hvdtrain.metrics import StepMark
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as ProgressBar
+    from rich.progress import TaskID
 
-    from hvdtrain.session import Session, Summary
+    from hvdtrain.session import Progress, Session, Summary
 
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
@@ -137,15 +138,14 @@ class RunReport(SilentReport):
     ) -> None:
         """Log a window of training."""
         values = {**means, "learning_rate": mark.learning_rate, "samples_per_second": samples_per_second}
-        epoch = mark.samples / session.data_size
-        self._write("train", mark.step, mark.samples, epoch, values, session.backend.workers.size)
-        self._progress.trained(mark, epoch, values)
+        self._write("train", session, mark, values)
+        self._progress.trained(mark, mark.samples / session.data_size, values)
 
     def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
         """Log an evaluation."""
         values = {**means, "samples_per_second": samples_per_second}
         done = session.progress
-        self._write("eval", done.step, done.samples, session.epoch, values, session.backend.workers.size)
+        self._write("eval", session, done, values)
         said = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.say(f"eval  step {done.step:>6,}  epoch {session.epoch:6.2f}  {said}")
 
@@ -168,20 +168,20 @@ class RunReport(SilentReport):
         self._events.close()
 
     def _write(
-        self, phase: str, step: int, samples: int, epoch: float, values: Mapping[str, float], workers: int
+        self, phase: str, session: "Session", at: "Progress | StepMark", values: Mapping[str, float]
     ) -> None:
         record = {
             "phase": phase,
-            "step": step,
-            "samples": samples,
-            "epoch": round(epoch, 6),
+            "step": at.step,
+            "samples": at.samples,
+            "epoch": round(at.samples / session.data_size, 6),
             **values,
-            "workers": workers,
+            "workers": session.backend.workers.size,
             "seconds": round(self.seconds(), 4),
         }
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, step)
+        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, at.step)
 
 
 class _Lines:
@@ -218,7 +218,7 @@ class _Bar:
 
     def __init__(self, console: "Console") -> None:
         self._console = console
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
         self._task: TaskID | None = None
         self._step = 0
         self._values = ""

@@ -28,8 +28,9 @@ def _no_leaks():
     for thread in left:
         thread.join(timeout=5)
     left = [t.name for t in left if t.is_alive()]
-    changed = {
-        name for name in {*environ, *os.environ} if environ.get(name) != os.environ.get(name)
-    } - {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+    changed = {name for name in {*environ, *os.environ} if environ.get(name) != os.environ.get(name)} - {
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }
     assert not left, f"threads left running: {left}"
     assert not changed, f"environment changed: {changed}"

@@ -10,6 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 Tensor = Any
 Variable = Any
@@ -172,6 +173,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """Make the inner optimizer's slots."""
         self.inner.build(variables)
         super().build(variables)
+        self._zero = tf.Variable(0.0, trainable=False, name="zero")
 
     def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Collective. Average the gradients over workers, clip them and apply them."""
@@ -185,14 +187,33 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
         """Collective. Give the mean of each gradient over workers, dense."""
-        dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+        dense = [
+            self.zeros(v) if g is None else tf.convert_to_tensor(g)
+            for g, v in zip(grads, variables, strict=True)
+        ]
         if hvd.size() == 1:
             return dense
-        compression = _COMPRESSION[self.compression]
-        return [
-            hvd.allreduce(g, op=hvd.Average, compression=compression, name=f"hvdtrain.gradient.{i}")
-            for i, g in enumerate(dense)
-        ]
+        return [self._allreduce(g, i) for i, g in enumerate(dense)]
+
+    def zeros(self, variable: Variable) -> Tensor:
+        """Give zeros in place of a variable's missing gradient.
+
+        They come from a variable: of constant zeros, TensorFlow would work out the all-reduce when
+        it compiles the step, waiting for workers whose gradients are not constant.
+        """
+        return tf.fill(variable.shape, tf.cast(self._zero.read_value(), variable.dtype))
+
+    def _allreduce(self, gradient: Tensor, index: int) -> Tensor:
+        # Without a mark of its own, TensorFlow merges the all-reduces of gradients that are equal on
+        # this worker, for which others that have two would wait.
+        mark = {"_hvdtrain_gradient": AttrValue(i=index)}
+        with tf.compat.v1.get_default_graph()._attr_scope(mark):
+            return hvd.allreduce(
+                gradient,
+                op=hvd.Average,
+                compression=_COMPRESSION[self.compression],
+                name=f"hvdtrain.gradient.{index}",
+            )
 
     @property
     def variables(self) -> list[Variable]:
@@ -238,12 +259,6 @@ def clip_by_norm(grads: list[Tensor], clip_norm: float) -> list[Tensor]:
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in grads]))
     factor = tf.minimum(1.0, clip_norm / (norm + 1e-6))
     return [g * factor for g in grads]
-
-
-def _dense(gradient: Tensor, variable: Variable) -> Tensor:
-    if gradient is None:
-        return tf.zeros(variable.shape, variable.dtype)
-    return tf.convert_to_tensor(gradient)
 
 
 def _native(variable: Variable) -> Any:

@@ -87,12 +87,15 @@ class KerasBatch:
         arrays: name to tensor (accumulate, micro_batch, ...); without the first axis where
             there is one micro-batch.
         weights: (accumulate, micro_batch), likewise.
+        gradient_weights: likewise: each sample's part in the mean gradient, times the number of
+            workers, as Horovod averages over them.
         total_weight: sum of the weights over all workers.
     """
 
     step: int
     arrays: dict[str, Tensor]
     weights: Tensor
+    gradient_weights: Tensor
     total_weight: float
 
 
@@ -125,6 +128,7 @@ class TensorFlowBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
+        self._known_weights: tuple[float, NDArray[Any], tuple[Tensor, Tensor]] | None = None
 
     def describe(self) -> str:
         """Say framework, version and device."""
@@ -179,11 +183,11 @@ class TensorFlowBackend:
 
     def train_step(self, batch: KerasBatch, learning_rate: float) -> None:
         """Collective. One optimizer update with the mean gradient over the global batch."""
-        # Horovod averages over workers, so each takes its part of the sum times their number
-        scale = self.workers.size / batch.total_weight
-        numbers = tf.convert_to_tensor(np.asarray((learning_rate, scale), np.float32))
+        rate = tf.constant(learning_rate, tf.float32)  # a Python number would compile the step anew
         with peer_errors():
-            sums = self._train_function(batch.arrays, batch.weights, numbers, self._seeds(batch.step))
+            sums = self._train_function(
+                batch.arrays, batch.weights, batch.gradient_weights, rate, self._seeds(batch.step)
+            )
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: KerasBatch) -> None:
@@ -268,12 +272,25 @@ class TensorFlowBackend:
         return SGD(momentum=config.momentum, l2=config.weight_decay)
 
     def _wrap(self, batch: HostBatch) -> KerasBatch:
-        one = self._accumulate == 1 or len(batch.weights) == 1
-        moved = {
-            name: tf.convert_to_tensor(array[0] if one else array) for name, array in batch.arrays.items()
-        }
-        weights = tf.convert_to_tensor(batch.weights[0] if one else batch.weights)
-        return KerasBatch(batch.step, moved, weights, batch.total_weight)
+        one = len(batch.weights) == 1
+        weights, gradient_weights = self._weigh(batch, one)
+        return KerasBatch(
+            step=batch.step,
+            arrays={name: tf.convert_to_tensor(a[0] if one else a) for name, a in batch.arrays.items()},
+            weights=weights,
+            gradient_weights=gradient_weights,
+            total_weight=batch.total_weight,
+        )
+
+    def _weigh(self, batch: HostBatch, one: bool) -> tuple[Tensor, Tensor]:
+        """Give weights and gradient weights; those of the batch before where they are equal."""
+        known = self._known_weights
+        if known is None or known[0] != batch.total_weight or not np.array_equal(known[1], batch.weights):
+            weights = batch.weights[0] if one else batch.weights
+            scaled = weights * np.float32(self.workers.size / batch.total_weight)
+            tensors = tf.convert_to_tensor(weights), tf.convert_to_tensor(scaled)
+            known = self._known_weights = batch.total_weight, batch.weights, tensors
+        return known[2]
 
     def _seeds(self, step: int) -> Tensor:
         """Give the states of the model's seed generators for one step, (generators, 2)."""
@@ -282,15 +299,16 @@ class TensorFlowBackend:
         keys = [mix(self._seed, step, self.workers.rank, i) for i in range(len(self._seed_states))]
         return tf.convert_to_tensor(np.asarray([[key >> 32, 0] for key in keys], np.int64))
 
-    def _compiled_train_step(self, arrays: Any, weights: Tensor, numbers: Tensor, seeds: Tensor) -> Tensor:
-        learning_rate, scale = numbers[0], numbers[1]
+    def _compiled_train_step(
+        self, arrays: Any, weights: Tensor, gradient_weights: Tensor, learning_rate: Tensor, seeds: Tensor
+    ) -> Tensor:
         for i, state in enumerate(self._seed_states):
             state.assign(seeds[i])
         self._optimizer.learning_rate.assign(learning_rate)
         if self._accumulate == 1:
-            gradients, sums = self._gradients(arrays, weights, scale)
+            gradients, sums = self._gradients(arrays, weights, gradient_weights)
         else:
-            gradients, sums = self._accumulated_gradients(arrays, weights, scale)
+            gradients, sums = self._accumulated_gradients(arrays, weights, gradient_weights)
         sums = tf.concat([sums, [float(len(self._missing))]], 0)
         if self.workers.size > 1:
             sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
@@ -298,28 +316,31 @@ class TensorFlowBackend:
         return sums
 
     def _accumulated_gradients(
-        self, arrays: Any, weights: Tensor, scale: Tensor
+        self, arrays: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
-        first = {name: array[0] for name, array in arrays.items()}
-        gradients, sums = self._gradients(first, weights[0], scale)
+
+        def gradients_of(i: Tensor) -> tuple[list[Tensor], Tensor]:
+            micro_batch = {name: array[i] for name, array in arrays.items()}
+            return self._gradients(micro_batch, weights[i], gradient_weights[i])
 
         def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-            micro_batch = {name: array[i] for name, array in arrays.items()}
-            more, more_sums = self._gradients(micro_batch, weights[i], scale)
+            more, more_sums = gradients_of(i)
             return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
+        gradients, sums = gradients_of(tf.constant(0))
         _, gradients, sums = tf.while_loop(
             lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums)
         )
         return gradients, sums
 
-    def _gradients(self, micro_batch: Any, weights: Tensor, scale: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Give one micro-batch's gradients and the weighted sums of its values."""
+    def _gradients(
+        self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """Give one micro-batch's part of the gradient and the weighted sums of its values."""
         with tf.GradientTape() as tape:
             losses, values = self._per_sample(micro_batch, training=True)
-            objective = tf.tensordot(losses, weights, 1) * scale
-        gradients = tape.gradient(objective, [v.value for v in self._parameters])
+        gradients = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
         # traced once: which variables the graph reaches does not change from step to step
         self._missing = [
             f"model/{entry.path}"
@@ -327,7 +348,7 @@ class TensorFlowBackend:
             if gradient is None
         ]
         dense = [
-            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+            self._optimizer.zeros(v) if g is None else tf.convert_to_tensor(g)
             for g, v in zip(gradients, self._parameters, strict=True)
         ]
         return dense, tf.linalg.matvec(values, weights)

@@ -69,13 +69,23 @@ class TorchBatch:
         step: the step, counted from 0.
         micro_batches: a mapping of names to tensors (micro_batch, ...) for each.
         weights: for each micro-batch, (micro_batch,).
+        gradient_weights: likewise: each sample's part in the mean gradient, times the number of
+            workers, as Horovod averages over them.
         total_weight: sum of the weights over all workers.
     """
 
     step: int
     micro_batches: list[dict[str, torch.Tensor]]
     weights: list[torch.Tensor]
+    gradient_weights: list[torch.Tensor]
     total_weight: float
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Give everything that lies on the device."""
+        yield from self.weights
+        yield from self.gradient_weights
+        for micro_batch in self.micro_batches:
+            yield from micro_batch.values()
 
 
 class TorchPending:
@@ -116,6 +126,10 @@ class TorchBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
+        self._none_missing = torch.zeros(1, device=device)
+        self._known_weights: (
+            tuple[float, NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None
+        ) = None
 
     def describe(self) -> str:
         """Say framework, version and device."""
@@ -132,9 +146,10 @@ class TorchBackend:
         self._seed = config.seed
         self._clip_norm = config.clip_norm
         self._objective: Objective = make_objective(task, "torch", NAMED)
-        self._model: torch.nn.Module = task.torch_model().to(self._device)
-        if not isinstance(self._model, torch.nn.Module):
-            raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(self._model).__name__}")
+        model = task.torch_model()
+        if not isinstance(model, torch.nn.Module):
+            raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
+        self._model = model.to(self._device)
         self._entries = entries(self._model)
         self._trainable = [entry for entry in self._entries if entry.trainable]
         if not self._trainable:
@@ -164,7 +179,7 @@ class TorchBackend:
                 yield ahead
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(stream)
-            for tensor in (*copied.weights, *(t for micro in copied.micro_batches for t in micro.values())):
+            for tensor in copied.tensors():
                 tensor.record_stream(current)
             ahead = copied
         if ahead is not None:
@@ -175,18 +190,19 @@ class TorchBackend:
         self._seed_step(batch.step)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-        self._model.train()
+        if not self._model.training:
+            self._model.train()
         self._optimizer.zero_grad()
-        # Horovod averages over workers, so each takes its part of the sum times their number
-        scale = self.workers.size / batch.total_weight
         sums: torch.Tensor | None = None
         with peer_errors():
-            for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
+            for micro_batch, weights, gradient_weights in zip(
+                batch.micro_batches, batch.weights, batch.gradient_weights, strict=True
+            ):
                 losses, values = self._per_sample(micro_batch)
-                torch.dot(losses, weights * scale).backward()
-                sums = self._weigh(values, weights, sums)
+                losses.backward(gradient_weights)
+                sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
             assert sums is not None  # a step has at least one micro-batch
-            self._fill_missing_gradients(sums)
+            sums = torch.cat((sums, self._fill_missing_gradients()))
             self._reduce_and_update(sums)
         self._add(sums, batch.total_weight)
 
@@ -196,7 +212,7 @@ class TorchBackend:
         with torch.inference_mode():
             for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
                 _, values = self._per_sample(micro_batch)
-                self._add(self._weigh(values, weights), batch.total_weight)
+                self._add(torch.cat((torch.mv(values, weights), self._none_missing)), batch.total_weight)
 
     def take_metrics(self, phase: str) -> TorchPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -295,10 +311,25 @@ class TorchBackend:
                 }
 
     def _wrap(self, batch: HostBatch) -> TorchBatch:
-        moved = {name: self._move(array) for name, array in batch.arrays.items()}
-        weights = self._move(batch.weights)
-        micro_batches = [{name: tensor[i] for name, tensor in moved.items()} for i in range(len(weights))]
-        return TorchBatch(batch.step, micro_batches, list(weights), batch.total_weight)
+        slots = range(len(batch.weights))
+        weights, gradient_weights = self._weigh(batch)
+        return TorchBatch(
+            step=batch.step,
+            # views are taken of the numpy arrays, where they cost a fraction of a tensor's
+            micro_batches=[{name: self._move(a[i]) for name, a in batch.arrays.items()} for i in slots],
+            weights=weights,
+            gradient_weights=gradient_weights,
+            total_weight=batch.total_weight,
+        )
+
+    def _weigh(self, batch: HostBatch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Give weights and gradient weights; those of the batch before where they are equal."""
+        known = self._known_weights
+        if known is None or known[0] != batch.total_weight or not np.array_equal(known[1], batch.weights):
+            scaled = batch.weights * np.float32(self.workers.size / batch.total_weight)
+            tensors = [self._move(w) for w in batch.weights], [self._move(w) for w in scaled]
+            known = self._known_weights = batch.total_weight, batch.weights, tensors
+        return known[2]
 
     def _move(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -324,27 +355,18 @@ class TorchBackend:
         detached = [value.detach().to(torch.float32) for value in (losses, *metrics.values())]
         return losses.to(torch.float32), torch.stack(detached)
 
-    def _weigh(
-        self, values: torch.Tensor, weights: torch.Tensor, sums: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Add weighted sums of values to ``sums``: one per name, then a place for missing gradients."""
-        if sums is None:
-            sums = values.new_zeros(len(values) + 1)
-        sums[:-1].addmv_(values, weights)
-        return sums
-
-    def _fill_missing_gradients(self, sums: torch.Tensor) -> None:
-        """Give zeros to parameters that no micro-batch reached, and count them in ``sums``.
+    def _fill_missing_gradients(self) -> torch.Tensor:
+        """Give zeros to parameters that no micro-batch reached, and count them, in shape (1,).
 
         Horovod would do so at two workers and more; here it is done at any number, so that weight
         decay and momentum act on them alike.
         """
-        missing = [entry for entry in self._trainable if entry.tensor.grad is None]
-        self._missing = [f"model/{entry.path}" for entry in missing]
-        for entry in missing:
-            entry.tensor.grad = torch.zeros_like(entry.tensor)
-        if missing:
-            sums[-1] = len(missing)
+        self._missing = []
+        for entry in self._trainable:
+            if entry.tensor.grad is None:
+                self._missing.append(f"model/{entry.path}")
+                entry.tensor.grad = torch.zeros_like(entry.tensor)
+        return self._none_missing + len(self._missing) if self._missing else self._none_missing
 
     def _reduce_and_update(self, sums: torch.Tensor) -> None:
         handle = None

@@ -56,7 +56,9 @@ OPTIMIZERS = {
 def test_both_frameworks_draw_the_same_curve(optimizer, workers):
     options = ("--global-batch-size", "48", *OPTIMIZERS[optimizer])
     curves = [
-        shared_run(workers, "none" if workers == 1 else "mpi", "--framework", framework, *STEPS, *options).losses
+        shared_run(
+            workers, "none" if workers == 1 else "mpi", "--framework", framework, *STEPS, *options
+        ).losses
         for framework in FRAMEWORKS
     ]
     assert difference(*curves) < TOLERANCE
