@@ -1,0 +1,95 @@
+"""Every way to start a job, with a task file of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs import FRAMEWORKS, Run, launcher, run, train
+
+TASKS = Path(__file__).with_name("small_task.py")
+
+
+# framework, launcher, workers
+@pytest.mark.parametrize(
+    ("framework", "controller", "workers", "said"),
+    [
+        ("torch", "none", 1, "1 on "),
+        ("torch", "mpirun", 2, "coordinated by MPI"),
+        ("torch", "mpi", 2, "coordinated by MPI"),
+        ("torch", "gloo", 2, "coordinated by Gloo"),
+        ("tf", "none", 1, "1 on "),
+        ("tf", "mpirun", 2, "coordinated by MPI"),
+    ],
+)
+def test_a_task_file_trains(framework, controller, workers, said, tmp_path):
+    job = train(workers, controller, "--framework", framework, "--task", f"{TASKS}:Small", cwd=tmp_path)
+    assert said in job.result.stdout
+    assert job.summary["workers"] == workers
+    assert job.summary["samples"] == 200
+    assert job.summary["final"]["loss"] < job.losses[0] / 2
+    assert job.summary["final"].keys() == {"loss", "mae"}
+
+
+SCRIPT = """
+import json
+from pathlib import Path
+
+import hvdtrain
+
+
+class Mine:
+    loss = "mse"
+
+    def train_data(self):
+        import numpy as np
+
+        inputs = np.random.RandomState(0).randn(40, 3).astype("float32")
+        return inputs, inputs[:, :1] * 2
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Linear(3, 1)
+
+
+if __name__ == "__main__":
+    summary = hvdtrain.train(Mine, framework="torch", epochs=3, batch_size=5, run_dir="out")
+    import horovod.torch as hvd
+
+    print(json.dumps(summary.as_dict()))
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The output of a script of a user's, started on two workers."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "mine.py").write_text(SCRIPT)
+    result = run([*launcher(2, "mpi"), "python", "mine.py"], folder)
+    assert result.returncode == 0, result.output[-5000:]
+    return Run(folder / "out", result)
+
+
+def test_a_script_trains_its_own_class(script):
+    assert (script.summary["workers"], script.summary["samples"]) == (2, 120)
+    assert script.summary["task"].endswith("mine.py:Mine")
+
+
+def test_a_script_gets_the_summary_on_every_worker(script):
+    found = [json.loads(line) for line in script.result.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == 2
+    same = ("status", "workers", "steps", "samples", "final", "run_dir")
+    assert [found[0][name] for name in same] == [found[1][name] for name in same]
+    assert found[0]["status"] == "completed"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_branch_without_gradient_on_one_worker_trains_and_says_so_once(framework, tmp_path):
+    options = ("--framework", framework, "--task", f"{TASKS}:Branching", "--weight-decay", "0.01")
+    job = train(2, "mpi", *options, cwd=tmp_path)
+    assert job.summary["status"] == "completed"  # equal parameters at the end included
+    assert job.result.output.count("no gradient reached") == 1
+    assert "model/branch/kernel on rank 1, model/branch/bias on rank 1 at step 1" in job.result.output
