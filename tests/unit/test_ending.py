@@ -1,0 +1,235 @@
+"""How a worker ends: what is said, by whom, and with which exit code."""
+
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from hvdtrain import ending
+from hvdtrain.ending import answer_expected, close_in_time, end_worker, interruptible
+from hvdtrain.errors import (
+    AgreementError,
+    ConfigError,
+    Interrupted,
+    NonFiniteLossError,
+    PeerLostError,
+    TrainingError,
+    WorkerFailure,
+)
+
+LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+class Ended(BaseException):
+    """Stands in for the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def end(monkeypatch, capsys):
+    """Ends this worker on an error; gives exit code, seconds waited and what was said."""
+
+    def run(error: BaseException, rank: int | None = None, debug: bool = False) -> tuple[int, float, str]:
+        codes, waited = [], []
+
+        def leave(code: int) -> None:
+            codes.append(code)
+            raise Ended
+
+        monkeypatch.setattr(ending.os, "_exit", leave)
+        monkeypatch.setattr(ending.time, "sleep", waited.append)
+        if rank is not None:
+            monkeypatch.setenv("HOROVOD_RANK", str(rank))
+        with pytest.raises(Ended):
+            end_worker(error, debug)
+        said = capsys.readouterr()
+        assert said.out == ""
+        return codes[0], sum(waited), said.err
+
+    return run
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    """Give an error as it is after it was raised, with its traceback."""
+    try:
+        raise error from cause
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (AgreementError("x"), 3),
+        (PeerLostError("x"), 3),
+        (TrainingError("x"), 4),
+        (Interrupted(signal.SIGINT), 130),
+        (Interrupted(signal.SIGTERM), 143),
+        (RuntimeError("x"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+    ids=repr,
+)
+def test_the_exit_code_is_that_of_the_error(end, error, code):
+    assert end(error)[0] == code
+
+
+def test_a_users_mistake_is_said_without_a_traceback(end):
+    assert end(raised(ConfigError("seed: wrong", "Take another.")))[2] == (
+        "hvdtrain: seed: wrong\n  Take another.\n"
+    )
+
+
+def test_debug_shows_the_traceback_of_a_users_mistake(end):
+    said = end(raised(ConfigError("seed: wrong")), debug=True)[2]
+    assert said.startswith("Traceback")
+    assert said.endswith("hvdtrain: seed: wrong\n")
+
+
+def test_an_error_of_ours_is_shown_whole_and_called_a_bug(end):
+    said = end(raised(ZeroDivisionError("oh")))[2]
+    assert said.startswith("Traceback")
+    assert said.endswith("hvdtrain: ZeroDivisionError: oh\n  This is a bug in hvdtrain: please report it.\n")
+
+
+def test_an_error_of_the_task_is_shown_once_and_without_our_part(end):
+    said = end(raised(WorkerFailure("training failed at step 3"), raised(ValueError("user's own"))))[2]
+    assert said.startswith("Traceback")
+    assert said.count("ValueError: user's own") == 1
+    assert "WorkerFailure" not in said
+    assert said.endswith("hvdtrain: training failed at step 3\n")
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_under_a_launcher_rank_and_host_are_named(end, rank):
+    said = end(ConfigError("seed: wrong"), rank)[2]
+    assert said == f"hvdtrain: rank {rank} on {socket.gethostname()}: seed: wrong\n"
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(None, True), (0, True), (1, False), (5, False)])
+def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
+    said = end(NonFiniteLossError("the loss is nan", everywhere=True), rank)[2]
+    assert bool(said) == speaks
+
+
+def test_an_interruption_says_nothing_more(end):
+    assert end(Interrupted(signal.SIGINT), 0)[2] == ""
+
+
+@pytest.mark.parametrize(("rank", "waits"), [(None, False), (0, False), (1, True)])
+def test_rank_0_speaks_first(end, rank, waits):
+    assert (end(ConfigError("x"), rank)[1] > 0) == waits
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_lost_a_peer_lets_the_peer_speak_first(end, rank):
+    assert end(PeerLostError("x"), rank)[1] > ending._SPEAK_AFTER_SECONDS
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_interrupts(number, code):
+    with pytest.raises(Interrupted) as caught, interruptible():
+        signal.raise_signal(number)
+    assert caught.value.exit_code == code
+
+
+def test_a_task_cannot_swallow_an_interruption():
+    def step() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except Exception:
+            pytest.fail("swallowed")
+
+    with pytest.raises(Interrupted), interruptible():
+        step()
+
+
+def test_a_second_signal_does_not_disturb_the_ending():
+    def ends_slowly() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+        ends_slowly()
+
+
+def test_the_callers_handlers_come_back():
+    handler = lambda number, frame: None  # noqa: E731
+    signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(Interrupted), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    handlers = []
+
+    def work() -> None:
+        with interruptible():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
+
+
+def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
+    codes, left = [], threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    monkeypatch.setattr(ending.os, "_exit", leave)
+    with answer_expected(0.0, rank=2, host="beta"):
+        assert left.wait(10)
+    assert codes == [3]
+    assert capsys.readouterr().err.startswith(
+        "hvdtrain: rank 2 on beta: the other workers did not answer within 0 s\n  Check that"
+    )
+
+
+def test_workers_that_answer_go_on(monkeypatch):
+    monkeypatch.setattr(ending.os, "_exit", lambda code: pytest.fail("ended"))
+    before = set(threading.enumerate())
+    with answer_expected(60.0, rank=0, host="here"):
+        (timer,) = set(threading.enumerate()) - before
+    timer.join(10)
+    assert not timer.is_alive()
+
+
+def test_closing_is_waited_for():
+    closed = []
+    close_in_time(lambda: closed.append(True))
+    assert closed == [True]
+
+
+def test_closing_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(ending, "_CLOSE_SECONDS", 0.01)
+    release = threading.Event()
+    started = time.monotonic()
+    close_in_time(release.wait)
+    assert time.monotonic() - started < 10
+    assert not release.is_set()
+    release.set()

@@ -1,0 +1,54 @@
+"""What hvdtrain sets for Open MPI and Horovod, and what it leaves alone."""
+
+import os
+
+import pytest
+
+from hvdtrain.environment import prepare
+
+LAUNCHED = {"HOROVOD_RANK": "1"}
+
+
+@pytest.fixture(autouse=True)
+def _four_cores_and_no_launcher(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+
+
+def test_without_a_launcher_gloo_coordinates_the_one_worker():
+    environ: dict[str, str] = {}
+    prepare(environ)
+    assert environ == {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+
+
+def test_without_a_launcher_there_is_nothing_to_tell():
+    assert prepare({}) == {}
+
+
+def test_a_stalled_collective_ends_the_job(launched):
+    environ: dict[str, str] = {}
+    assert prepare(environ) == {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
+    assert environ == {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
+
+
+@pytest.mark.parametrize(("local_size", "yields"), [("1", False), ("2", False), ("3", True), ("4", True)])
+def test_open_mpi_yields_where_threads_outnumber_cores(launched, local_size, yields):
+    set_for_user = prepare({"OMPI_COMM_WORLD_LOCAL_SIZE": local_size})
+    assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
+
+
+def test_what_the_user_set_stays(launched):
+    environ = {
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+    }
+    kept = dict(environ)
+    assert prepare(environ) == {}
+    assert environ == kept

@@ -1,0 +1,63 @@
+"""The exception tree: what its page says is what there is."""
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from hvdtrain import errors
+
+CLASSES = {
+    name: value
+    for name, value in vars(errors).items()
+    if inspect.isclass(value) and issubclass(value, BaseException)
+}
+
+
+def drawn() -> dict[str, tuple[str, str | None]]:
+    """Read the tree in the module's docstring: name to (parent, exit code)."""
+    tree: dict[str, tuple[str, str | None]] = {}
+    path: list[str] = []
+    for line in errors.__doc__.splitlines():
+        if match := re.match(r"    ([│├└─ ]*)([A-Z]\w+)(?: {2,}(\d+)\b)?", line):
+            depth = len(match[1]) // 4
+            path = [*path[:depth], match[2]]
+            if depth:
+                tree[match[2]] = (path[-2], match[3])
+    return tree
+
+
+def test_the_tree_is_drawn_as_it_is():
+    actual = {
+        name: cls.__base__.__name__ for name, cls in CLASSES.items() if cls.__base__.__name__ in CLASSES
+    }
+    assert {name: parent for name, (parent, _) in drawn().items()} == actual
+
+
+@pytest.mark.parametrize(("name", "code"), [(name, code) for name, (_, code) in drawn().items() if code])
+def test_the_exit_codes_are_as_drawn(name, code):
+    assert CLASSES[name].exit_code == int(code)
+
+
+def test_every_error_but_the_root_ends_with_a_code_of_the_contract():
+    codes = {cls.exit_code for name, cls in CLASSES.items() if name not in ("HvdtrainError", "Interrupted")}
+    assert codes == {2, 3, 4}
+
+
+def test_a_message_is_problem_and_remedy():
+    error = errors.ConfigError("a: wrong", "Do b.")
+    assert (str(error), error.problem, error.remedy) == ("a: wrong\nDo b.", "a: wrong", "Do b.")
+    assert str(errors.ConfigError("a: wrong")) == "a: wrong"
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name != "Interrupted"])
+def test_an_error_travels_between_workers(name):
+    error = CLASSES[name]("a: wrong", "Do b.", everywhere=True)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def test_an_interruption_is_no_exception_that_a_task_catches():
+    assert not issubclass(errors.Interrupted, Exception)

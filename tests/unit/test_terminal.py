@@ -1,0 +1,86 @@
+"""Where a person watches."""
+
+import os
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from hvdtrain import terminal
+from hvdtrain.terminal import launched_rank, open_console
+
+LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def launched_by(monkeypatch):
+    """Has this process started by a rank 0 launcher of that name, whose output is that file."""
+
+    def start(name: str, output: str | Exception) -> None:
+        def readlink(path: str) -> str:
+            assert path == "/proc/42/fd/1"
+            if isinstance(output, Exception):
+                raise output
+            return output
+
+        parents = [
+            SimpleNamespace(name=lambda: "sh", pid=41),
+            SimpleNamespace(name=lambda: name, pid=42),
+            SimpleNamespace(name=lambda: "bash", pid=43),
+        ]
+        monkeypatch.setenv("HOROVOD_RANK", "0")
+        monkeypatch.setattr(terminal.psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+        monkeypatch.setattr(terminal.os, "readlink", readlink)
+
+    return start
+
+
+def test_without_a_launcher_there_is_no_rank():
+    assert launched_rank() is None
+
+
+@pytest.mark.parametrize("variable", LAUNCHERS)
+@pytest.mark.parametrize("rank", [0, 13])
+def test_every_launcher_tells_the_rank(monkeypatch, variable, rank):
+    monkeypatch.setenv(variable, str(rank))
+    assert launched_rank() == rank
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1"])
+def test_what_is_no_rank_is_passed_over(monkeypatch, value):
+    monkeypatch.setenv("HOROVOD_RANK", value)
+    assert launched_rank() is None
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun", "prterun"])
+def test_under_a_launcher_the_console_is_its_terminal(launched_by, launcher):
+    controller, shown = os.openpty()
+    path = os.ttyname(shown)
+    launched_by(launcher, path)
+    console = open_console()
+    console.print("hello")
+    console.file.close()
+    os.close(shown)
+    assert console.is_terminal
+    assert os.read(controller, 100).startswith(b"hello")
+    os.close(controller)
+
+
+@pytest.mark.parametrize("output", ["pipe:[123]", "/tmp/log.txt", OSError("gone"), psutil.NoSuchProcess(42)])
+def test_where_the_launcher_has_no_terminal_lines_go_to_standard_output(launched_by, output, capsys):
+    launched_by("mpirun", output)
+    console = open_console()
+    console.print("x" * 200, highlight=False)
+    assert not console.is_terminal
+    assert capsys.readouterr().out == "x" * 200 + "\n"  # not broken: a launcher tags every line
+
+
+def test_a_scheduler_without_a_launcher_gets_lines(launched_by):
+    launched_by("slurmstepd", "/dev/pts/0")
+    assert not open_console().is_terminal

@@ -1,0 +1,52 @@
+"""How many compute threads a worker gets."""
+
+import os
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from hvdtrain import threads
+from hvdtrain.threads import threads_per_worker
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Sets the cores of this process and of the launcher that started it."""
+
+    def set_cores(own: int, launcher: int | None) -> None:
+        def affinity() -> list[int]:
+            if launcher is None:
+                raise psutil.AccessDenied
+            return list(range(launcher))
+
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(own)))
+        monkeypatch.setattr(threads.psutil, "Process", lambda pid: SimpleNamespace(cpu_affinity=affinity))
+
+    return set_cores
+
+
+@pytest.mark.parametrize(
+    ("own", "launcher", "local_size", "expected"),
+    [
+        (16, 16, 1, 16),
+        (16, 16, 4, 4),
+        (16, 16, 5, 3),
+        (2, 2, 4, 1),  # more workers than cores
+        (4, 16, 4, 4),  # bound to a quarter each
+        (1, 16, 4, 1),  # bound to a core
+        (4, 16, 2, 4),  # bound to less than the share
+    ],
+)
+def test_a_worker_gets_its_share_of_the_cores(cores, own, launcher, local_size, expected):
+    cores(own, launcher)
+    assert threads_per_worker(local_size) == expected
+
+
+def test_a_launcher_that_cannot_be_asked_has_the_workers_own_cores(cores):
+    cores(8, None)
+    assert threads_per_worker(2) == 4
+
+
+def test_this_very_process_gets_what_it_may_use():
+    assert 1 <= threads_per_worker(1) <= len(os.sched_getaffinity(0))
