@@ -1,0 +1,205 @@
+"""The command line: its options, its layers, its errors, and how little it loads."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import hvdtrain
+from hvdtrain import cli, job
+from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.errors import ConfigError, UsageError
+
+# the design's options that concern training; --set is not a field
+DESIGN = [
+    "framework", "task", "epochs", "steps", "batch-size", "global-batch-size", "accumulate", "learning-rate",
+    "lr-scaling", "base-batch-size", "lr-schedule", "warmup-epochs", "optimizer", "weight-decay", "momentum",
+    "clip-norm", "compression", "device", "seed", "run-dir", "log-every", "eval-every", "set",
+]  # fmt: skip
+HEAVY = {"torch", "tensorflow", "keras", "horovod", "mpi4py"}
+NOT_NEEDED_FOR_HELP = {"numpy", "grain", "tensorboard", "sklearn"}
+
+
+@pytest.fixture
+def invoke():
+    """Runs the command line in this process."""
+    return lambda *words: CliRunner().invoke(cli.cli, list(words), prog_name="hvdtrain")
+
+
+@pytest.fixture
+def layers(monkeypatch, invoke):
+    """Gives the layers that a command line hands on, without running the job."""
+
+    def get(*words: str) -> list[Layer]:
+        handed_on: list[list[Layer]] = []
+        monkeypatch.setattr(job, "run_job", handed_on.append)
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        return handed_on[0]
+
+    return get
+
+
+@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("-h",)], ids=" ".join)
+@pytest.mark.parametrize("option", DESIGN)
+def test_help_lists_every_option_of_the_design(invoke, words, option):
+    result = invoke(*words)
+    assert result.exit_code == 0
+    assert f"--{option} " in result.output
+
+
+def test_every_option_is_a_config_field_spelled_with_dashes():
+    own = {"config_file", "assignments", "debug"}
+    options = {parameter.name: parameter for parameter in cli.train.params if parameter.name not in own}
+    assert set(options) <= set(Config.model_fields)
+    assert all(option.opts == [f"--{name.replace('_', '-')}"] for name, option in options.items())
+
+
+def test_help_gives_descriptions_and_defaults(invoke):
+    words = " ".join(invoke("--help").output.split())
+    assert "Samples per worker and micro-batch. [32]" in words
+    assert "[sgd|adamw]" in words
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "build-horovod"])
+def test_help_lists_every_command(invoke, command):
+    assert f"  {command} " in invoke("--help").output
+
+
+def test_the_version_is_told(invoke):
+    assert hvdtrain.__version__ in invoke("--version").output
+
+
+def test_train_is_the_default_command(layers):
+    assert layers("--seed", "3") == layers("train", "--seed", "3")
+
+
+def test_layers_come_weakest_first(layers, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 1\nmomentum: 0.1\nepochs: 1\n")
+    found = layers(
+        str(path), "--framework", "torch", "--seed", "3", "--set", "seed=2", "--set", "momentum=0.2"
+    )
+    assert [layer.source for layer in found] == [str(path), "--set", "options"]
+    config = resolve(found)
+    assert (config.seed, config.momentum, config.epochs) == (3, 0.2, 1)
+
+
+def test_options_that_are_not_given_are_not_handed_on(layers):
+    assert layers("--steps", "7")[-1].values == {"steps": 7}
+
+
+@pytest.mark.parametrize("name", cli.OPTIONS)
+def test_every_option_reaches_its_field(layers, name):
+    given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
+             "compression": "fp16", "device": "cpu", "task": "t", "run_dir": "r", "log_every": "2epoch",
+             "eval_every": "5", "momentum": "0.5"}.get(name, "3")  # fmt: skip
+    values = layers(f"--{name.replace('_', '-')}", given)[-1].values
+    assert list(values) == [name]
+    config = resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)])
+    assert str(getattr(config, name)) in (given, f"{given}.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--bach-size", "3"), "'--batch-size'"),
+        (("train", "--learning_rate", "3"), "Did you mean '--learning-rate'?"),
+        (("--optimizer", "adam"), "'adam' is not one of 'sgd', 'adamw'"),
+        (("--steps", "many"), "'many' is not a valid int"),
+        (("--epochs", "x"), "'x' is not a valid float"),
+        (("--seed",), "Option '--seed' requires an argument"),
+        (("compare",), "Missing argument 'RUN_DIRS...'"),
+        (("build-horovod", "--gpu", "rocm"), "'rocm' is not one of 'none', 'nccl'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_named_with_a_hint(invoke, words, said):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_word_that_is_no_command_and_no_file_is_named(invoke):
+    with pytest.raises(
+        UsageError, match="'evaluat' is neither a command nor a config file\nCommands: train, "
+    ):
+        cli.cli(["evaluat"], standalone_mode=False)
+
+
+def test_a_config_file_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"cannot read the config file missing\.yaml"):
+        cli.cli(["missing.yaml"], standalone_mode=False)
+
+
+def test_a_config_file_needs_no_ending(layers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment").write_text("seed: 9\n")
+    assert layers("experiment")[0].values == {"seed": 9}
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """Runs main() as rank ``rank``; gives its exit code and what it said on standard error."""
+
+    def run(*words: str, rank: str | None = None) -> tuple[object, str]:
+        for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+            monkeypatch.delenv(name, raising=False)
+        if rank is not None:
+            monkeypatch.setenv("HOROVOD_RANK", rank)
+        monkeypatch.setattr(sys, "argv", ["hvdtrain", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("1", False)])
+def test_of_all_workers_rank_0_says_a_wrong_option(main, rank, speaks):
+    code, said = main("--bach-size", "3", rank=rank)
+    assert code == 2
+    assert ("--batch-size" in said) == speaks
+
+
+def test_ctrl_c_before_training_ends_with_130(main, monkeypatch):
+    def stop(*_: object, **__: object) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr(type(cli.cli), "__call__", stop)
+    assert main()[0] == 130
+
+
+def loaded_by(*words: str) -> set[str]:
+    """Give the top-level modules that a Python command loads."""
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert "hvdtrain" in modules
+    return modules
+
+
+@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("--version",)], ids=" ".join)
+def test_help_loads_no_framework(words):
+    assert loaded_by("-m", "hvdtrain", *words) & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
+
+
+def test_importing_hvdtrain_loads_nothing_heavy():
+    assert loaded_by("-c", "import hvdtrain") & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
+
+
+def test_the_job_loads_no_framework_before_it_knows_which():
+    assert loaded_by("-c", "import hvdtrain.job, hvdtrain.cli") & HEAVY == set()
+
+
+def test_public_names_are_there():
+    assert [name for name in hvdtrain.__all__ if not hasattr(hvdtrain, name)] == []
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'hvdtrain' has no attribute 'trian'"):
+        hvdtrain.trian  # noqa: B018
