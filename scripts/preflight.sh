@@ -26,12 +26,13 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Pyth
 fi
 
 compiler=${CXX:-c++}
-command -v "$compiler" >/dev/null 2>&1 ||
+command -v "${compiler%% *}" >/dev/null 2>&1 ||  # it may carry flags: CXX="g++ -m64"
     lacks "there is no C++ compiler ($compiler)" "apt install g++ (or dnf install gcc-c++); or name yours: CXX=g++-13 make ..."
 
 # measured: the virtual environment takes 3.3 GB with CPU builds; Horovod's build 0.6 GB for a while
 needed_kib=$((5 * 1024 * 1024))
 folder=$(dirname "$venv")
+while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
 free_kib=$(df -Pk "$folder" | awk 'NR == 2 {print $4}')
 [ "$free_kib" -ge "$needed_kib" ] ||
     lacks "$((free_kib / 1024)) MiB are free in $folder; 5 GiB are needed" "Free some space, or put it elsewhere: make VENV=/path/to/venv ..."
