@@ -96,8 +96,10 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
     merged = {name: value for layer in layers for name, value in layer.values.items()}
     spec = str(merged.get("task") or Config.model_fields["task"].default)
     task_class = task_class or load_task_class(spec)
-    defaults = Layer(f"defaults of task {spec}", getattr(task_class, "defaults", {}))
-    config = resolve([defaults, *layers])
+    defaults = getattr(task_class, "defaults", {})
+    if not isinstance(defaults, Mapping):
+        raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
+    config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
     build = require_horovod(config.framework)
     task = make_task(task_class, config.task, config.task_options, config.framework)
     train_data, train_facts = _open_data(task, config, "train_data", "training data")

@@ -71,7 +71,7 @@ def _look_up(field: str, value: Any, table: Mapping[str, Callable[..., Any]]) ->
     if callable(value):
         found: Callable[..., Any] = value
         return found
-    if value not in table:
+    if not isinstance(value, str) or value not in table:
         close = difflib.get_close_matches(str(value), table, n=1)
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",

@@ -1,0 +1,137 @@
+"""What a worker does before it meets the others: config, task and data, with every check."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain import job
+from hvdtrain.config import Layer
+from hvdtrain.errors import ConfigError, DataError, HorovodBuildError, TaskError, UsageError
+from hvdtrain.job import prepare
+
+
+class Small:
+    """A task that needs no framework until its model is built."""
+
+    loss = "mse"
+    defaults = {"epochs": 3, "batch_size": 7, "seed": 5, "task_options": {"size": 11}}  # noqa: RUF012
+
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+
+    def train_data(self) -> object:
+        return {"inputs": np.zeros((self.size, 2)), "targets": np.zeros(self.size)}
+
+    def eval_data(self) -> object:
+        return None
+
+    def torch_model(self) -> object:
+        raise AssertionError("models are built later")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """Horovod counts as installed, and nothing is set for it."""
+    monkeypatch.setattr(job, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1"))
+    monkeypatch.setattr(job.environment, "prepare", lambda: {"SET": "1"})
+
+
+def prepared(task_class: type = Small, **options: object) -> job.Job:
+    return prepare([Layer("options", {"framework": "torch", "task": "small", **options})], task_class)
+
+
+def variant(**members: object) -> type:
+    return type("Variant", (Small,), members)
+
+
+def test_the_tasks_defaults_are_weaker_than_everything_but_the_fields_own():
+    config = prepared(seed=6).config
+    assert (config.seed, config.batch_size, config.accumulate) == (6, 7, 1)
+
+
+def test_an_option_displaces_the_other_of_its_pair_in_the_tasks_defaults():
+    config = prepared(steps=9, global_batch_size=48).config
+    assert (config.epochs, config.steps, config.global_batch_size) == (None, 9, 48)
+
+
+@pytest.mark.parametrize(("given_options", "size"), [({}, 11), ({"task_options": {"size": 2}}, 2)])
+def test_task_options_reach_the_task(given_options, size):
+    assert prepared(**given_options).task.size == size
+
+
+def test_an_offence_in_the_tasks_defaults_names_the_task():
+    with pytest.raises(ConfigError, match=r"seed: should be .*, found -1 \(defaults of task small\)"):
+        prepared(variant(defaults={"seed": -1}))
+
+
+@pytest.mark.parametrize("defaults", [None, ["epochs"], "epochs"])
+def test_defaults_that_are_no_mapping_are_a_users_mistake(defaults):
+    with pytest.raises(TaskError, match="defaults of task small must be a mapping"):
+        prepared(variant(defaults=defaults))
+
+
+def test_a_task_without_defaults_has_the_fields_own():
+    assert prepared(type("Bare", (), {**vars(Small), "defaults": {}})).config.epochs == 10.0
+
+
+def test_data_becomes_data_sets():
+    found = prepared()
+    assert len(found.train_data) == 11
+    assert found.eval_data is None
+
+
+def test_what_must_be_equal_on_all_workers_is_stated():
+    found = prepared(variant(eval_data=lambda self: {"inputs": np.zeros((3, 2), np.uint8)}))
+    assert found.data_facts == {
+        "size of the training data": 11,
+        "inputs of the training data": "float32[2]",
+        "targets of the training data": "float32[]",
+        "size of the evaluation data": 3,
+        "inputs of the evaluation data": "uint8[2]",
+    }
+
+
+def test_build_and_settings_are_kept_for_the_plan():
+    assert (prepared().build, prepared().settings) == ("0.28.1", {"SET": "1"})
+
+
+def fail(self: object) -> None:
+    raise KeyError("train.csv")
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "said"),
+    [
+        ({"train_data": lambda self: None}, DataError, r"train_data\(\) of task small gave None"),
+        ({"train_data": lambda self: []}, DataError, r"the training data is empty \(0 samples\)"),
+        ({"eval_data": lambda self: []}, DataError, r"the evaluation data is empty \(0 samples\)"),
+        ({"train_data": lambda self: 3}, DataError, r"must be arrays or have __len__ and __getitem__"),
+        (
+            {"train_data": fail},
+            TaskError,
+            rf"train_data\(\) of task small failed: {__file__}, line \d+: KeyError",
+        ),
+        (
+            {"eval_data": fail},
+            TaskError,
+            rf"eval_data\(\) of task small failed: {__file__}, line \d+: KeyError",
+        ),
+    ],
+)
+def test_data_that_cannot_be_used_is_named(members, error, said):
+    with pytest.raises(error, match=said):
+        prepared(variant(**members))
+
+
+def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
+    """A mistake in typing is told at once, also where nothing is set up yet."""
+
+    def missing(framework: str) -> None:
+        raise HorovodBuildError("Horovod is not installed")
+
+    monkeypatch.setattr(job, "require_horovod", missing)
+    with pytest.raises(UsageError):
+        prepared(seed=-1)
+    with pytest.raises(HorovodBuildError):
+        prepared()

@@ -1,0 +1,108 @@
+"""What follows from config, number of workers and size of the data."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError
+from hvdtrain.session import Layout
+
+
+def layout(workers: int = 4, data_size: int = 1437, **fields: object) -> Layout:
+    return Layout.of(Config(**{"framework": "torch", "epochs": 2, **fields}), workers, data_size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "global_batch"),
+    [
+        ({}, 128),
+        ({"accumulate": 3}, 384),
+        ({"global_batch_size": 50}, 50),
+        ({"global_batch_size": 50, "accumulate": 3}, 50),
+    ],
+)
+def test_the_global_batch(fields, global_batch):
+    assert layout(**fields).batch.global_batch == global_batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "base_batch"),
+    [
+        ({}, 32),
+        ({"accumulate": 3}, 96),
+        ({"global_batch_size": 50}, 50),
+        ({"base_batch_size": 256}, 256),
+        ({"base_batch_size": 256, "global_batch_size": 50}, 256),
+    ],
+)
+def test_the_batch_that_the_learning_rate_is_quoted_for(fields, base_batch):
+    assert layout(**fields).base_batch == base_batch
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4), ("sqrt", 2), ("none", 1)])
+def test_the_peak_grows_with_the_workers_by_the_rule(rule, factor):
+    assert layout(lr_scaling=rule, learning_rate=0.5).learning_rate.peak == 0.5 * factor
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_fixed_global_batch_has_one_peak_at_any_worker_count(workers):
+    assert layout(workers, global_batch_size=48, learning_rate=0.5).learning_rate.peak == 0.5
+
+
+def test_accumulation_alone_does_not_scale_the_rate():
+    assert layout(workers=1, accumulate=4, learning_rate=0.5).learning_rate.peak == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "last_sample", "steps"),
+    [
+        ({"epochs": 1}, 1437, 12),
+        ({"epochs": 2}, 2874, 23),
+        ({"epochs": 0.5}, 718, 6),
+        ({"epochs": 1e-9}, 1, 1),
+        ({"epochs": None, "steps": 7}, 7 * 128, 7),
+    ],
+)
+def test_where_training_ends(fields, last_sample, steps):
+    found = layout(**fields)
+    assert (found.last_sample, found.steps) == (last_sample, steps)
+
+
+@given(
+    workers=st.integers(1, 9),
+    data_size=st.integers(1, 5000),
+    epochs=st.integers(1, 5),
+    batch_size=st.integers(1, 64),
+    accumulate=st.integers(1, 3),
+)
+def test_every_step_moves_on_and_the_last_ends_exactly(workers, data_size, epochs, batch_size, accumulate):
+    found = layout(workers, data_size, epochs=epochs, batch_size=batch_size, accumulate=accumulate)
+    samples = 0
+    for _ in range(found.steps):
+        assert samples < found.last_sample
+        samples = found.samples_after(samples)
+    assert samples == found.last_sample == epochs * data_size
+
+
+def test_schedules_span_the_whole_training():
+    assert layout(epochs=3).learning_rate.total_epochs == 3.0
+    assert layout(epochs=None, steps=100).learning_rate.total_epochs == 100 * 128 / 1437
+
+
+@pytest.mark.parametrize(
+    ("fields", "local"),
+    [({}, 32), ({"accumulate": 2}, 32), ({"global_batch_size": 50}, 13), ({"eval_batch_size": 100}, 100)],
+)
+def test_evaluation_takes_the_batch_of_training_unless_told(fields, local):
+    plan = layout(**fields).eval_batch
+    assert (plan.micro_batch, plan.workers, plan.accumulate) == (local, 4, 1)
+
+
+@pytest.mark.parametrize(("fields", "slots"), [({}, 4), ({"accumulate": 2}, 8)])
+def test_a_global_batch_smaller_than_its_slots_is_refused(fields, slots):
+    assert layout(global_batch_size=slots, **fields).batch.micro_batch == 1
+    with pytest.raises(
+        ConfigError, match=rf"global_batch_size {slots - 1} is smaller .*\nUse .* at least {slots}, or"
+    ):
+        layout(global_batch_size=slots - 1, **fields)

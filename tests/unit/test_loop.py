@@ -1,0 +1,216 @@
+"""The shared loop over a backend without tensors: when what happens, and with which numbers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from fakes import dataset, on_every_rank, one_worker
+
+from hvdtrain.backends.base import Totals
+from hvdtrain.config import Config
+from hvdtrain.errors import NonFiniteLossError
+from hvdtrain.loop import run
+from hvdtrain.report import SilentReport
+from hvdtrain.session import Session
+
+
+class Recorder(SilentReport):
+    """A report that remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+        self.windows: list[tuple[int, dict]] = []
+        self.evaluations: list[tuple[int, dict]] = []
+        self.notes: list[str] = []
+
+    def stepped(self, mark, totals) -> None:
+        self.steps.append(mark.step)
+
+    def trained(self, session, mark, means, samples_per_second) -> None:
+        self.windows.append((mark.step, dict(means)))
+
+    def evaluated(self, session, means, samples_per_second) -> None:
+        self.evaluations.append((session.progress.step, dict(means)))
+
+    def note(self, text) -> None:
+        self.notes.append(text)
+
+
+class Abacus:
+    """A backend whose loss is the step's number; it logs its calls."""
+
+    def __init__(self, workers, losses=None, missing_at=()) -> None:
+        self.workers = workers
+        self.calls: list[str] = []
+        self.rates: list[float] = []
+        self._losses, self._missing_at = losses or {}, missing_at
+        self._sums, self._weight, self._missing = 0.0, 0.0, 0
+
+    def to_device(self, batches):
+        return iter(batches)
+
+    def train_step(self, batch, learning_rate) -> None:
+        number = batch.step + 1
+        self.calls.append(f"train {number}")
+        self.rates.append(learning_rate)
+        self._sums = self._losses.get(number, float(number)) * batch.total_weight
+        self._weight = batch.total_weight
+        self._missing = int(number in self._missing_at)
+
+    def eval_step(self, batch) -> None:
+        self._sums += float((batch.arrays["targets"] * batch.weights).sum())
+        self._weight += batch.total_weight
+
+    def take_metrics(self, phase):
+        totals = Totals({"loss": self._sums}, self._weight, self._missing)
+        self._sums, self._weight, self._missing = 0.0, 0.0, 0
+        number = self.calls[-1].split()[-1]
+
+        def read() -> Totals:
+            self.calls.append(f"read {phase} {number}")
+            return totals
+
+        return SimpleNamespace(read=read)
+
+    def parameters(self):
+        self.calls.append("compare")
+        return iter([])
+
+    def average_statistics(self) -> None:
+        self.calls.append("average")
+
+    def missing_gradient_names(self) -> list[str]:
+        return ["model/branch/kernel"] if self.workers.rank else []
+
+
+def trained(tmp_path, backend=None, eval_size=0, **fields) -> tuple[Abacus, Recorder, Session]:
+    """Train 10 samples an epoch in steps of 4."""
+    backend = backend or Abacus(one_worker())
+    config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
+    evaluation = dataset(eval_size) if eval_size else None
+    session = Session(config, backend, dataset(10), evaluation, Recorder(), tmp_path)
+    run(session)
+    return backend, session.report, session
+
+
+def test_a_step_is_read_when_the_next_has_been_launched(tmp_path):
+    backend, _, _ = trained(tmp_path, epochs=1)
+    assert backend.calls == ["train 1", "train 2", "read train 1", "train 3", "read train 2", "read train 3"]
+
+
+def test_training_ends_after_exactly_its_epochs(tmp_path):
+    _, report, session = trained(tmp_path, epochs=2)
+    assert (session.progress.step, session.progress.samples, session.epoch) == (5, 20, 2.0)
+    assert report.steps == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("log_every", "logged"),
+    [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), ("1epoch", [3, 5]), (100, [5])],
+)
+def test_windows_are_logged_when_due_and_at_the_end(tmp_path, log_every, logged):
+    _, report, _ = trained(tmp_path, log_every=log_every)
+    assert [step for step, _ in report.windows] == logged
+
+
+def test_a_window_is_the_mean_over_its_samples(tmp_path):
+    _, report, _ = trained(tmp_path, epochs=1, log_every=100)
+    assert report.windows == [(3, {"loss": (1 * 4 + 2 * 4 + 3 * 2) / 10})]
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "evaluated"), [("1epoch", [3, 5]), (2, [2, 4, 5]), (None, [5]), ("2epoch", [5]), (5, [5])]
+)
+def test_evaluation_comes_when_due_and_once_at_the_end(tmp_path, eval_every, evaluated):
+    _, report, _ = trained(tmp_path, eval_size=7, eval_every=eval_every)
+    assert [step for step, _ in report.evaluations] == evaluated
+
+
+def test_evaluation_is_the_exact_mean_over_its_data(tmp_path):
+    _, report, session = trained(tmp_path, eval_size=7, eval_every=None)
+    assert report.evaluations == [(5, {"loss": 3.0})]  # of the targets 0 to 6
+    assert session.last_eval == {"loss": 3.0}
+
+
+def test_without_evaluation_data_nothing_is_evaluated(tmp_path):
+    backend, report, session = trained(tmp_path)
+    assert (report.evaluations, session.last_eval) == ([], {})
+    assert "average" not in backend.calls
+
+
+def test_statistics_are_averaged_before_each_evaluation_and_every_step_is_read(tmp_path):
+    backend, _, _ = trained(tmp_path, eval_size=7, eval_every="1epoch")
+    assert backend.calls[:7] == [
+        "train 1",
+        "train 2",
+        "read train 1",
+        "train 3",
+        "read train 2",
+        "read train 3",
+        "average",
+    ]
+
+
+def test_the_rate_of_a_step_is_the_schedules_at_its_middle(tmp_path):
+    backend, _, _ = trained(tmp_path, learning_rate=1.0, warmup_epochs=2)
+    assert backend.rates == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+
+
+def test_neither_the_first_nor_the_last_rate_is_zero(tmp_path):
+    backend, _, _ = trained(tmp_path, warmup_epochs=1, lr_schedule="cosine", lr_final_fraction=0.0)
+    assert min(backend.rates) > 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_loss_that_is_no_number_stops_training_and_names_step_and_rate(tmp_path, value, step):
+    backend = Abacus(one_worker(), losses={step: value})
+    with pytest.raises(NonFiniteLossError) as caught:
+        trained(tmp_path, backend, learning_rate=0.25)
+    assert caught.value.problem == f"the loss is {value} at step {step}, with learning rate 0.25"
+    assert caught.value.everywhere
+    assert f"train {step + 2}" not in backend.calls
+
+
+def test_missing_gradients_are_told_once_with_names_and_ranks(tmp_path):
+    def work(workers):
+        backend = Abacus(workers, missing_at=(2, 3))
+        return trained(tmp_path, backend, check_replicas_every=1000)[1].notes
+
+    outcomes = on_every_rank(["alpha", "beta"], work)
+    said = (
+        "no gradient reached model/branch/kernel on rank 1 at step 2; zeros stand in for it, here and later"
+    )
+    assert outcomes == [[said], [said]]
+
+
+@pytest.mark.parametrize(("every", "times"), [(1000, 2), (2, 3), (1, 5)])
+def test_replicas_are_compared_at_the_start_in_between_and_at_the_end(tmp_path, every, times):
+    """Of two workers with steps of 8 samples: 20 samples are 3 steps."""
+
+    def work(workers):
+        return trained(tmp_path, Abacus(workers), check_replicas_every=every)[0].calls.count("compare")
+
+    assert on_every_rank(["here"] * 2, work) == [times] * 2
+
+
+def test_training_goes_on_from_where_the_session_stands(tmp_path):
+    backend = Abacus(one_worker())
+    config = Config(framework="torch", epochs=2, batch_size=4, log_every=1)
+    session = Session(config, backend, dataset(10), None, Recorder(), tmp_path)
+    session.progress.step, session.progress.samples = 3, 12
+    run(session)
+    assert [call for call in backend.calls if call.startswith("train")] == ["train 4", "train 5"]
+
+
+def test_every_sample_trained_on_is_traced_where_asked(tmp_path):
+    def work(workers):
+        trained(tmp_path, Abacus(workers), epochs=1, trace_indices=True)
+
+    assert on_every_rank(["here"] * 2, work) == [None, None]
+    lines = [
+        line for path in sorted((tmp_path / "indices").iterdir()) for line in path.read_text().splitlines()
+    ]
+    seen = [index for line in lines for index in json.loads(line)["indices"]]
+    assert sorted(seen) == list(range(10))

@@ -1,0 +1,102 @@
+"""From a task's loss and metrics to one function, and what is said where they do not fit."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.backends._objective import check_comparable, check_per_sample, make_objective
+from hvdtrain.errors import TaskError
+
+TABLE = {
+    "cross_entropy": lambda outputs, batch: ("entropy", outputs, batch["targets"]),
+    "accuracy": lambda outputs, batch: ("accuracy", outputs, batch["targets"]),
+}
+BATCH = {"inputs": "x", "targets": "y"}
+
+
+def model(inputs: str) -> str:
+    return f"model({inputs})"
+
+
+def test_names_are_looked_up():
+    task = SimpleNamespace(loss="cross_entropy", metrics={"right": "accuracy"})
+    loss, metrics = make_objective(task, "torch", TABLE)(model, BATCH)
+    assert loss == ("entropy", "model(x)", "y")
+    assert metrics == {"right": ("accuracy", "model(x)", "y")}
+
+
+def test_functions_stand_for_themselves():
+    task = SimpleNamespace(loss=lambda outputs, batch: 1, metrics={"two": lambda outputs, batch: 2})
+    assert make_objective(task, "torch", TABLE)(model, BATCH) == (1, {"two": 2})
+
+
+def test_metrics_may_be_left_out():
+    assert make_objective(SimpleNamespace(loss="cross_entropy"), "tf", TABLE)(model, BATCH)[1] == {}
+
+
+def test_the_frameworks_own_loss_goes_first():
+    task = SimpleNamespace(loss="cross_entropy", torch_loss=lambda model, batch: ("own", {}))
+    assert make_objective(task, "torch", TABLE)(model, BATCH) == ("own", {})
+    assert make_objective(task, "tf", TABLE)(model, BATCH)[0][0] == "entropy"
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            SimpleNamespace(loss="crossentropy"),
+            "the task's loss is 'crossentropy', which is neither a function nor a known name\n"
+            "Did you mean 'cross_entropy'?",
+        ),
+        (
+            SimpleNamespace(loss="cross_entropy", metrics={"a": "zzz"}),
+            "the task's metrics['a'] is 'zzz', which is neither a function nor a known name\n"
+            "Known: accuracy, cross_entropy.",
+        ),
+        (
+            SimpleNamespace(loss="cross_entropy", metrics=["accuracy"]),
+            "the task's metrics must be a mapping of names to metrics, found ['accuracy']",
+        ),
+        (
+            SimpleNamespace(loss=["mse"]),
+            "the task's loss is ['mse'], which is neither a function nor a known name\n"
+            "Known: accuracy, cross_entropy.",
+        ),
+    ],
+)
+def test_a_loss_or_metric_that_is_none_is_named(task, said):
+    with pytest.raises(TaskError) as caught:
+        make_objective(task, "torch", TABLE)
+    assert str(caught.value) == said
+
+
+def test_samples_without_inputs_are_named():
+    objective = make_objective(SimpleNamespace(loss="cross_entropy"), "torch", TABLE)
+    with pytest.raises(TaskError, match=r"have no 'inputs' for the model; they have \['image', 'targets'\]"):
+        objective(model, {"targets": 1, "image": 2})
+
+
+def test_one_value_per_sample_passes():
+    check_per_sample("loss", (4,), 4)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 1), (4, 4)])
+def test_another_shape_than_one_value_per_sample_is_named(shape):
+    with pytest.raises(TaskError) as caught:
+        check_per_sample("loss", shape, 4)
+    assert caught.value.problem == f"loss must give one value per sample, shape (4,); found shape {shape}"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [((4,), (4,)), ((4, 1), (4,)), ((4,), (4, 1)), ((4, 2, 1, 3), (4, 2, 3))]
+)
+def test_axes_of_length_one_may_differ(outputs, targets):
+    check_comparable("mse", outputs, targets)
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((4, 3), (4,)), ((4, 2), (4, 3)), ((4, 2, 3), (4, 3, 2))])
+def test_shapes_that_would_broadcast_are_refused(outputs, targets):
+    with pytest.raises(
+        TaskError, match=r"mse compares the model's outputs .* with targets .*: shapes differ"
+    ):
+        check_comparable("mse", outputs, targets)
