@@ -128,7 +128,7 @@ class TensorFlowBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
-        self._known_weights: tuple[float, NDArray[Any], tuple[Tensor, Tensor]] | None = None
+        self._known_weights: tuple[NDArray[Any], tuple[Tensor, Tensor]] | None = None
 
     def describe(self) -> str:
         """Say framework, version and device."""
@@ -283,14 +283,14 @@ class TensorFlowBackend:
         )
 
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Tensor, Tensor]:
-        """Give weights and gradient weights; those of the batch before where they are equal."""
+        """Give weights and gradient weights; those of the batch before where they are the same."""
         known = self._known_weights
-        if known is None or known[0] != batch.total_weight or not np.array_equal(known[1], batch.weights):
+        if known is None or known[0] is not batch.weights:
             weights = batch.weights[0] if one else batch.weights
             scaled = weights * np.float32(self.workers.size / batch.total_weight)
             tensors = tf.convert_to_tensor(weights), tf.convert_to_tensor(scaled)
-            known = self._known_weights = batch.total_weight, batch.weights, tensors
-        return known[2]
+            known = self._known_weights = batch.weights, tensors
+        return known[1]
 
     def _seeds(self, step: int) -> Tensor:
         """Give the states of the model's seed generators for one step, (generators, 2)."""

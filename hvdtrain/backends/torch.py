@@ -127,9 +127,7 @@ class TorchBackend:
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
         self._none_missing = torch.zeros(1, device=device)
-        self._known_weights: (
-            tuple[float, NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None
-        ) = None
+        self._known_weights: tuple[NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
 
     def describe(self) -> str:
         """Say framework, version and device."""
@@ -323,13 +321,13 @@ class TorchBackend:
         )
 
     def _weigh(self, batch: HostBatch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Give weights and gradient weights; those of the batch before where they are equal."""
+        """Give weights and gradient weights; those of the batch before where they are the same."""
         known = self._known_weights
-        if known is None or known[0] != batch.total_weight or not np.array_equal(known[1], batch.weights):
+        if known is None or known[0] is not batch.weights:
             scaled = batch.weights * np.float32(self.workers.size / batch.total_weight)
             tensors = [self._move(w) for w in batch.weights], [self._move(w) for w in scaled]
-            known = self._known_weights = batch.total_weight, batch.weights, tensors
-        return known[2]
+            known = self._known_weights = batch.weights, tensors
+        return known[1]
 
     def _move(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

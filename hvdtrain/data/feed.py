@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,8 @@ class HostBatch:
     Attributes:
         step: the step, counted from 0.
         arrays: name to array (accumulate, micro_batch, ...).
-        weights: (accumulate, micro_batch) of float32; 0 marks padding.
+        weights: (accumulate, micro_batch) of float32; 0 marks padding. One and the same array for
+            all full steps.
         total_weight: sum of the weights over all workers.
         indices: (accumulate, micro_batch), the samples' indices in the data set.
     """
@@ -76,8 +78,16 @@ class Share:
         """
         start = self.first_sample + step * self.plan.global_batch
         count = min(self.plan.global_batch, self.last_sample - start)
+        places, weights = self._full if count == self.plan.global_batch else self._part(count)
+        return start + places, weights, count
+
+    @cached_property
+    def _full(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return self._part(self.plan.global_batch)
+
+    def _part(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         places, real = self.plan.part(self.rank, count)
-        return start + places, real.astype(np.float32), count
+        return places, real.astype(np.float32)
 
 
 class Reader:
