@@ -161,15 +161,19 @@ def test_a_task_cannot_swallow_an_interruption():
 
 
 def test_a_second_signal_does_not_disturb_the_ending():
+    ended = []
+
     def ends_slowly() -> None:
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
+            ended.append(True)
 
     with pytest.raises(Interrupted, match="SIGINT"), interruptible():
         ends_slowly()
+    assert ended == [True]
 
 
 def test_the_callers_handlers_come_back():
