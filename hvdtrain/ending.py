@@ -25,20 +25,42 @@ _ENDED_BY_LAUNCHER_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0
 
 
+class Signals:
+    """The signal that asked this worker to stop, if one came."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def go_first(self) -> Iterator[None]:
+        """Context in which what goes wrong after a signal counts as the signal.
+
+        Native code that is interrupted may raise an error of its own in place of Interrupted.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.number is None:
+                raise
+            raise Interrupted(self.number) from error
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[Signals]:
     """Context in which SIGINT and SIGTERM raise Interrupted in the main thread, once."""
+    seen = Signals()
 
     def interrupt(number: int, _: FrameType | None) -> None:
         for other in previous:
             signal.signal(other, signal.SIG_IGN)
+        seen.number = number
         raise Interrupted(number)
 
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield seen
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -13,13 +13,13 @@ from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import as_dataset, signature
-from hvdtrain.ending import answer_expected, close_in_time, end_if_uncaught, interruptible
+from hvdtrain.ending import Signals, answer_expected, close_in_time, end_if_uncaught, interruptible
 from hvdtrain.errors import DataError, HvdtrainError, Interrupted, TaskError, WorkerFailure
 from hvdtrain.horovod_build import require_horovod
 from hvdtrain.loop import run
 from hvdtrain.plan import plan_in_words
 from hvdtrain.rundir import open_run
-from hvdtrain.session import Session, Summary
+from hvdtrain.session import Layout, Session, Summary
 from hvdtrain.task import load_task_class, make_task, task_spec, where_raised
 
 _FIRST_ANSWER_SECONDS = 120
@@ -80,11 +80,11 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class where the caller has it; found by its name otherwise.
     """
-    with interruptible():
+    with interruptible() as signals:
         job = prepare(layers, task_class)
         backend = load_backend(job.config)
         try:
-            return _train(job, backend)
+            return _train(job, backend, signals)
         except BaseException:
             close_in_time(backend.close)  # workers that wait for this one learn of it
             raise
@@ -125,12 +125,13 @@ def _open_data(task: Any, config: Config, method: str, what: str) -> tuple[Any, 
         raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
-def _train(job: Job, backend: Backend) -> Summary:
+def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     """Collective. Agree, build, train."""
     config, workers = job.config, backend.workers
     with answer_expected(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
     agree(workers, _facts(job, backend))
+    Layout.of(config, workers.size, len(job.train_data))  # raises before anything is written
     _build(job, backend)
     agree(workers, {f"shape of {name}": array.shape for name, array in backend.parameters()})
     report, run_dir = open_run(config, workers)
@@ -140,7 +141,8 @@ def _train(job: Job, backend: Backend) -> Summary:
         layout = session.layout()
         backend.broadcast_state(0)
         report.say(plan_in_words(session, layout, hosts, job.build, job.settings))
-        run(session)
+        with signals.go_first():
+            run(session)
         status = "completed"
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"

@@ -61,6 +61,7 @@ class Layout:
                 f"global_batch_size {global_batch} is smaller than workers x accumulate = "
                 f"{workers} x {config.accumulate}; each worker needs a sample for each micro-batch",
                 f"Use a global batch of at least {slots}, or fewer workers.",
+                everywhere=True,
             )
         base_batch = config.base_batch_size or (
             global_batch if config.global_batch_size else config.batch_size * config.accumulate

@@ -5,6 +5,9 @@ from typing import cast
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.frameworks import TITLES
+from hvdtrain.horovod_build.installed import BUILD_COMMAND
 
 _MODULES = {"torch": "hvdtrain.backends.torch", "tf": "hvdtrain.backends.tensorflow"}
 
@@ -18,7 +21,13 @@ def load_backend(config: Config) -> Backend:
         config: its ``framework``, ``device`` and ``threads`` are used.
 
     Raises:
-        EnvironmentFault: where the device or the launcher does not fit.
+        EnvironmentFault: where the device or the launcher does not fit, or a library is missing.
     """
-    module = import_module(_MODULES[config.framework])
+    try:
+        module = import_module(_MODULES[config.framework])
+    except ImportError as error:
+        raise HorovodBuildError(
+            f"{TITLES[config.framework]} or Horovod's extension for it cannot be loaded: {error}",
+            f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
+        ) from error
     return cast(Backend, module.start(config))
