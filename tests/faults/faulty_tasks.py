@@ -1,0 +1,145 @@
+"""Small tasks with something wrong on one worker, for both frameworks."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+RANK = int(os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+INPUTS, OUTPUTS = 4, 3
+
+
+class Sound:
+    """Nothing wrong: a linear map fitted to random numbers. The others change one thing each."""
+
+    loss = "mse"
+    defaults = {"batch_size": 4, "learning_rate": 0.01, "steps": 20, "log_every": 1}  # noqa: RUF012
+    outputs = OUTPUTS
+    samples = 64
+
+    def train_data(self):
+        random = np.random.RandomState(0)
+        inputs = random.randn(self.samples, INPUTS).astype("float32")
+        return {"inputs": inputs, "targets": random.randn(self.samples, self.outputs).astype("float32")}
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Linear(INPUTS, self.outputs)
+
+    def tf_model(self):
+        import keras
+
+        inputs = keras.Input((INPUTS,))
+        return keras.Model(inputs, keras.layers.Dense(self.outputs, name="dense")(inputs))
+
+
+def about_to_fail():
+    """Note when a worker fails, for the test to see how long the others go on."""
+    Path("failed-at").write_text(str(time.time()))
+
+
+class LossRaises(Sound):
+    """On rank 1 the loss raises: in PyTorch at step 3, in TensorFlow when the step is compiled."""
+
+    calls = 0
+
+    def loss(self, outputs, batch):
+        self.calls += 1
+        if RANK == 1 and (self.calls == 3 or not type(outputs).__module__.startswith("torch")):
+            about_to_fail()
+            raise ValueError("the flux capacitor is empty")
+        return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+
+class Samples:
+    """Samples made one by one, each in some time; on rank 1 one of them may raise."""
+
+    def __init__(self, arrays, seconds=0.0, raises_after=None):
+        self.arrays, self.seconds, self.raises_after, self.reads = arrays, seconds, raises_after, 0
+
+    def __len__(self):
+        return len(self.arrays["inputs"])
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        self.reads += 1
+        if RANK == 1 and self.reads == self.raises_after:
+            about_to_fail()
+            raise ValueError("the flux capacitor is empty")
+        return {name: array[index] for name, array in self.arrays.items()}
+
+
+class DataRaises(Sound):
+    """On rank 1 the data raises after some batches."""
+
+    def train_data(self):
+        return Samples(super().train_data(), raises_after=30)
+
+
+class Slow(Sound):
+    """Takes some 50 ms a step, and notes its process, so that a test can step in."""
+
+    defaults = Sound.defaults | {"steps": 100_000}
+
+    def train_data(self):
+        Path(f"pid-{RANK}").write_text(str(os.getpid()))
+        return Samples(super().train_data(), seconds=0.025)
+
+
+class Disagrees(Sound):
+    """Something of it differs between workers; notes when the data is opened, shortly before they meet."""
+
+    def train_data(self):
+        about_to_fail()
+        return super().train_data()
+
+
+class OtherSize(Disagrees):
+    """One sample more on rank 1."""
+
+    samples = 64 + (RANK == 1)
+
+
+class OtherShape(Disagrees):
+    """A wider model on rank 1."""
+
+    def torch_model(self):
+        from torch import nn
+
+        width = 8 if RANK == 1 else 5
+        return nn.Sequential(nn.Linear(INPUTS, width), nn.Linear(width, OUTPUTS))
+
+
+class NotANumber(Sound):
+    """One target, that of sample 17, is not a number."""
+
+    def train_data(self):
+        data = super().train_data()
+        data["targets"][17] = np.nan
+        return data
+
+
+class Drifts(Sound):
+    """On rank 1, PyTorch's bias changes by itself at step 4."""
+
+    calls = 0
+
+    def torch_loss(self, model, batch):
+        import torch
+
+        self.calls += 1
+        if RANK == 1 and self.calls == 4:
+            with torch.no_grad():
+                model.bias += 1e-6
+        return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}
+
+
+class Empty(Sound):
+    """No samples."""
+
+    samples = 0

@@ -1,0 +1,91 @@
+"""Horovod is missing, partial or built for something else: the message says which, and what mends it."""
+
+import importlib.metadata
+import json
+import os
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from jobs import Result, run
+
+SITE = Path(sysconfig.get_path("purelib"))
+COMMAND = "python -m hvdtrain build-horovod"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A virtual environment with links to all packages of this one but Horovod."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for package in SITE.iterdir():
+        if not package.name.startswith("horovod") and not (site / package.name).exists():
+            (site / package.name).symlink_to(package)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def horovod(python):
+    """A copy of the installed Horovod in that environment, to be spoilt: its files are links."""
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    made = []
+    for package in SITE.glob("horovod*"):
+        for source in [p for p in package.rglob("*") if p.is_file()]:
+            target = site / source.relative_to(SITE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source)
+            made.append(target)
+    yield site / "horovod"
+    for path in made:
+        path.unlink(missing_ok=True)
+    for package in SITE.glob("horovod*"):
+        for parent, folders, _ in os.walk(site / package.name, topdown=False):
+            for name in folders:
+                (Path(parent) / name).rmdir()
+        (site / package.name).rmdir()
+
+
+def train(python: Path, framework: str, cwd: Path, *launcher: str) -> Result:
+    command = [*launcher, str(python), "-m", "hvdtrain", "--framework", framework, "--steps", "1"]
+    return run(command, cwd)
+
+
+def check(result: Result, said: str) -> None:
+    assert result.returncode == 3, result.output
+    assert result.output.count(said) == 1, result.output
+    assert result.output.count(COMMAND) == 1
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_a_missing_horovod_is_named_with_the_command_that_builds_it(python, framework, tmp_path):
+    check(train(python, framework, tmp_path), "Horovod is not installed in this Python environment")
+
+
+def test_two_workers_say_it_once(python, tmp_path):
+    result = train(python, "torch", tmp_path, "mpirun", "-np", "2", "--bind-to", "none", "--oversubscribe")
+    check(result, "Horovod is not installed in this Python environment")
+
+
+def test_a_missing_extension_is_named(python, horovod, tmp_path):
+    (extension,) = (horovod / "tensorflow").glob("mpi_lib.*.so")
+    extension.unlink()
+    check(train(python, "tf", tmp_path), "has no extension for TensorFlow")
+
+
+def test_a_build_for_another_version_is_named(python, horovod, tmp_path):
+    path = horovod / "metadata.json"
+    metadata = json.loads(path.read_text()) | {"pytorch": "1.13.1"}
+    path.unlink()
+    path.write_text(json.dumps(metadata))
+    installed = importlib.metadata.version("torch").partition("+")[0]
+    check(train(python, "torch", tmp_path), f"was built for PyTorch 1.13.1, but PyTorch {installed}")
+
+
+def test_an_extension_that_cannot_be_loaded_is_named(python, horovod, tmp_path):
+    (extension,) = (horovod / "torch").glob("mpi_lib_v2.*.so")
+    extension.unlink()
+    extension.write_bytes(b"half of it")
+    check(train(python, "torch", tmp_path), "PyTorch or Horovod's extension for it cannot be loaded")

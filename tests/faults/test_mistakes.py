@@ -1,0 +1,145 @@
+"""A user's mistakes: one message that says what is wrong, no traceback, the right exit code."""
+
+import pytest
+from endings import TASKS, end_of
+from jobs import run
+
+SOUND = ("--framework", "torch", "--task", f"{TASKS}:Sound")
+
+# name: (files to write first, options, exit code, what the message must hold)
+MISTAKES = {
+    "unknown option": ({}, ("--framework", "torch", "--epoch", "3"), 2, ["No such option", "--epochs"]),
+    "unknown command": ({}, ("trian",), 2, ["'trian' is neither a command nor a config file"]),
+    "no framework": ({}, (), 2, ["no framework is given", "--framework torch or --framework tf"]),
+    "value of another type": ({}, ("--batch-size", "many"), 2, ["--batch-size", "'many'"]),
+    "value out of range": (
+        {},
+        (*SOUND, "--momentum", "1.5"),
+        2,
+        ["momentum: should be less than 1, found 1.5 (options)"],
+    ),
+    "unknown key": (
+        {"job.yaml": "lerning_rate: 0.1\n"},
+        ("job.yaml", *SOUND),
+        2,
+        ["job.yaml: there is no field 'lerning_rate'", "Did you mean 'learning_rate'?"],
+    ),
+    "unknown key to set": (
+        {},
+        (*SOUND, "--set", "sede=1"),
+        2,
+        ["--set: there is no field 'sede'", "Did you mean 'seed'?"],
+    ),
+    "broken config file": (
+        {"job.yaml": "seed: [1\n"},
+        ("job.yaml", *SOUND),
+        2,
+        ["job.yaml is not valid YAML"],
+    ),
+    "missing config file": ({}, ("nowhere.yaml", *SOUND), 2, ["cannot read the config file nowhere.yaml"]),
+    "unknown task": (
+        {},
+        ("--framework", "torch", "--task", "digit"),
+        2,
+        ["no built-in task 'digit'", "Did you mean 'digits'?"],
+    ),
+    "task file that does not import": (
+        {"mine.py": "import numpy\nimport no_such_module\n"},
+        ("--framework", "torch", "--task", "mine.py:Mine"),
+        2,
+        ["task file mine.py cannot be imported", "mine.py, line 2", "No module named 'no_such_module'"],
+    ),
+    "task file that is not Python": (
+        {"mine.py": "class Mine:\n    def (self): pass\n"},
+        ("--framework", "torch", "--task", "mine.py:Mine"),
+        2,
+        ["task file mine.py cannot be imported", "mine.py, line 2"],
+    ),
+    "task without that name": (
+        {},
+        ("--framework", "torch", "--task", f"{TASKS}:Soundd"),
+        2,
+        ["has no 'Soundd'", "Did you mean 'Sound'?"],
+    ),
+    "empty data": (
+        {},
+        ("--framework", "torch", "--task", f"{TASKS}:Empty"),
+        2,
+        ["the training data is empty (0 samples)"],
+    ),
+    "run directory below a file": (
+        {"occupied": ""},
+        (*SOUND, "--run-dir", "occupied/run"),
+        3,
+        ["cannot make the run directory", "occupied/run"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_explained_once(mistake, tmp_path):
+    files, options, code, said = MISTAKES[mistake]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    result = run(["python", "-m", "hvdtrain", *options], tmp_path)
+    assert result.returncode == code, result.output
+    for words in said:
+        assert result.stderr.count(words) == 1, result.output
+    assert "Traceback" not in result.output
+    assert len(result.stderr.splitlines()) <= 6
+    assert not (tmp_path / "runs").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = run(["python", "-m", "hvdtrain", "--debug", *SOUND, "--momentum", "1.5"], tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+    assert "momentum: should be less than 1" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def too_small_a_batch(tmp_path_factory):
+    options = ("--framework", "torch", "--global-batch-size", "2")
+    return end_of(3, "mpi", "Sound", *options, cwd=tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def occupied_run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "run").mkdir()
+    (folder / "run" / "summary.json").write_text("{}")
+    return end_of(2, "gloo", "Sound", "--framework", "torch", cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def missing_task(tmp_path_factory):
+    return end_of(2, "gloo", "Soundd", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
+
+
+JOBS = {
+    "too_small_a_batch": "global_batch_size 2 is smaller than workers x accumulate = 3 x 1",
+    "occupied_run_dir": "run_dir: run already holds a run (summary.json)",
+    "missing_task": "has no 'Soundd'",
+}
+
+
+@pytest.mark.parametrize(("job", "said"), JOBS.items())
+def test_a_job_explains_a_mistake_once(job, said, request):
+    ending = request.getfixturevalue(job)
+    assert ending.output.count(said) == 1, ending.output
+    assert ending.output.count("hvdtrain: ") == 1
+    assert "Traceback" not in ending.output
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_with_a_mistake_ends_with_its_exit_code(job, request):
+    assert request.getfixturevalue(job).returncode == 2
+
+
+def test_a_run_that_is_there_is_left_as_it_was(occupied_run_dir):
+    assert [path.name for path in (occupied_run_dir.folder / "run").iterdir()] == ["summary.json"]
+    assert (occupied_run_dir.folder / "run" / "summary.json").read_text() == "{}"
+
+
+def test_a_batch_that_is_too_small_leaves_no_run_directory(too_small_a_batch):
+    assert not (too_small_a_batch.folder / "run").exists()

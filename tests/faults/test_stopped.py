@@ -1,0 +1,117 @@
+"""A worker is killed, or the user presses Ctrl-C: everything ends soon, and something says so."""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from endings import Ending, command_for, ended, steps_logged, wait_until
+from jobs import started
+
+from hvdtrain.ending import interruptible
+from hvdtrain.errors import Interrupted
+
+IN_TERMINAL = [sys.executable, str(Path(__file__).with_name("in_terminal.py"))]
+
+
+def stopped(command: list[str], cwd: Path, stop: Callable[[started], None]) -> tuple[Ending, float]:
+    """Start a slow job, stop it while it trains, and give its ending and the seconds it took to end."""
+    with started(command, cwd) as job:
+        wait_until(lambda: steps_logged(cwd) >= 3)
+        begun = time.time()
+        stop(job)
+        ending = ended(job, cwd, 60)
+    return ending, ending.ended - begun
+
+
+def slow(framework: str, controller: str) -> list[str]:
+    return command_for(1 if controller == "none" else 2, controller, "Slow", "--framework", framework)
+
+
+KILLED = [("torch", "mpi"), ("torch", "gloo"), ("tf", "mpi"), ("tf", "gloo")]
+
+
+@pytest.fixture(scope="module", params=KILLED, ids="-".join)
+def killed(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+
+    def kill(_: started) -> None:
+        os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+
+    return stopped(slow(*request.param), folder, kill)
+
+
+def test_a_killed_worker_ends_the_job_soon(killed):
+    assert killed[1] < 10
+
+
+def test_a_killed_worker_is_a_failure(killed):
+    assert killed[0].returncode == 128 + signal.SIGKILL
+
+
+def test_the_launcher_says_which_worker_was_killed(killed):
+    assert re.search(r"rank 1[^.]*\ssignal\s9|worker 1 .*exit code 137", killed[0].output)
+
+
+def test_nothing_else_looks_like_a_cause(killed):
+    assert "Traceback" not in killed[0].output
+    assert "bug in hvdtrain" not in killed[0].output
+
+
+def test_a_run_whose_worker_was_killed_is_not_reported_as_completed(killed):
+    path = killed[0].folder / "run" / "summary.json"
+    assert not path.exists() or killed[0].summary["status"] != "completed"
+
+
+INTERRUPTED = [("torch", "none"), ("torch", "mpirun"), ("torch", "mpi"), ("torch", "gloo"), ("tf", "gloo")]
+
+
+@pytest.fixture(scope="module", params=INTERRUPTED, ids="-".join)
+def interrupted(request, tmp_path_factory):
+    def press_ctrl_c(job: started) -> None:
+        os.kill(job.process.pid, signal.SIGUSR1)
+
+    command = [*IN_TERMINAL, *slow(*request.param)]
+    return stopped(command, tmp_path_factory.mktemp("job"), press_ctrl_c)
+
+
+def test_ctrl_c_ends_all_workers_soon(interrupted):
+    assert interrupted[1] < 10
+
+
+def test_ctrl_c_is_not_a_success(interrupted):
+    assert interrupted[0].returncode not in (0, 75)
+
+
+def test_ctrl_c_says_once_where_training_stood(interrupted):
+    said = re.findall(
+        r"interrupted by SIG\w+ at step ([\d,]+) of 100,000 \(epoch [\d.]+\), run directory run",
+        interrupted[0].output,
+    )
+    assert len(said) == 1
+    assert int(said[0].replace(",", "")) >= 3
+
+
+def test_ctrl_c_shows_no_traceback(interrupted):
+    assert "Traceback" not in interrupted[0].output
+
+
+def test_ctrl_c_leaves_a_summary(interrupted):
+    assert interrupted[0].summary["status"] == "stopped"
+
+
+def test_an_error_that_a_signal_sets_off_counts_as_the_signal():
+    # as TensorFlow's native code does: seen with Ctrl-C in a collective
+    def interrupted_natively():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Interrupted:
+            raise RuntimeError("MISMATCH of original and normalized active exception types") from None
+
+    with pytest.raises(Interrupted) as caught, interruptible() as signals, signals.go_first():
+        interrupted_natively()
+    assert caught.value.signal_number == signal.SIGTERM

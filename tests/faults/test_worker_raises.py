@@ -1,0 +1,45 @@
+"""A worker's own code raises: it says so once and whole, and every worker ends soon."""
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from endings import Ending, end_of
+
+JOBS = [
+    ("torch", "mpi", "LossRaises"),
+    ("torch", "gloo", "DataRaises"),
+    ("tf", "mpi", "DataRaises"),
+    ("tf", "gloo", "LossRaises"),
+]
+
+
+@pytest.fixture(scope="module", params=JOBS, ids="-".join)
+def ending(request, tmp_path_factory) -> Ending:
+    framework, controller, task = request.param
+    return end_of(2, controller, task, "--framework", framework, cwd=tmp_path_factory.mktemp("job"))
+
+
+def test_exit_code_says_that_training_failed(ending):
+    assert ending.returncode == 4
+
+
+def test_every_worker_ends_within_ten_seconds(ending):
+    assert ending.seconds_since_failure() < 10
+
+
+def test_the_error_appears_once_with_rank_and_host(ending):
+    (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
+    assert line.startswith(f"hvdtrain: rank 1 on {socket.gethostname()}: training failed at step ")
+    assert line.endswith("ValueError: the flux capacitor is empty")
+
+
+def test_the_error_appears_whole(ending):
+    assert ending.output.count("Traceback (most recent call last)") == 1
+    assert 'raise ValueError("the flux capacitor is empty")' in ending.output
+    assert str(Path(__file__).with_name("faulty_tasks.py")) in ending.output
+
+
+def test_the_summary_says_that_the_run_failed(ending):
+    assert ending.summary["status"] == "failed"
