@@ -5,7 +5,7 @@ imports tensorflow and keras. ``torch.py`` has the same names in the same order.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from hvdtrain.errors import EnvironmentFault, TaskError
 from hvdtrain.threads import threads_per_worker
 
 Tensor = Any
+Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 def start(config: Config) -> "TensorFlowBackend":
@@ -90,6 +91,7 @@ class KerasBatch:
         gradient_weights: likewise: each sample's part in the mean gradient, times the number of
             workers, as Horovod averages over them.
         total_weight: sum of the weights over all workers.
+        signature: shapes and types of the arrays.
     """
 
     step: int
@@ -97,6 +99,7 @@ class KerasBatch:
     weights: Tensor
     gradient_weights: Tensor
     total_weight: float
+    signature: Signature
 
 
 class KerasPending:
@@ -167,9 +170,8 @@ class TensorFlowBackend:
         )
         self._optimizer.build(self._parameters)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
-        # without autograph, as Keras's own loops: errors of a task stay what they are
-        self._train_function = tf.function(self._compiled_train_step, autograph=False)
-        self._eval_function = tf.function(self._compiled_eval_step, autograph=False)
+        self._train_function = _Compiled(self._compiled_train_step)
+        self._eval_function = _Compiled(self._compiled_eval_step)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -186,13 +188,18 @@ class TensorFlowBackend:
         rate = tf.constant(learning_rate, tf.float32)  # a Python number would compile the step anew
         with peer_errors():
             sums = self._train_function(
-                batch.arrays, batch.weights, batch.gradient_weights, rate, self._seeds(batch.step)
+                batch.signature,
+                batch.arrays,
+                batch.weights,
+                batch.gradient_weights,
+                rate,
+                self._seeds(batch.step),
             )
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: KerasBatch) -> None:
         """Evaluate one batch. Local: no collective."""
-        self._add(self._eval_function(batch.arrays, batch.weights), batch.total_weight)
+        self._add(self._eval_function(batch.signature, batch.arrays, batch.weights), batch.total_weight)
 
     def take_metrics(self, phase: str) -> KerasPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -276,10 +283,11 @@ class TensorFlowBackend:
         weights, gradient_weights = self._weigh(batch, one)
         return KerasBatch(
             step=batch.step,
-            arrays={name: tf.convert_to_tensor(a[0] if one else a) for name, a in batch.arrays.items()},
+            arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
             weights=weights,
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
+            signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
         )
 
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Tensor, Tensor]:
@@ -288,7 +296,7 @@ class TensorFlowBackend:
         if known is None or known[0] is not batch.weights:
             weights = batch.weights[0] if one else batch.weights
             scaled = weights * np.float32(self.workers.size / batch.total_weight)
-            tensors = tf.convert_to_tensor(weights), tf.convert_to_tensor(scaled)
+            tensors = tf.constant(weights), tf.constant(scaled)
             known = self._known_weights = batch.weights, tensors
         return known[1]
 
@@ -376,6 +384,24 @@ class TensorFlowBackend:
 
     def _counts_steps(self) -> bool:
         return not isinstance(self._optimizer.inner, SGD)
+
+
+class _Compiled:
+    """A step, compiled once for each signature of its batches.
+
+    ``tf.function`` looks its arguments over at every call, which takes more than a hundred
+    microseconds; this remembers what it compiled. Without autograph, as in Keras's own loops,
+    errors of a task stay what they are.
+    """
+
+    def __init__(self, step: Callable[..., Tensor]) -> None:
+        self._function = tf.function(step, autograph=False)
+        self._known: dict[Signature, Callable[..., Tensor]] = {}
+
+    def __call__(self, signature: Signature, *arguments: Any) -> Tensor:
+        if signature not in self._known:
+            self._known[signature] = self._function.get_concrete_function(*arguments)
+        return self._known[signature](*arguments)
 
 
 class _Phase:
