@@ -143,3 +143,28 @@ class Empty(Sound):
     """No samples."""
 
     samples = 0
+
+
+class MissingData(Disagrees):
+    """On rank 1 the data is not there."""
+
+    def train_data(self):
+        data = super().train_data()
+        if RANK == 1:
+            raise FileNotFoundError("no such file: /data/train.npy")
+        return data
+
+
+class BrokenModel(Disagrees):
+    """On rank 1 the model cannot be built."""
+
+    def torch_model(self):
+        if RANK == 1:
+            raise ValueError("no weights to start from")
+        return super().torch_model()
+
+
+if __name__ == "__main__":
+    import hvdtrain
+
+    hvdtrain.train(LossRaises, framework="torch", run_dir="run")

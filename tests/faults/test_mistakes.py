@@ -1,5 +1,7 @@
 """A user's mistakes: one message that says what is wrong, no traceback, the right exit code."""
 
+import socket
+
 import pytest
 from endings import TASKS, end_of
 from jobs import run
@@ -116,10 +118,22 @@ def missing_task(tmp_path_factory):
     return end_of(2, "gloo", "Soundd", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
 
 
+@pytest.fixture(scope="module")
+def missing_data(tmp_path_factory):
+    return end_of(2, "mpi", "MissingData", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def broken_model(tmp_path_factory):
+    return end_of(2, "gloo", "BrokenModel", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
+
+
 JOBS = {
     "too_small_a_batch": "global_batch_size 2 is smaller than workers x accumulate = 3 x 1",
     "occupied_run_dir": "run_dir: run already holds a run (summary.json)",
     "missing_task": "has no 'Soundd'",
+    "missing_data": "FileNotFoundError: no such file: /data/train.npy",
+    "broken_model": "ValueError: no weights to start from",
 }
 
 
@@ -143,3 +157,10 @@ def test_a_run_that_is_there_is_left_as_it_was(occupied_run_dir):
 
 def test_a_batch_that_is_too_small_leaves_no_run_directory(too_small_a_batch):
     assert not (too_small_a_batch.folder / "run").exists()
+
+
+@pytest.mark.parametrize("job", ["missing_data", "broken_model"])
+def test_a_mistake_that_one_worker_finds_ends_all_soon(job, request):
+    ending = request.getfixturevalue(job)
+    assert f"hvdtrain: rank 1 on {socket.gethostname()}: " in ending.output
+    assert ending.seconds_since_failure() < 15  # which includes the import of PyTorch

@@ -2,10 +2,10 @@
 
 import re
 import socket
-from pathlib import Path
 
 import pytest
-from endings import Ending, end_of
+from endings import TASKS, Ending, end_of, run_to_end
+from jobs import launcher
 
 JOBS = [
     ("torch", "mpi", "LossRaises"),
@@ -15,10 +15,13 @@ JOBS = [
 ]
 
 
-@pytest.fixture(scope="module", params=JOBS, ids="-".join)
+@pytest.fixture(scope="module", params=[*JOBS, ("script",)], ids="-".join)
 def ending(request, tmp_path_factory) -> Ending:
+    folder = tmp_path_factory.mktemp("job")
+    if request.param == ("script",):  # which calls hvdtrain.train() and catches nothing
+        return run_to_end([*launcher(2, "mpi"), "python", str(TASKS)], folder)
     framework, controller, task = request.param
-    return end_of(2, controller, task, "--framework", framework, cwd=tmp_path_factory.mktemp("job"))
+    return end_of(2, controller, task, "--framework", framework, cwd=folder)
 
 
 def test_exit_code_says_that_training_failed(ending):
@@ -38,7 +41,7 @@ def test_the_error_appears_once_with_rank_and_host(ending):
 def test_the_error_appears_whole(ending):
     assert ending.output.count("Traceback (most recent call last)") == 1
     assert 'raise ValueError("the flux capacitor is empty")' in ending.output
-    assert str(Path(__file__).with_name("faulty_tasks.py")) in ending.output
+    assert f'File "{TASKS}", line ' in ending.output
 
 
 def test_the_summary_says_that_the_run_failed(ending):
