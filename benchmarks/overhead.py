@@ -153,15 +153,11 @@ def run_hvdtrain(framework, model, on_step):
 
     for cls in originals:
         cls.stepped = stepped
-    folder = tempfile.mkdtemp()
-    try:
-        train(
-            f"{__file__}:Bench", framework=framework, steps=STEPS, batch_size=BATCH, learning_rate=RATE,
-            momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": model},
-            eval_every=None, threads=1, run_dir=f"{folder}/run",
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    train(
+        f"{__file__}:Bench", framework=framework, steps=STEPS, batch_size=BATCH, learning_rate=RATE,
+        momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": model},
+        eval_every=None, threads=1, run_dir=os.environ["OVERHEAD_RUN_DIR"],
+    )  # fmt: skip
 
 
 def side_by_side(framework, model, distributed):
@@ -215,12 +211,15 @@ def measure(kind, framework, model, workers):
     command = [sys.executable, __file__, "--worker", kind, "--frameworks", framework, "--models", model]
     if workers > 1:
         command = ["horovodrun", "-np", str(workers), *command, "--workers", str(workers)]
+    folder = tempfile.mkdtemp()
     environ = {
-        **os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
+        **os.environ, "OVERHEAD_RUN_DIR": f"{folder}/run",
+        "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    shutil.rmtree(folder)
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     if not lines:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
