@@ -117,8 +117,9 @@ class Config(BaseModel):
     def _check(self) -> "Config":
         if self.lr_schedule == "step" and not self.lr_step_epochs:
             raise ValueError("lr_schedule step needs lr_step_epochs, such as [30, 60, 80]")
-        if list(self.lr_step_epochs) != sorted(self.lr_step_epochs):
-            raise ValueError(f"lr_step_epochs must ascend, found {list(self.lr_step_epochs)}")
+        drops = list(self.lr_step_epochs)
+        if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
+            raise ValueError(f"lr_step_epochs must ascend from 0 or more, found {drops}")
         return self
 
     def to_yaml(self) -> str:

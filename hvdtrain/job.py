@@ -140,7 +140,15 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     try:
         layout = session.layout()
         backend.broadcast_state(0)
-        report.say(plan_in_words(session, layout, hosts, job.build, job.settings))
+        plan = plan_in_words(
+            session,
+            layout,
+            hosts=hosts,
+            build=job.build,
+            settings=job.settings,
+            own_optimizer=hasattr(job.task, f"{config.framework}_optimizer"),
+        )
+        report.say(plan)
         with signals.go_first():
             run(session)
         status = "completed"

@@ -30,9 +30,9 @@ def run(session: Session) -> None:
     session.report.start(layout.steps, progress.step)
     with session.train_feed(layout) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
-            learning_rate = _learning_rate(session, layout)
-            backend.train_step(batch, learning_rate)
-            mark = _advance(session, layout, learning_rate)
+            session.learning_rate = _learning_rate(session, layout)
+            backend.train_step(batch, session.learning_rate)
+            mark = _advance(session, layout)
             trace.trained(batch.step)
             account.take(late.push(mark, backend.take_metrics("train")))
             if progress.step % config.check_replicas_every == 0:
@@ -73,13 +73,13 @@ def _learning_rate(session: Session, layout: Layout) -> float:
     return layout.learning_rate.at(middle / session.data_size)
 
 
-def _advance(session: Session, layout: Layout, learning_rate: float) -> StepMark:
+def _advance(session: Session, layout: Layout) -> StepMark:
     """Move progress by the step that was done."""
     progress = session.progress
     before = progress.samples
     progress.samples = layout.samples_after(before)
     progress.step += 1
-    return StepMark(progress.step, before, progress.samples, learning_rate, time.perf_counter())
+    return StepMark(progress.step, before, progress.samples, session.learning_rate, time.perf_counter())
 
 
 def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:

@@ -12,7 +12,13 @@ _WIDTH = 14
 
 
 def plan_in_words(
-    session: Session, layout: Layout, hosts: list[str], build: str, settings: Mapping[str, str]
+    session: Session,
+    layout: Layout,
+    *,
+    hosts: list[str],
+    build: str,
+    settings: Mapping[str, str],
+    own_optimizer: bool,
 ) -> str:
     """Say what the run is going to do.
 
@@ -22,6 +28,7 @@ def plan_in_words(
         hosts: the host of each worker.
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set, which the user had not.
+        own_optimizer: whether the task brings its optimizer.
     """
     config = session.config
     lines = {
@@ -31,7 +38,7 @@ def plan_in_words(
         "batch": _batch(config, layout),
         "length": _length(session, layout),
         "learning rate": _learning_rate(config, layout),
-        "optimizer": _optimizer(config),
+        "optimizer": _optimizer(config, own_optimizer),
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
         "Horovod": build,
         "set for you": ", ".join(f"{name}={value}" for name, value in settings.items()),
@@ -106,11 +113,11 @@ def _learning_rate(config: Config, layout: Layout) -> str:
     return f"{said}, {after[rate.schedule]}"
 
 
-def _optimizer(config: Config) -> str:
-    said: str = config.optimizer
-    if config.optimizer == "sgd" and config.momentum:
+def _optimizer(config: Config, own: bool) -> str:
+    said: str = "the task's own" if own else config.optimizer
+    if not own and config.optimizer == "sgd" and config.momentum:
         said += f", momentum {config.momentum:g}"
-    if config.weight_decay:
+    if not own and config.weight_decay:
         said += f", weight decay {config.weight_decay:g}"
     if config.clip_norm:
         said += f", gradient clipped to norm {config.clip_norm:g}"

@@ -1,6 +1,7 @@
 """What a run shows and writes: the console, metrics.jsonl, TensorBoard events, summary.json."""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -143,9 +144,9 @@ class RunReport(SilentReport):
 
     def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
         """Log an evaluation."""
-        values = {**means, "samples_per_second": samples_per_second}
         done = session.progress
-        self._write("eval", session, done, values)
+        values = {"learning_rate": session.learning_rate, "samples_per_second": samples_per_second}
+        self._write("eval", session, done, {**means, **values})
         said = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.say(f"eval  step {done.step:>6,}  epoch {session.epoch:6.2f}  {said}")
 
@@ -179,7 +180,7 @@ class RunReport(SilentReport):
             "workers": session.backend.workers.size,
             "seconds": round(self.seconds(), 4),
         }
-        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.write(to_json(record) + "\n")
         self._metrics.flush()
         self._events.add({f"{phase}/{name}": value for name, value in values.items()}, at.step)
 
@@ -297,10 +298,21 @@ class EventFile:
         self._file.flush()
 
 
+def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Give JSON that every reader takes: null stands for a number that is not finite."""
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole: beside, then renamed into place."""
     beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    beside.write_text(to_json(values, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)
 
 

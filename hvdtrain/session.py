@@ -107,6 +107,7 @@ class Session:
         report: where the run shows and writes itself.
         run_dir: the run directory.
         progress: where training stands.
+        learning_rate: that of the last step.
         last_eval: metrics of the last evaluation.
         speeds: samples/s of every logged window of training.
     """
@@ -118,6 +119,7 @@ class Session:
     report: Report
     run_dir: Path
     progress: Progress = field(default_factory=Progress)
+    learning_rate: float = 0.0
     last_eval: dict[str, float] = field(default_factory=dict)
     speeds: list[float] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ import psutil
 from rich.console import Console
 
 # variables by which launchers tell a process that it is one of several
-_LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun"}
 
 

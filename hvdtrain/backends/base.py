@@ -124,7 +124,7 @@ class Backend(Protocol):
         ...
 
     def missing_gradient_names(self) -> list[str]:
-        """Name the parameters that got no gradient on this worker in the last step."""
+        """Name the parameters that got no gradient on this worker when last there were some."""
         ...
 
     def average_statistics(self) -> None:

@@ -216,7 +216,7 @@ class TensorFlowBackend:
             yield f"model/{entry.path}", entry.read()
 
     def missing_gradient_names(self) -> list[str]:
-        """Name the parameters that got no gradient on this worker in the last step."""
+        """Name the parameters that got no gradient on this worker when last there were some."""
         return self._missing
 
     def average_statistics(self) -> None:

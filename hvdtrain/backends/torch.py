@@ -228,7 +228,7 @@ class TorchBackend:
             yield f"model/{entry.path}", entry.read()
 
     def missing_gradient_names(self) -> list[str]:
-        """Name the parameters that got no gradient on this worker in the last step."""
+        """Name the parameters that got no gradient on this worker when last there were some."""
         return self._missing
 
     def average_statistics(self) -> None:
@@ -359,12 +359,13 @@ class TorchBackend:
         Horovod would do so at two workers and more; here it is done at any number, so that weight
         decay and momentum act on them alike.
         """
-        self._missing = []
-        for entry in self._trainable:
-            if entry.tensor.grad is None:
-                self._missing.append(f"model/{entry.path}")
-                entry.tensor.grad = torch.zeros_like(entry.tensor)
-        return self._none_missing + len(self._missing) if self._missing else self._none_missing
+        missing = [entry for entry in self._trainable if entry.tensor.grad is None]
+        if not missing:
+            return self._none_missing
+        for entry in missing:
+            entry.tensor.grad = torch.zeros_like(entry.tensor)
+        self._missing = [f"model/{entry.path}" for entry in missing]
+        return self._none_missing + len(missing)
 
     def _reduce_and_update(self, sums: torch.Tensor) -> None:
         handle = None

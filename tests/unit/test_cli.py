@@ -145,7 +145,7 @@ def main(monkeypatch, capsys):
     """Runs main() as rank ``rank``; gives its exit code and what it said on standard error."""
 
     def run(*words: str, rank: str | None = None) -> tuple[object, str]:
-        for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
             monkeypatch.delenv(name, raising=False)
         if rank is not None:
             monkeypatch.setenv("HOROVOD_RANK", rank)

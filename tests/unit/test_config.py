@@ -173,7 +173,8 @@ def test_every_offence_is_said_at_once():
     ("fields", "said"),
     [
         ({"lr_schedule": "step"}, "lr_schedule step needs lr_step_epochs, such as [30, 60, 80]"),
-        ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend, found [3.0, 2.0]"),
+        ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend from 0 or more, found [3.0, 2.0]"),
+        ({"lr_step_epochs": [-1, 2]}, "lr_step_epochs must ascend from 0 or more, found [-1.0, 2.0]"),
     ],
 )
 def test_fields_that_contradict_each_other_are_named(fields, said):

@@ -12,7 +12,7 @@ LAUNCHED = {"HOROVOD_RANK": "1"}
 @pytest.fixture(autouse=True)
 def _four_cores_and_no_launcher(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 

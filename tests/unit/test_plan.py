@@ -6,11 +6,20 @@ from fakes import FakeWorkers, make_session
 from hvdtrain.plan import plan_in_words
 
 
-def plan(hosts=("alpha", "alpha", "beta", "beta"), settings=None, **fields) -> dict[str, str]:
+def plan(
+    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, **fields
+) -> dict[str, str]:
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
-    text = plan_in_words(session, session.layout(), list(hosts), "0.28.1 with MPI", settings or {})
+    text = plan_in_words(
+        session,
+        session.layout(),
+        hosts=list(hosts),
+        build="0.28.1 with MPI",
+        settings=settings or {},
+        own_optimizer=own_optimizer,
+    )
     title, *lines = text.splitlines()
     return {"": title} | {line[2:16].strip(): line[17:] for line in lines}
 
@@ -140,3 +149,7 @@ def test_the_data_is_counted(eval_size, said):
 
 def test_what_was_set_for_the_user_is_said():
     assert plan(settings={"A": "1", "B": "2"})["set for you"] == "A=1, B=2"
+
+
+def test_an_optimizer_of_the_task_is_called_so():
+    assert plan(own_optimizer=True, clip_norm=2)["optimizer"] == "the task's own, gradient clipped to norm 2"

@@ -121,6 +121,7 @@ def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
             "epoch": 1.5,
             "loss": 0.5,
             "accuracy": 0.75,
+            "learning_rate": 0.0,
             "samples_per_second": 3000.0,
             "workers": 2,
             "seconds": 0.0,
@@ -160,6 +161,13 @@ def events(monkeypatch):
     return read
 
 
+def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
+    plain.report.start(10, 0)
+    plain.report.evaluated(plain.session, {"loss": 0.5, "recall": float("nan")}, 3000.0)
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert records(tmp_path)[0]["recall"] is None
+
+
 def test_tensorboard_reads_the_events(plain, tmp_path, events):
     plain.report.start(10, 0)
     plain.log(3)
@@ -172,6 +180,7 @@ def test_tensorboard_reads_the_events(plain, tmp_path, events):
         "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
         "eval/loss": [(3, 0.5)],
         "eval/accuracy": [(3, 0.75)],
+        "eval/learning_rate": [(3, 0.0)],
         "eval/samples_per_second": [(3, 3000.0)],
     }
 

@@ -9,7 +9,7 @@ import pytest
 from hvdtrain import terminal
 from hvdtrain.terminal import launched_rank, open_console
 
-LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 @pytest.fixture(autouse=True)
