@@ -26,9 +26,7 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
     """
     names = {inputs: "inputs", targets: "targets"}
     if isinstance(source, Mapping):
-        return ArrayDataset(
-            {names.get(str(key), str(key)): _as_array(key, value) for key, value in source.items()}
-        )
+        return ArrayDataset(_renamed({key: _as_array(key, value) for key, value in source.items()}, names))
     if isinstance(source, tuple) and source and all(hasattr(part, "shape") for part in source):
         if len(source) != 2:
             raise DataError(
@@ -44,6 +42,21 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
         f"data must be arrays or have __len__ and __getitem__, found a {type(source).__name__}",
         "docs/tasks.md lists what can be wrapped.",
     )
+
+
+def _renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Give a mapping under hvdtrain's names.
+
+    Raises:
+        DataError: where two of its keys stand for one name.
+    """
+    result = {names.get(str(key), str(key)): value for key, value in item.items()}
+    if len(result) < len(item):
+        raise DataError(
+            f"two keys of {[str(key) for key in item]} stand for one name; renamed are {dict(names)}",
+            "Remove or rename one of them.",
+        )
+    return result
 
 
 def _as_array(name: object, value: Any) -> NDArray[Any]:
@@ -87,7 +100,7 @@ class ItemDataset:
     def __getitem__(self, index: int) -> Arrays:
         item = self._source[int(index)]
         if isinstance(item, Mapping):
-            named = {self._names.get(key, key): value for key, value in item.items()}
+            named = _renamed(item, self._names)
         elif isinstance(item, (tuple, list)) and len(item) == 2:
             named = {"inputs": item[0], "targets": item[1]}
         elif isinstance(item, (tuple, list)):
@@ -130,7 +143,7 @@ class HuggingFaceDataset:
                 raise DataError(
                     f"samples of one batch must have equal shapes: column {name!r} has {sorted(shapes)}"
                 )
-        return {self._names.get(key, key): canonical(value) for key, value in columns.items()}
+        return {name: canonical(value) for name, value in _renamed(columns, self._names).items()}
 
 
 def fetch(dataset: Any, indices: NDArray[np.int64]) -> Arrays:

@@ -263,3 +263,16 @@ def test_what_a_data_set_raises_is_not_hidden():
 
 def test_as_dataset_is_public():
     assert hvdtrain.as_dataset is as_dataset
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        dict,
+        lambda arrays: [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)],
+    ],
+)
+def test_two_keys_for_one_name_are_refused(wrap):
+    source = wrap({"inputs": np.zeros(2), "image": np.ones(2)})
+    with pytest.raises(DataError, match=r"two keys of \['inputs', 'image'\] stand for one name"):
+        as_dataset(source, inputs="image")[0]
