@@ -5,9 +5,8 @@ imports tensorflow and keras. ``torch.py`` has the same names in the same order.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hvdtrain.quiet import quiet_stderr
@@ -21,6 +20,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends._keras_calls import Compiled, Phase, Signature
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
 from hvdtrain.backends._keras_state import Entry, entries, slot_entries
@@ -34,7 +34,6 @@ from hvdtrain.errors import EnvironmentFault, TaskError
 from hvdtrain.threads import threads_per_worker
 
 Tensor = Any
-Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 def start(config: Config) -> "TensorFlowBackend":
@@ -170,8 +169,8 @@ class TensorFlowBackend:
         )
         self._optimizer.build(self._parameters)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
-        self._train_function = _Compiled(self._compiled_train_step)
-        self._eval_function = _Compiled(self._compiled_eval_step)
+        self._train_function = Compiled(self._compiled_train_step)
+        self._eval_function = Compiled(self._compiled_eval_step)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -367,7 +366,7 @@ class TensorFlowBackend:
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(_Phase(self._model, training), micro_batch)
+        losses, metrics = self._objective(Phase(self._model, training), micro_batch)
         samples = next(iter(micro_batch.values())).shape[0]
         for name, value in (("the loss", losses), *metrics.items()):
             check_per_sample(name, tuple(value.shape), samples)
@@ -384,35 +383,3 @@ class TensorFlowBackend:
 
     def _counts_steps(self) -> bool:
         return not isinstance(self._optimizer.inner, SGD)
-
-
-class _Compiled:
-    """A step, compiled once for each signature of its batches.
-
-    ``tf.function`` looks its arguments over at every call, which takes more than a hundred
-    microseconds; this remembers what it compiled. Without autograph, as in Keras's own loops,
-    errors of a task stay what they are.
-    """
-
-    def __init__(self, step: Callable[..., Tensor]) -> None:
-        self._function = tf.function(step, autograph=False)
-        self._known: dict[Signature, Callable[..., Tensor]] = {}
-
-    def __call__(self, signature: Signature, *arguments: Any) -> Tensor:
-        if signature not in self._known:
-            self._known[signature] = self._function.get_concrete_function(*arguments)
-        return self._known[signature](*arguments)
-
-
-class _Phase:
-    """A model whose calls are in training or in evaluation, as ``model.train()`` has it in PyTorch."""
-
-    def __init__(self, model: Any, training: bool) -> None:
-        self._model = model
-        self._call = partial(model, training=training)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
