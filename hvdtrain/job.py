@@ -22,7 +22,7 @@ from hvdtrain.rundir import open_run
 from hvdtrain.session import Layout, Session, Summary
 from hvdtrain.task import load_task_class, make_task, task_spec, where_raised
 
-_FIRST_ANSWER_SECONDS = 120
+_FIRST_ANSWER_SECONDS = 30
 
 
 def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:

