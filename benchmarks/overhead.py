@@ -6,7 +6,7 @@
 Step by step in turn: the hand-written step runs inside hvdtrain's loop, where it reports a step,
 so both see the same machine. hvdtrain runs whole: reading ahead, metrics, reports, checks.
 Prints, per framework and model, the medians in milliseconds and their ratio. Peak memory is that
-of processes of their own that run one loop each.
+of processes of their own that run one loop each. At the end, the seconds that --help takes.
 """
 
 import argparse
@@ -226,6 +226,16 @@ def measure(kind, framework, model, workers):
     return json.loads(lines[0])
 
 
+def seconds_of(command):
+    """Give the median wall time of a command, of seven runs."""
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -257,6 +267,9 @@ def main():
                 f"memory {memory[0]:.0f} / {memory[1]:.0f} MiB = {memory[0] / memory[1]:.2f}",
                 flush=True,
             )
+    shown = seconds_of([sys.executable, "-m", "hvdtrain", "--help"])
+    bare = seconds_of([sys.executable, "-c", "pass"])
+    print(f"python -m hvdtrain --help: {shown:.2f} s; Python alone: {bare:.2f} s")
     return None
 
 
