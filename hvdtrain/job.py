@@ -74,7 +74,7 @@ class Job:
 def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
     """Resolve the configuration, make the task and train it.
 
-    Collective.
+    Collective. After a good end Horovod stays: a script may train again, and MPI starts only once.
 
     Args:
         layers: config values, weakest source first, without the task's defaults.
@@ -88,7 +88,6 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
         except BaseException:
             close_in_time(backend.close)  # workers that wait for this one learn of it
             raise
-        # else Horovod stays: a script may train again, which MPI allows only before its end
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> Job:
