@@ -56,9 +56,8 @@ class Mine:
 
 
 if __name__ == "__main__":
-    summary = hvdtrain.train(Mine, framework="torch", epochs=3, batch_size=5, run_dir="out")
-    import horovod.torch as hvd
-
+    for folder in ("first", "out"):
+        summary = hvdtrain.train(Mine, framework="torch", epochs=3, batch_size=5, log_every=1, run_dir=folder)
     print(json.dumps(summary.as_dict()))
 """
 
@@ -84,6 +83,12 @@ def test_a_script_gets_the_summary_on_every_worker(script):
     same = ("status", "workers", "steps", "samples", "final", "run_dir")
     assert [found[0][name] for name in same] == [found[1][name] for name in same]
     assert found[0]["status"] == "completed"
+
+
+def test_a_script_may_train_twice_and_gets_the_same(script):
+    first = Run(script.folder.with_name("first"), script.result)
+    assert first.losses == script.losses
+    assert len(first.losses) == 12
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
