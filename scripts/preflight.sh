@@ -13,8 +13,10 @@ lacks() {
 
 if ! command -v "$python" >/dev/null 2>&1; then
     lacks "there is no $python" "apt install python3 (or dnf install python3); or name yours: make PYTHON=python3.12 ..."
+elif ! version=$("$python" --version 2>/dev/null); then
+    lacks "$python is there but does not run" "See what it says: $python --version; or name another: make PYTHON=python3.12 ..."
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    lacks "$("$python" --version 2>&1) is too old: 3.11 or newer is needed" \
+    lacks "${version:-$python} is too old: 3.11 or newer is needed" \
         "Install a newer one beside it and name it: make PYTHON=python3.12 ..."
 else
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||

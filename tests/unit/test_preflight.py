@@ -152,6 +152,13 @@ def test_the_virtual_environment_may_go_where_no_folder_is_yet(machine, monkeypa
     assert machine.check(f"{machine.folder}/{venv}") == (0, "")
 
 
+def test_a_python_that_does_not_run_is_not_called_old(machine):
+    machine.program("python3", "echo 'pyenv: python3: command not found' >&2; exit 127")
+    code, said = machine.check()
+    assert code == 1
+    assert said.splitlines()[0] == "hvdtrain: python3 is there but does not run"
+
+
 def test_everything_that_is_missing_is_said_at_once(machine):
     machine.python(version="3.8.10", new_enough=False)
     machine.free_kib(0)
