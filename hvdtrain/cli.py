@@ -46,7 +46,7 @@ class _TrainByDefault(click.Group):
 )
 @click.version_option(hvdtrain.__version__, prog_name="hvdtrain")
 def cli() -> None:
-    r"""Train PyTorch and TensorFlow (Keras 3) models on any number of hosts, over Horovod.
+    """Train PyTorch and TensorFlow (Keras 3) models on any number of hosts, over Horovod.
 
     \b
     horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]
@@ -54,7 +54,7 @@ def cli() -> None:
 
     Without a launcher, one worker trains. Options go before --set, --set before CONFIG.yaml, that
     before the task's defaults.
-    """
+    """  # noqa: D301 - click takes a backspace as the start of lines to be left as they are
 
 
 def _config_options(command: Any) -> Any:

@@ -183,6 +183,12 @@ def loaded_by(*words: str) -> set[str]:
     return modules
 
 
+def test_help_shows_the_commands_to_type_as_they_are_typed(invoke):
+    lines = invoke("--help").output.splitlines()
+    assert "  horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]" in lines
+    assert "  horovodrun -np 16 -H host1:8,host2:8 python -m hvdtrain --framework torch" in lines
+
+
 @pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("--version",)], ids=" ".join)
 def test_help_loads_no_framework(words):
     assert loaded_by("-m", "hvdtrain", *words) & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
