@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py                      # one worker, both frameworks
     python benchmarks/overhead.py --workers 2          # the usual Horovod example code beside it
+    OVERHEAD_FUSED=1 python benchmarks/overhead.py     # by hand with PyTorch's fused optimizer, as hvdtrain
 
 Step by step in turn: the hand-written step runs inside hvdtrain's loop, where it reports a step,
 so both see the same machine. hvdtrain runs whole: reading ahead, metrics, reports, checks.
@@ -24,6 +25,7 @@ import numpy as np
 
 STEPS, BATCH, MOMENTUM, DECAY, RATE = 400, 32, 0.9, 1e-4, 0.01
 MODELS = ("convnet", "mlp")
+FUSED = os.environ.get("OVERHEAD_FUSED") == "1"
 WARM = 40
 
 
@@ -78,7 +80,9 @@ def torch_by_hand(model_name, distributed):
     from torch.nn import functional as F
 
     model = Bench(model_name).torch_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=FUSED or None
+    )
     x, y = (torch.from_numpy(a) for a in Bench.arrays())
     rank, size = 0, 1
     if distributed:

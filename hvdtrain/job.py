@@ -132,7 +132,7 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     agree(workers, _facts(job, backend))
     Layout.of(config, workers.size, len(job.train_data))  # raises before anything is written
     _build(job, backend)
-    agree(workers, {f"shape of {name}": array.shape for name, array in backend.parameters()})
+    agree(workers, {f"shape of {name}": shape for name, shape in backend.parameter_shapes().items()})
     report, run_dir = open_run(config, workers)
     session = Session(config, backend, job.train_data, job.eval_data, report, run_dir)
     status, problem = "failed", None

@@ -1,5 +1,6 @@
 """The resolved plan of a run, in words: what rank 0 prints before training."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -59,7 +60,7 @@ def _workers(session: Session, hosts: list[str]) -> str:
 
 
 def _model(session: Session) -> str:
-    sizes = [array.size for _, array in session.backend.parameters()]
+    sizes = [math.prod(shape) for shape in session.backend.parameter_shapes().values()]
     if session.config.initial_parameters == "portable":
         origin = f"drawn by name from seed {session.config.seed}"
     else:

@@ -86,6 +86,9 @@ class FakeBackend:
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         yield from self._parameters.items()
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self._parameters.items()}
+
 
 def dataset(size: int) -> ArrayDataset:
     """Give ``size`` samples whose inputs tell their index."""

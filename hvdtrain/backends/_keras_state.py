@@ -33,6 +33,11 @@ class Entry:
     variable: Variable
     trainable: bool = True
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The portable array's shape."""
+        return tuple(self.variable.shape)
+
     def read(self) -> Array:
         """Copy the variable into a portable array."""
         return np.array(self.variable.numpy(), order="C")

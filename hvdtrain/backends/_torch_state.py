@@ -63,6 +63,11 @@ class Entry:
     from_portable: Callable[[Array], Array] = _same
     trainable: bool = True
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The portable array's shape."""
+        return self.to_portable(np.broadcast_to(np.float32(0), self.tensor.shape)).shape
+
     def read(self) -> Array:
         """Copy the tensor into a portable array."""
         return np.array(self.to_portable(self.tensor.detach().cpu().numpy()), order="C")

@@ -123,6 +123,10 @@ class Backend(Protocol):
         """Give the trainable parameters of this worker by portable name, in a fixed order."""
         ...
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shapes of the trainable parameters by portable name; nothing is copied."""
+        ...
+
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
         ...

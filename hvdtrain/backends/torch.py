@@ -227,6 +227,10 @@ class TorchBackend:
         for entry in self._trainable:
             yield f"model/{entry.path}", entry.read()
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shapes of the trainable parameters by portable name."""
+        return {f"model/{entry.path}": entry.shape for entry in self._trainable}
+
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
         return self._missing

@@ -437,6 +437,7 @@ def test_portable_names_and_layouts(started):
     expected |= {f"optimizer/momentum/{name}": shape for name, shape in model.items()}
     assert shapes == expected
     assert sorted(name for name, _ in backend.parameters()) == sorted(f"model/{name}" for name in model)
+    assert backend.parameter_shapes() == {name: array.shape for name, array in backend.parameters()}
 
 
 @pytest.mark.parametrize(
