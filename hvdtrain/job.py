@@ -54,21 +54,32 @@ class Job:
 
     Attributes:
         config: the resolved config.
-        task: the task.
-        train_data: the training data, a Dataset.
-        eval_data: the evaluation data, or None.
-        data_facts: what of the data must be equal on all workers.
+        task_class: the task's class, or a function that makes a task.
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set.
     """
 
     config: Config
+    task_class: Any
+    build: str
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A worker's task and its data.
+
+    Attributes:
+        task: the task.
+        train_data: the training data, a Dataset.
+        eval_data: the evaluation data, or None.
+        facts: what of the data must be equal on all workers.
+    """
+
     task: Any
     train_data: Any
     eval_data: Any
-    data_facts: Mapping[str, Any]
-    build: str
-    settings: Mapping[str, str]
+    facts: Mapping[str, Any]
 
 
 def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
@@ -91,7 +102,7 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> Job:
-    """Do all that needs no other worker: config, task, data and the checks of each."""
+    """Do what needs neither another worker nor the user's code: find the task, settle the config."""
     merged = {name: value for layer in layers for name, value in layer.values.items()}
     spec = str(merged.get("task") or Config.model_fields["task"].default)
     task_class = task_class or load_task_class(spec)
@@ -100,13 +111,22 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
     build = require_horovod(config.framework)
-    task = make_task(task_class, config.task, config.task_options, config.framework)
+    return Job(config, task_class, build.describe(), environment.prepare())
+
+
+def open_material(job: Job) -> Material:
+    """Make the task and open its data, with the checks of both. Local: no collective.
+
+    The backend has started: the device is bound before the user's code can use it, and workers
+    that take long over their data hold up no start of Horovod, which waits for seconds only.
+    """
+    config = job.config
+    task = make_task(job.task_class, config.task, config.task_options, config.framework)
     train_data, train_facts = _open_data(task, config, "train_data", "training data")
     eval_data, eval_facts = _open_data(task, config, "eval_data", "evaluation data")
     if train_data is None:
         raise DataError(f"train_data() of task {config.task} gave None")
-    facts = {**train_facts, **eval_facts}
-    return Job(config, task, train_data, eval_data, facts, build.describe(), environment.prepare())
+    return Material(task, train_data, eval_data, {**train_facts, **eval_facts})
 
 
 def _open_data(task: Any, config: Config, method: str, what: str) -> tuple[Any, dict[str, Any]]:
@@ -130,11 +150,13 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     with answer_expected(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
     agree(workers, _facts(job, backend))
-    Layout.of(config, workers.size, len(job.train_data))  # raises before anything is written
-    _build(job, backend)
+    material = open_material(job)
+    agree(workers, material.facts)
+    Layout.of(config, workers.size, len(material.train_data))  # raises before anything is written
+    _build(config, material.task, backend)
     agree(workers, {f"shape of {name}": shape for name, shape in backend.parameter_shapes().items()})
     report, run_dir = open_run(config, workers)
-    session = Session(config, backend, job.train_data, job.eval_data, report, run_dir)
+    session = Session(config, backend, material.train_data, material.eval_data, report, run_dir)
     status, problem = "failed", None
     try:
         layout = session.layout()
@@ -145,7 +167,7 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
             hosts=hosts,
             build=job.build,
             settings=job.settings,
-            own_optimizer=hasattr(job.task, f"{config.framework}_optimizer"),
+            own_optimizer=hasattr(material.task, f"{config.framework}_optimizer"),
         )
         report.say(plan)
         with signals.go_first():
@@ -169,7 +191,7 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
 
 
 def _facts(job: Job, backend: Backend) -> dict[str, Any]:
-    """What must be equal on all workers before a model is built."""
+    """What must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {
         "hvdtrain": hvdtrain.__version__,
@@ -180,15 +202,13 @@ def _facts(job: Job, backend: Backend) -> dict[str, Any]:
     return {
         **job.config.model_dump(mode="json"),
         **{f"version of {name}": version for name, version in versions.items()},
-        **job.data_facts,
     }
 
 
-def _build(job: Job, backend: Backend) -> None:
+def _build(config: Config, task: Any, backend: Backend) -> None:
     """Build the model and give it its initial values. Local: no collective."""
-    config = job.config
     try:
-        backend.build(job.task, config, config.accumulate)
+        backend.build(task, config, config.accumulate)
     except HvdtrainError:
         raise
     except Exception as error:

@@ -40,8 +40,8 @@ def start(config: Config) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
-        EnvironmentFault: where the device is missing, Keras runs on another framework or the
-            launcher does not fit.
+        EnvironmentFault: where the device is missing, Keras runs on another framework, TensorFlow
+            was used already or the launcher does not fit.
     """
     if keras.backend.backend() != "tensorflow":
         raise EnvironmentFault(
@@ -50,11 +50,17 @@ def start(config: Config) -> "TensorFlowBackend":
         )
     hvd.init()
     workers = HorovodWorkers(hvd)
-    device = _choose_device(config.device, workers)
     threads = config.threads or threads_per_worker(workers.local_size)
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    if device == "CPU":
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    try:
+        device = _choose_device(config.device, workers)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if device == "CPU":
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"TensorFlow was used before hvdtrain could choose its device and threads: {error}",
+            "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
+        ) from None
     return TensorFlowBackend(workers, device)
 
 

@@ -57,6 +57,15 @@ MISTAKES = {
         2,
         ["task file mine.py cannot be imported", "mine.py, line 2"],
     ),
+    "TensorFlow used too early": (
+        {"mine.py": "import tensorflow as tf\nZERO = tf.zeros(1)\n\nclass Mine: pass\n"},
+        ("--framework", "tf", "--task", "mine.py:Mine"),
+        3,
+        [
+            "TensorFlow was used before hvdtrain could choose its device and threads",
+            "inside the task's methods",
+        ],
+    ),
     "task without that name": (
         {},
         ("--framework", "torch", "--task", f"{TASKS}:Soundd"),

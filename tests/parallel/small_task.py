@@ -1,6 +1,7 @@
 """A small task of one's own, as a user would write it, for both frameworks."""
 
 import os
+import time
 
 import numpy as np
 
@@ -81,3 +82,21 @@ class Branching(Small):
         model = Model()
         model.build((None, INPUTS))
         return model
+
+
+class SlowToOpen(Small):
+    """Data that takes rank 1 longer to open than Gloo waits for a worker to start."""
+
+    def train_data(self):
+        if os.environ.get("HOROVOD_RANK") == "1":
+            time.sleep(12)
+        return super().train_data()
+
+
+class UsesItsFramework(Small):
+    """Data that is made with the framework that trains."""
+
+    def train_data(self):
+        import tensorflow as tf
+
+        return tuple(tf.identity(array).numpy() for array in super().train_data())

@@ -91,6 +91,17 @@ def test_a_script_may_train_twice_and_gets_the_same(script):
     assert len(first.losses) == 12
 
 
+def test_a_worker_that_takes_long_over_its_data_holds_up_no_start(tmp_path):
+    options = ("--framework", "torch", "--task", f"{TASKS}:SlowToOpen")
+    job = train(2, "gloo", *options, cwd=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS="6")
+    assert job.summary["status"] == "completed"
+
+
+def test_a_task_may_use_its_framework_before_the_model_is_built(tmp_path):
+    job = train(1, "none", "--framework", "tf", "--task", f"{TASKS}:UsesItsFramework", cwd=tmp_path)
+    assert job.summary["status"] == "completed"
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_branch_without_gradient_on_one_worker_trains_and_says_so_once(framework, tmp_path):
     options = ("--framework", framework, "--task", f"{TASKS}:Branching", "--weight-decay", "0.01")

@@ -8,7 +8,7 @@ import pytest
 from hvdtrain import job
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, HorovodBuildError, TaskError, UsageError
-from hvdtrain.job import prepare
+from hvdtrain.job import open_material, prepare
 
 
 class Small:
@@ -41,6 +41,10 @@ def prepared(task_class: type = Small, **options: object) -> job.Job:
     return prepare([Layer("options", {"framework": "torch", "task": "small", **options})], task_class)
 
 
+def opened(task_class: type = Small, **options: object) -> job.Material:
+    return open_material(prepared(task_class, **options))
+
+
 def variant(**members: object) -> type:
     return type("Variant", (Small,), members)
 
@@ -57,7 +61,7 @@ def test_an_option_displaces_the_other_of_its_pair_in_the_tasks_defaults():
 
 @pytest.mark.parametrize(("given_options", "size"), [({}, 11), ({"task_options": {"size": 2}}, 2)])
 def test_task_options_reach_the_task(given_options, size):
-    assert prepared(**given_options).task.size == size
+    assert opened(**given_options).task.size == size
 
 
 def test_an_offence_in_the_tasks_defaults_names_the_task():
@@ -76,14 +80,14 @@ def test_a_task_without_defaults_has_the_fields_own():
 
 
 def test_data_becomes_data_sets():
-    found = prepared()
+    found = opened()
     assert len(found.train_data) == 11
     assert found.eval_data is None
 
 
 def test_what_must_be_equal_on_all_workers_is_stated():
-    found = prepared(variant(eval_data=lambda self: {"inputs": np.zeros((3, 2), np.uint8)}))
-    assert found.data_facts == {
+    found = opened(variant(eval_data=lambda self: {"inputs": np.zeros((3, 2), np.uint8)}))
+    assert found.facts == {
         "size of the training data": 11,
         "inputs of the training data": "float32[2]",
         "targets of the training data": "float32[]",
@@ -121,7 +125,7 @@ def fail(self: object) -> None:
 )
 def test_data_that_cannot_be_used_is_named(members, error, said):
     with pytest.raises(error, match=said):
-        prepared(variant(**members))
+        opened(variant(**members))
 
 
 def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
