@@ -71,6 +71,7 @@ class started:  # noqa: N801 - used as a statement
 
     def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
         self._mark = uuid.uuid4().hex
+        self.since = time.time()
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             command,

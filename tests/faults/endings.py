@@ -18,13 +18,20 @@ class Ending:
         folder: its working directory; the run directory is ``run`` in it.
         returncode: the launcher's.
         output: all that was printed.
-        ended: when the last process of the job was gone, in seconds since 1970.
+        started: when it was launched, in seconds since 1970.
+        ended: when its last process was gone, likewise.
     """
 
     folder: Path
     returncode: int
     output: str
+    started: float
     ended: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the launch to the end of the last process."""
+        return self.ended - self.started
 
     def seconds_since_failure(self) -> float:
         """Give the seconds from the failure, which the task noted, to the end of the last process."""
@@ -58,7 +65,7 @@ def ended(job: started, cwd: Path, timeout: float) -> Ending:
     deadline = time.monotonic() + timeout
     while job.pids() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return Ending(cwd, result.returncode, job.result().output, time.time())
+    return Ending(cwd, result.returncode, job.result().output, job.since, time.time())
 
 
 def wait_until(condition, seconds: float = 60) -> None:

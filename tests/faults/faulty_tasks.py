@@ -91,21 +91,13 @@ class Slow(Sound):
         return Samples(super().train_data(), seconds=0.025)
 
 
-class Disagrees(Sound):
-    """Something of it differs between workers; notes when the data is opened, shortly before they meet."""
-
-    def train_data(self):
-        about_to_fail()
-        return super().train_data()
-
-
-class OtherSize(Disagrees):
+class OtherSize(Sound):
     """One sample more on rank 1."""
 
     samples = 64 + (RANK == 1)
 
 
-class OtherShape(Disagrees):
+class OtherShape(Sound):
     """A wider model on rank 1."""
 
     def torch_model(self):
@@ -145,7 +137,15 @@ class Empty(Sound):
     samples = 0
 
 
-class MissingData(Disagrees):
+class NotesItsStart(Sound):
+    """Notes when the data is opened, shortly before something fails."""
+
+    def train_data(self):
+        about_to_fail()
+        return super().train_data()
+
+
+class MissingData(NotesItsStart):
     """On rank 1 the data is not there."""
 
     def train_data(self):
@@ -155,7 +155,7 @@ class MissingData(Disagrees):
         return data
 
 
-class BrokenModel(Disagrees):
+class BrokenModel(NotesItsStart):
     """On rank 1 the model cannot be built."""
 
     def torch_model(self):

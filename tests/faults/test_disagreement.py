@@ -13,7 +13,7 @@ def options(tmp_path_factory) -> Ending:
     """Two commands under one mpirun, which differ in two options."""
     parts = []
     for given in (["--seed", "1", "--momentum", "0.5"], ["--seed", "2", "--momentum", "0.25"]):
-        training = ["python", "-m", "hvdtrain", "--framework", "torch", "--task", f"{TASKS}:Disagrees"]
+        training = ["python", "-m", "hvdtrain", "--framework", "torch", "--task", f"{TASKS}:Sound"]
         parts.append(["-np", "1", *training, "--run-dir", "run", *given])
     command = ["mpirun", "--bind-to", "none", "--oversubscribe", *parts[0], ":", *parts[1]]
     return run_to_end(command, tmp_path_factory.mktemp("job"))
@@ -39,7 +39,7 @@ def test_exit_code_says_that_the_environment_is_at_fault(ending):
 
 
 def test_every_worker_ends_within_seconds(ending):
-    assert ending.seconds_since_failure() < 15  # which includes the import of PyTorch
+    assert ending.seconds < 20  # from the launch; the import of PyTorch is in it
 
 
 def test_it_is_said_once_and_without_a_traceback(ending):
