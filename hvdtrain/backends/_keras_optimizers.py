@@ -149,7 +149,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     It works wherever Keras 3 applies gradients: in a compiled step of one's own and under
     ``model.fit``. A variable without a gradient takes part with zeros, so that a model with
-    branches cannot leave other workers waiting.
+    branches cannot leave other workers waiting. Under ``model.fit`` on GPUs, compile the model with
+    ``jit_compile=False``: the build leaves Horovod's operations for XLA out.
 
     Args:
         inner: the optimizer that applies the averaged gradients.
