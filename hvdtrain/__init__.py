@@ -14,7 +14,7 @@ __all__ = ["Dataset", "Summary", "__version__", "as_dataset", "train"]
 
 _HOMES = {
     "Dataset": "hvdtrain.task",
-    "Summary": "hvdtrain.session",
+    "Summary": "hvdtrain.summary",
     "as_dataset": "hvdtrain.data.datasets",
     "train": "hvdtrain.job",
 }
@@ -22,7 +22,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.job import train
-    from hvdtrain.session import Summary
+    from hvdtrain.summary import Summary
     from hvdtrain.task import Dataset
 
 

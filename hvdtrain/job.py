@@ -19,7 +19,8 @@ from hvdtrain.horovod_build import require_horovod
 from hvdtrain.loop import run
 from hvdtrain.plan import plan_in_words
 from hvdtrain.rundir import open_run
-from hvdtrain.session import Layout, Session, Summary
+from hvdtrain.session import Layout, Session
+from hvdtrain.summary import Summary
 from hvdtrain.task import load_task_class, make_task, task_spec, where_raised
 
 _FIRST_ANSWER_SECONDS = 30

@@ -59,7 +59,7 @@ def evaluate(session: Session, layout: Layout) -> dict[str, float]:
             backend.eval_step(batch)
     window.add(backend.take_metrics("eval").read(), time.perf_counter())
     session.last_eval = window.means()
-    session.report.evaluated(session, session.last_eval, window.samples_per_second())
+    session.report.evaluated(session.mark(), session.last_eval, window.samples_per_second())
     return session.last_eval
 
 
@@ -79,7 +79,7 @@ def _advance(session: Session, layout: Layout) -> StepMark:
     before = progress.samples
     progress.samples = layout.samples_after(before)
     progress.step += 1
-    return StepMark(progress.step, before, progress.samples, session.learning_rate, time.perf_counter())
+    return session.mark(before)
 
 
 def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
@@ -120,7 +120,7 @@ class _Account:
             if self._is_due(mark):
                 means, speed = self._window.means(), self._window.samples_per_second()
                 self._session.speeds.append(speed)
-                self._session.report.trained(self._session, mark, means, speed)
+                self._session.report.trained(mark, means, speed)
                 self._window = Window(started_seconds=mark.clock_seconds)
 
     @contextmanager

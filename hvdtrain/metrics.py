@@ -16,6 +16,8 @@ class StepMark:
         step: steps done, this one included.
         samples_before: samples seen before it.
         samples: samples seen after it.
+        epoch: passes over the training data after it.
+        workers: number of workers that did it.
         learning_rate: what it was done with.
         clock_seconds: ``time.perf_counter`` when the host was done with it.
     """
@@ -23,6 +25,8 @@ class StepMark:
     step: int
     samples_before: int
     samples: int
+    epoch: float
+    workers: int
     learning_rate: float
     clock_seconds: float
 

@@ -9,13 +9,12 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import Totals
 from hvdtrain.metrics import StepMark
+from hvdtrain.summary import Summary
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as ProgressBar
     from rich.progress import TaskID
-
-    from hvdtrain.session import Progress, Session, Summary
 
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
@@ -40,13 +39,11 @@ class Report(Protocol):
         """Take note of one step."""
         ...
 
-    def trained(
-        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
-    ) -> None:
+    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Log a window of training."""
         ...
 
-    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+    def evaluated(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Log an evaluation."""
         ...
 
@@ -54,7 +51,7 @@ class Report(Protocol):
         """Give the seconds since ``start``."""
         ...
 
-    def finish(self, summary: "Summary") -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the summary and show the result."""
         ...
 
@@ -82,19 +79,17 @@ class SilentReport:
     def stepped(self, mark: StepMark, totals: Totals) -> None:
         """Say nothing."""
 
-    def trained(
-        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
-    ) -> None:
+    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Write nothing."""
 
-    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+    def evaluated(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Write nothing."""
 
     def seconds(self) -> float:
         """Give the seconds since ``start``."""
         return time.perf_counter() - self._started_seconds
 
-    def finish(self, summary: "Summary") -> None:
+    def finish(self, summary: Summary) -> None:
         """Write nothing."""
 
     def close(self) -> None:
@@ -134,23 +129,20 @@ class RunReport(SilentReport):
         """Move the progress on."""
         self._progress.stepped(mark, totals)
 
-    def trained(
-        self, session: "Session", mark: StepMark, means: Mapping[str, float], samples_per_second: float
-    ) -> None:
+    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Log a window of training."""
         values = {**means, "learning_rate": mark.learning_rate, "samples_per_second": samples_per_second}
-        self._write("train", session, mark, values)
-        self._progress.trained(mark, mark.samples / session.data_size, values)
+        self._write("train", mark, values)
+        self._progress.trained(mark, values)
 
-    def evaluated(self, session: "Session", means: Mapping[str, float], samples_per_second: float) -> None:
+    def evaluated(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
         """Log an evaluation."""
-        done = session.progress
-        values = {"learning_rate": session.learning_rate, "samples_per_second": samples_per_second}
-        self._write("eval", session, done, {**means, **values})
+        values = {"learning_rate": mark.learning_rate, "samples_per_second": samples_per_second}
+        self._write("eval", mark, {**means, **values})
         said = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-        self.say(f"eval  step {done.step:>6,}  epoch {session.epoch:6.2f}  {said}")
+        self.say(f"eval  step {mark.step:>6,}  epoch {mark.epoch:6.2f}  {said}")
 
-    def finish(self, summary: "Summary") -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the summary and show the result."""
         self._progress.stop()
         write_json(self._run_dir / "summary.json", summary.as_dict())
@@ -168,21 +160,19 @@ class RunReport(SilentReport):
         self._metrics.close()
         self._events.close()
 
-    def _write(
-        self, phase: str, session: "Session", at: "Progress | StepMark", values: Mapping[str, float]
-    ) -> None:
+    def _write(self, phase: str, mark: StepMark, values: Mapping[str, float]) -> None:
         record = {
             "phase": phase,
-            "step": at.step,
-            "samples": at.samples,
-            "epoch": round(at.samples / session.data_size, 6),
+            "step": mark.step,
+            "samples": mark.samples,
+            "epoch": round(mark.epoch, 6),
             **values,
-            "workers": session.backend.workers.size,
+            "workers": mark.workers,
             "seconds": round(self.seconds(), 4),
         }
         self._metrics.write(to_json(record) + "\n")
         self._metrics.flush()
-        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, at.step)
+        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, mark.step)
 
 
 class _Lines:
@@ -199,13 +189,13 @@ class _Lines:
     def stepped(self, mark: StepMark, totals: Totals) -> None:
         pass
 
-    def trained(self, mark: StepMark, epoch: float, values: Mapping[str, float]) -> None:
+    def trained(self, mark: StepMark, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if now - self._last_seconds < _LINE_SECONDS and mark.step < self._steps:
             return
         self._last_seconds = now
         self._console.print(
-            f"train step {mark.step:>6,}/{self._steps:,}  epoch {epoch:6.2f}  {_in_words(values)}",
+            f"train step {mark.step:>6,}/{self._steps:,}  epoch {mark.epoch:6.2f}  {_in_words(values)}",
             highlight=False,
             markup=False,
         )
@@ -249,8 +239,8 @@ class _Bar:
             self._last_seconds = now
             self._show()
 
-    def trained(self, mark: StepMark, epoch: float, values: Mapping[str, float]) -> None:
-        self._values = f"epoch {epoch:.1f}  {_in_words(values)}"
+    def trained(self, mark: StepMark, values: Mapping[str, float]) -> None:
+        self._values = f"epoch {mark.epoch:.1f}  {_in_words(values)}"
         self.stepped(mark, Totals({}, 0.0))
 
     def stop(self) -> None:
@@ -275,10 +265,10 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = Event, Summary
+        self._event, self._summary = Event, SummaryProto
         path = folder / f"events.out.tfevents.{int(time.time())}.hvdtrain"
         self._file: IO[bytes] = path.open("ab")
         self._writer = RecordWriter(self._file)

@@ -1,6 +1,7 @@
 """Everything that one run holds, and what follows from the number of workers."""
 
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hvdtrain.data.feed import Feed, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
+from hvdtrain.metrics import StepMark
 from hvdtrain.report import Report
 from hvdtrain.schedule import LearningRate, scaling_factor
 
@@ -133,6 +135,23 @@ class Session:
         """Passes over the training data so far."""
         return self.progress.samples / self.data_size
 
+    def mark(self, samples_before: int | None = None) -> StepMark:
+        """Say where training stands now.
+
+        Args:
+            samples_before: samples seen before the last step.
+        """
+        samples = self.progress.samples
+        return StepMark(
+            step=self.progress.step,
+            samples_before=samples if samples_before is None else samples_before,
+            samples=samples,
+            epoch=self.epoch,
+            workers=self.backend.workers.size,
+            learning_rate=self.learning_rate,
+            clock_seconds=time.perf_counter(),
+        )
+
     def layout(self) -> Layout:
         """Give what follows from the current number of workers."""
         return Layout.of(self.config, self.backend.workers.size, self.data_size)
@@ -160,40 +179,3 @@ class Session:
         if not self.config.trace_indices:
             return IndexTrace(None)
         return IndexTrace(self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl")
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended; what summary.json holds.
-
-    Attributes:
-        status: "completed", "stopped" or "failed".
-        framework: "torch" or "tf".
-        task: the task's name or path.
-        workers: number of workers.
-        steps: steps done.
-        samples: samples seen.
-        epochs: passes over the training data.
-        seconds: from the first step to the end.
-        samples_per_second: throughput of all workers together, the median of the logged windows.
-        final: metrics of the last evaluation.
-        run_dir: the run directory.
-        error: what went wrong, if something did.
-    """
-
-    status: str
-    framework: str
-    task: str
-    workers: int
-    steps: int
-    samples: int
-    epochs: float
-    seconds: float
-    samples_per_second: float
-    final: dict[str, float]
-    run_dir: str
-    error: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-ready values; ``error`` only where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "error" or value}

@@ -27,11 +27,11 @@ class Recorder(SilentReport):
     def stepped(self, mark, totals) -> None:
         self.steps.append(mark.step)
 
-    def trained(self, session, mark, means, samples_per_second) -> None:
+    def trained(self, mark, means, samples_per_second) -> None:
         self.windows.append((mark.step, dict(means)))
 
-    def evaluated(self, session, means, samples_per_second) -> None:
-        self.evaluations.append((session.progress.step, dict(means)))
+    def evaluated(self, mark, means, samples_per_second) -> None:
+        self.evaluations.append((mark.step, dict(means)))
 
     def note(self, text) -> None:
         self.notes.append(text)

@@ -18,7 +18,7 @@ class Pending:
 
 
 def mark(step: int) -> StepMark:
-    return StepMark(step, step - 1, step, 0.1, float(step))
+    return StepMark(step, step - 1, step, step / 100, 1, 0.1, float(step))
 
 
 def test_totals_are_read_when_the_next_step_has_been_launched():

@@ -6,21 +6,20 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from fakes import FakeWorkers, make_session
 from rich.console import Console
 
 from hvdtrain import report as report_module
 from hvdtrain.backends.base import Totals
 from hvdtrain.metrics import StepMark
 from hvdtrain.report import RunReport, SilentReport, write_json
-from hvdtrain.session import Summary
+from hvdtrain.summary import Summary
 
 TOTALS = Totals({"loss": 1.0}, 4.0)
 MEANS = {"loss": 0.5, "accuracy": 0.75}
 
 
 def mark(step: int) -> StepMark:
-    return StepMark(step, (step - 1) * 4, step * 4, 0.03125, 0.0)
+    return StepMark(step, (step - 1) * 4, step * 4, step / 4, 2, 0.03125, 0.0)
 
 
 def summary(**changes: object) -> Summary:
@@ -56,19 +55,17 @@ class Watched:
         self.file = io.StringIO()
         self.console = Console(file=self.file, force_terminal=terminal, width=160, _environ={})
         self.report = RunReport(self.console, folder)
-        self.session = make_session(folder, FakeWorkers(0, ["a", "b"], None, []), train_size=16)
 
     @property
     def lines(self) -> list[str]:
         return self.file.getvalue().splitlines()
 
     def step(self, step: int) -> None:
-        self.session.progress.step, self.session.progress.samples = step, step * 4
         self.report.stepped(mark(step), TOTALS)
 
     def log(self, step: int) -> None:
         self.step(step)
-        self.report.trained(self.session, mark(step), MEANS, 2000.0)
+        self.report.trained(mark(step), MEANS, 2000.0)
 
 
 @pytest.fixture
@@ -112,7 +109,7 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
 def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
     plain.report.start(10, 0)
     plain.step(6)
-    plain.report.evaluated(plain.session, MEANS, 3000.0)
+    plain.report.evaluated(mark(6), MEANS, 3000.0)
     assert records(tmp_path) == [
         {
             "phase": "eval",
@@ -121,7 +118,7 @@ def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
             "epoch": 1.5,
             "loss": 0.5,
             "accuracy": 0.75,
-            "learning_rate": 0.0,
+            "learning_rate": 0.03125,
             "samples_per_second": 3000.0,
             "workers": 2,
             "seconds": 0.0,
@@ -163,7 +160,7 @@ def events(monkeypatch):
 
 def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
     plain.report.start(10, 0)
-    plain.report.evaluated(plain.session, {"loss": 0.5, "recall": float("nan")}, 3000.0)
+    plain.report.evaluated(mark(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert records(tmp_path)[0]["recall"] is None
 
@@ -171,7 +168,7 @@ def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
 def test_tensorboard_reads_the_events(plain, tmp_path, events):
     plain.report.start(10, 0)
     plain.log(3)
-    plain.report.evaluated(plain.session, MEANS, 3000.0)
+    plain.report.evaluated(mark(3), MEANS, 3000.0)
     plain.log(4)
     assert events(tmp_path) == {
         "train/loss": [(3, 0.5), (4, 0.5)],
@@ -180,7 +177,7 @@ def test_tensorboard_reads_the_events(plain, tmp_path, events):
         "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
         "eval/loss": [(3, 0.5)],
         "eval/accuracy": [(3, 0.75)],
-        "eval/learning_rate": [(3, 0.0)],
+        "eval/learning_rate": [(3, 0.03125)],
         "eval/samples_per_second": [(3, 3000.0)],
     }
 
@@ -226,7 +223,7 @@ def test_plain_text_holds_no_control_characters(plain):
 def test_an_evaluation_is_a_line_of_its_own(plain):
     plain.report.start(20, 0)
     plain.step(6)
-    plain.report.evaluated(plain.session, MEANS, 3000.0)
+    plain.report.evaluated(mark(6), MEANS, 3000.0)
     assert plain.lines == ["eval  step      6  epoch   1.50  loss 0.5000  accuracy 0.7500"]
 
 
@@ -318,13 +315,13 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
 
 def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    session, silent = make_session(tmp_path), SilentReport()
+    silent = SilentReport()
     silent.say("x")
     silent.note("x")
     silent.start(3, 0)
     silent.stepped(mark(1), TOTALS)
-    silent.trained(session, mark(1), MEANS, 1.0)
-    silent.evaluated(session, MEANS, 1.0)
+    silent.trained(mark(1), MEANS, 1.0)
+    silent.evaluated(mark(1), MEANS, 1.0)
     silent.finish(summary())
     silent.close()
     assert capfd.readouterr() == ("", "")

@@ -1,0 +1,41 @@
+"""How a run ended."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended; what summary.json holds.
+
+    Attributes:
+        status: "completed", "stopped" or "failed".
+        framework: "torch" or "tf".
+        task: the task's name or path.
+        workers: number of workers.
+        steps: steps done.
+        samples: samples seen.
+        epochs: passes over the training data.
+        seconds: from the first step to the end.
+        samples_per_second: throughput of all workers together, the median of the logged windows.
+        final: metrics of the last evaluation.
+        run_dir: the run directory.
+        error: what went wrong, if something did.
+    """
+
+    status: str
+    framework: str
+    task: str
+    workers: int
+    steps: int
+    samples: int
+    epochs: float
+    seconds: float
+    samples_per_second: float
+    final: dict[str, float]
+    run_dir: str
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON-ready values; ``error`` only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "error" or value}
