@@ -153,14 +153,13 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     agree(workers, _facts(job, backend))
     material = open_material(job)
     agree(workers, material.facts)
-    Layout.of(config, workers.size, len(material.train_data))  # raises before anything is written
+    layout = Layout.of(config, workers.size, len(material.train_data))  # raises before anything is written
     _build(config, material.task, backend)
     agree(workers, {f"shape of {name}": shape for name, shape in backend.parameter_shapes().items()})
     report, run_dir = open_run(config, workers)
     session = Session(config, backend, material.train_data, material.eval_data, report, run_dir)
     status, problem = "failed", None
     try:
-        layout = session.layout()
         backend.broadcast_state(0)
         plan = plan_in_words(
             session,

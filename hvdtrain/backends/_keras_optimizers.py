@@ -188,21 +188,23 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
         """Collective. Give the mean of each gradient over workers, dense."""
-        dense = [
-            self.zeros(v) if g is None else tf.convert_to_tensor(g)
-            for g, v in zip(grads, variables, strict=True)
-        ]
+        dense = self.dense(grads, variables)
         if hvd.size() == 1:
             return dense
         return [self._allreduce(g, i) for i, g in enumerate(dense)]
 
-    def zeros(self, variable: Variable) -> Tensor:
-        """Give zeros in place of a variable's missing gradient.
+    def dense(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
+        """Give every gradient as a dense tensor, zeros in place of a missing one.
 
-        They come from a variable: of constant zeros, TensorFlow would work out the all-reduce when
-        it compiles the step, waiting for workers whose gradients are not constant.
+        The zeros come from a variable: of constant zeros, TensorFlow would work out the all-reduce
+        when it compiles the step, waiting for workers whose gradients are not constant.
         """
-        return tf.fill(variable.shape, tf.cast(self._zero.read_value(), variable.dtype))
+        return [
+            tf.fill(v.shape, tf.cast(self._zero.read_value(), v.dtype))
+            if g is None
+            else tf.convert_to_tensor(g)
+            for g, v in zip(grads, variables, strict=True)
+        ]
 
     def _allreduce(self, gradient: Tensor, index: int) -> Tensor:
         # Without a mark of its own, TensorFlow merges the all-reduces of gradients that are equal on

@@ -364,10 +364,7 @@ class TensorFlowBackend:
             for entry, gradient in zip(self._trainable, gradients, strict=True)
             if gradient is None
         ]
-        dense = [
-            self._optimizer.zeros(v) if g is None else tf.convert_to_tensor(g)
-            for g, v in zip(gradients, self._parameters, strict=True)
-        ]
+        dense = self._optimizer.dense(gradients, self._parameters)
         return dense, tf.linalg.matvec(values, weights)
 
     def _compiled_eval_step(self, arrays: Any, weights: Tensor) -> Tensor:
