@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from hvdtrain.backends._keras_optimizers import SGD
 from hvdtrain.backends._keras_state import Entry, KerasSnapshot, ModelState
-from hvdtrain.backends._names import check_state
+from hvdtrain.backends._names import check_state, check_unique
 from hvdtrain.backends.base import PortableState
 
 _STEP = "optimizer/step"
@@ -23,6 +24,9 @@ class TrainingState:
     Args:
         model: the model's variables.
         optimizer: one of hvdtrain's or a task's own, built.
+
+    Raises:
+        TaskError: where two of the optimizer's variables have one name.
     """
 
     def __init__(self, model: ModelState, optimizer: Any) -> None:
@@ -30,6 +34,7 @@ class TrainingState:
         self._optimizer = optimizer
         self._counts_steps = not isinstance(optimizer, SGD)
         self._slots = list(_slots(optimizer, model.entries))
+        check_unique((entry.name, entry.variable.path) for entry in self._slots)
 
     def snapshot(self) -> KerasSnapshot:
         """Copy everything off the device."""
@@ -65,7 +70,9 @@ def _slots(optimizer: Any, entries: list[Entry]) -> Iterator[Entry]:
             for parameter, variable in zip(one._trainable_variables, variables, strict=True):
                 if variable is not None and id(variable) not in known:
                     known.add(id(variable))
-                    yield replace(by_variable[id(parameter)], variable=variable, prefix=f"optimizer/{slot}")
+                    entry = by_variable[id(parameter)]
+                    shape = entry.shape if variable.shape == parameter.shape else tuple(variable.shape)
+                    yield replace(entry, variable=variable, shape=shape, prefix=f"optimizer/{slot}")
     for variable in optimizer.variables:
         if id(variable) not in known:
             yield Entry(
@@ -92,7 +99,5 @@ def _slot_lists(optimizer: Any) -> Iterator[tuple[str, list[Any]]]:
     for attribute, values in vars(optimizer).items():
         if attribute in ("_trainable_variables", "_variables") or not isinstance(values, list):
             continue
-        if len(values) == len(parameters) and all(
-            v is None or getattr(v, "shape", None) == p.shape for v, p in zip(values, parameters, strict=True)
-        ):
+        if len(values) == len(parameters) and all(v is None or isinstance(v, keras.Variable) for v in values):
             yield attribute.strip("_"), values

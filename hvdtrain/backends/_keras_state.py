@@ -99,7 +99,7 @@ class ModelState:
                 aliases[id(variable)] = [entry]
         renaming.check_used(own_names)
         self.entries = [min(found, key=lambda entry: renaming.rank(entry.own)) for found in aliases.values()]
-        check_unique((entry.path, entry.own) for entry in self.entries)
+        check_unique((entry.path, entry.variable.path) for entry in self.entries)
 
 
 def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:

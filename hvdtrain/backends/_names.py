@@ -72,12 +72,13 @@ class Renaming:
         """Order the own names of one tensor: the least of them is its name.
 
         A name that the task renames goes first, then an embedding's (of the weights that it shares
-        with an output layer), then the shortest path: both frameworks choose alike, whatever order
-        the layers are made in.
+        with an output layer), then one without a private part, then the shortest path: both
+        frameworks choose alike, whatever order the layers are made in.
         """
         parts = own.split("/")
         renamed = any(self._key(parts[:length]) is not None for length in range(1, len(parts) + 1))
-        return not renamed, parts[-1] != "embeddings", len(parts), own
+        private = any(part.startswith("_") for part in parts)
+        return not renamed, parts[-1] != "embeddings", private, len(parts), own
 
     def check_used(self, own_names: Iterable[str]) -> None:
         """Check that every key stands for something in the model.
@@ -120,7 +121,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
     for portable, own in names:
         if portable in known:
             raise TaskError(
-                f"two tensors of the model have the portable name {portable}: {known[portable]} and {own}",
+                f"two tensors have the portable name {portable}: {known[portable]} and {own}",
                 "Rename a layer, or map one of them with the task's state_names.",
             )
         known[portable] = own

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdtrain.backends._names import PRIVATE, check_state
+from hvdtrain.backends._names import PRIVATE, check_state, check_unique
 from hvdtrain.backends._torch_layouts import SAME
 from hvdtrain.backends._torch_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.base import PortableState
@@ -79,7 +79,9 @@ class TrainingState:
             last = max(count.value for count in counts)
             state[_STEP] = np.asarray(int(last), np.int64)
             state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
-        return TorchSnapshot([*self.model.fields, *self._slot_fields()], state)
+        slots = list(self._slot_fields())
+        check_unique((field.name, field.name) for field in slots)
+        return TorchSnapshot([*self.model.fields, *slots], state)
 
     def load(self, state: PortableState) -> None:
         """Load portable state, having checked all of it.

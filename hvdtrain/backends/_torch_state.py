@@ -55,6 +55,7 @@ class Field:
         tensor_paths: the paths of their entries.
         layout: how it follows.
         rows: the part of the tensors' first axis that counts; all where None.
+        torch_names: the tensors' names as the module has them, such as "conv1.weight".
         prefix: "model", or "optimizer" and the slot.
     """
 
@@ -64,6 +65,7 @@ class Field:
     tensor_paths: tuple[str, ...]
     layout: Layout
     rows: slice | None = None
+    torch_names: tuple[str, ...] = ()
     prefix: str = "model"
 
     @property
@@ -150,7 +152,7 @@ class ModelState:
         renaming.check_used(own_names)
         chosen = [min(fields, key=lambda field: renaming.rank(field.own)) for fields in aliases.values()]
         self.fields = [_renamed(field, renaming) for field in chosen]
-        check_unique((field.path, field.own.replace("/", ".")) for field in self.fields)
+        check_unique((field.path, " with ".join(field.torch_names)) for field in self.fields)
         by_tensor = {
             id(t): Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad)
             for field in reversed(self.fields)
@@ -208,7 +210,8 @@ def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
     name = _join(path, rule.role)
     whole = len(tensors) == 1 and rule.rows is None
     paths = (name,) if whole else tuple(_join(path, tensor_name) for tensor_name in rule.tensors)
-    return Field(name, name, tuple(tensors), paths, rule.layout, rule.rows)
+    torch_names = tuple(".".join((*path, tensor_name)) for tensor_name in rule.tensors)
+    return Field(name, name, tuple(tensors), paths, rule.layout, rule.rows, torch_names)
 
 
 def _join(path: tuple[str, ...], name: str) -> str:

@@ -344,6 +344,48 @@ def test_broadcast_gives_every_worker_the_roots_state(started):
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+class OwnOptimizer(Linear):
+    """With an optimizer of the task's, which in PyTorch makes its slots in its first step."""
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.NAdam(parameters, weight_decay=0.1)
+
+    def tf_optimizer(self):
+        import keras
+
+        return keras.optimizers.Nadam()
+
+
+def test_broadcast_gives_the_roots_slots_to_workers_without(started):
+    backend = build(started, OwnOptimizer())
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=i))
+    state = backend.get_state()
+    expected = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    build(started, OwnOptimizer())
+    if backend.workers.rank == 0:
+        backend.set_state(state)
+    backend.broadcast_state(0)
+    found = backend.get_state()
+    assert found.keys() == state.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, state[name], err_msg=name)
+    losses = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    assert losses == expected
+
+
+def test_broadcast_before_the_first_step_leaves_the_roots_slots(started):
+    backend = build(started, OwnOptimizer())
+    expected = backend.get_state()
+    backend.broadcast_state(0)
+    found = backend.get_state()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
 def test_moving_statistics_are_averaged(started):
     backend = build(started, Mixed())
     step(backend, global_batch(backend, SAMPLES))
