@@ -4,7 +4,7 @@
 ``_torch_layouts``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,7 +241,7 @@ class TorchSnapshot:
         numbers: arrays that are ready.
     """
 
-    def __init__(self, fields: Iterable[Field], numbers: PortableState) -> None:
+    def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
         copies: dict[int, torch.Tensor] = {}
         self._numbers = numbers
         self._waiting: list[tuple[Field, list[torch.Tensor]]] = []
@@ -252,7 +252,7 @@ class TorchSnapshot:
             self._waiting.append((replace(field, tensors=()), [copies[id(t)] for t in field.tensors]))
         self._waiting.reverse()
         self._event: torch.cuda.Event | None = None
-        if any(copy.is_pinned() for copy in copies.values()):
+        if any(t.is_cuda for field in fields for t in field.tensors):
             self._event = torch.cuda.Event()
             self._event.record()
 
