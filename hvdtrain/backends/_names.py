@@ -199,7 +199,7 @@ def _role(name: str) -> str:
 
 
 def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[str, str]) -> str:
-    """Give a line of ``state_names`` that makes the names fit, where shapes and roles tell it."""
+    """Give a line of ``state_names`` that makes the names fit; nothing where shapes and roles tell none."""
     missing, unexpected = _unmatched(expected, found)
     free = [name for name in unexpected if name.startswith("model/")]
     kept = {own_names.get(name, name).removeprefix("model/") for name in expected if name in found}
@@ -213,7 +213,7 @@ def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[
         own = own_names.get(name, name)
         _add(mapping, kept, own.removeprefix("model/").split("/"), chosen.removeprefix("model/").split("/"))
     if not mapping:
-        return "A state fits the model and the optimizer that it was saved from."
+        return ""
     said = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
     return (
         "If these are the same layers under other names, say so in the task:\n"
