@@ -8,15 +8,15 @@ import click
 
 import hvdtrain
 from hvdtrain.config import Config, Layer, parse_assignments, read_file
-from hvdtrain.errors import HvdtrainError, Interrupted, UsageError
+from hvdtrain.errors import Interrupted, Stopped, UsageError
 from hvdtrain.schedule import Cadence
 
 # config fields that have an option of their own; --set reaches all of them
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
     "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
-    "weight_decay", "momentum", "clip_norm", "compression", "device", "seed", "run_dir", "log_every",
-    "eval_every",
+    "weight_decay", "momentum", "clip_norm", "compression", "device", "seed", "run_dir", "resume", "init",
+    "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
 )  # fmt: skip
 
 
@@ -64,7 +64,8 @@ def _config_options(command: Any) -> Any:
         flag = f"--{name.replace('_', '-')}"
         kind, metavar = _option_type(name, field.annotation)
         help_text = f"{field.description}{default or ''}"
-        command = click.option(flag, name, type=kind, metavar=metavar, help=help_text)(command)
+        extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
+        command = click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)(command)
     return command
 
 
@@ -75,6 +76,8 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
         return click.Choice(get_args(annotation)), None
     if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
         return str, "STEPS|Nepoch"
+    if name == "resume":
+        return str, "[auto|PATH]"
     return {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING), None
 
 
@@ -133,7 +136,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except (HvdtrainError, Interrupted, Exception) as error:
+    except (Interrupted, Stopped, Exception) as error:
         from hvdtrain.ending import end_worker
 
         end_worker(error, "--debug" in sys.argv)

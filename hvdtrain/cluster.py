@@ -1,12 +1,14 @@
-"""Agreement of the workers, before training, on what they are about to do."""
+"""Agreement of the workers on what they are about to do."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hvdtrain.backends.base import Workers
-from hvdtrain.errors import AgreementError
+from hvdtrain.errors import AgreementError, HvdtrainError
+
+T = TypeVar("T")
 
 _LINES = 8
 
@@ -49,3 +51,22 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
         others = f" and {count - 1} more" if count > 1 else ""
         parts.append(f"{value} on rank {rank} ({everyone[rank][0]}){others}")
     return f"{name}: " + ", ".join(parts)
+
+
+def on_root(workers: Workers, work: Callable[[], T]) -> T:
+    """Collective. Do something on rank 0 only and give its result, which must pickle, to every worker.
+
+    Raises:
+        HvdtrainError: on every worker alike, where rank 0 raises it.
+    """
+    outcome: T | HvdtrainError | None = None
+    if workers.rank == 0:
+        try:
+            outcome = work()
+        except HvdtrainError as error:
+            outcome = error
+    outcome = workers.broadcast_object(outcome)
+    if isinstance(outcome, HvdtrainError):
+        outcome.everywhere = True
+        raise outcome
+    return cast(T, outcome)

@@ -23,9 +23,11 @@ from pydantic import (
     model_validator,
 )
 
+from hvdtrain.best import Best
 from hvdtrain.errors import ConfigError
 from hvdtrain.schedule import Cadence
 
+BestField = Annotated[Best, BeforeValidator(Best.parse), PlainSerializer(str)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
 
 # setting one of a pair in a stronger source displaces the other from weaker ones
@@ -102,6 +104,28 @@ class Config(BaseModel):
     run_dir: str | None = Field(
         None, description="Where the run is written (runs/TASK-FRAMEWORK-TIME if not given)."
     )
+    resume: str | None = Field(
+        None,
+        description="Go on from a checkpoint: auto for the newest good one in --run-dir (from the start if "
+        "there is none), or a checkpoint's or a run's directory.",
+    )
+    init: str | None = Field(
+        None, description="Checkpoint or run directory to take the weights from, without its progress."
+    )
+    save_every: EveryField | None = Field(
+        Cadence(1.0, "epochs"), description="How often to save; always at the end. null for then only."
+    )
+    keep_last: int | None = Field(
+        3, gt=0, description="How many of the newest checkpoints to keep. null for all."
+    )
+    keep_best: BestField | None = Field(
+        None,
+        description="Metric of the evaluation whose best checkpoint is saved and kept as well; NAME:min or "
+        "NAME:max where the name does not tell which is best.",
+    )
+    on_save_error: Literal["warn", "stop"] = Field(
+        "warn", description="What to do when a checkpoint cannot be written; warn: go on and try again later."
+    )
     log_every: EveryField = Field(Cadence(10), description="How often metrics are logged.")
     eval_every: EveryField | None = Field(
         Cadence(1.0, "epochs"), description="How often to evaluate; always at the end. null for then only."
@@ -120,13 +144,15 @@ class Config(BaseModel):
         drops = list(self.lr_step_epochs)
         if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
             raise ValueError(f"lr_step_epochs must ascend from 0 or more, found {drops}")
+        if self.resume == "auto" and self.run_dir is None:
+            raise ValueError("resume: auto looks in the run directory, so give --run-dir, too")
         return self
 
     def to_yaml(self) -> str:
-        """Give the configuration as YAML that repeats the run; the run directory is left out."""
+        """Give the configuration as YAML that repeats the run, from its start and in another directory."""
         displaced = {"batch_size"} if self.global_batch_size else set()
         # null, too, must be there: where the task's defaults set a field, null is what takes it back
-        values = self.model_dump(exclude={"run_dir"} | displaced, mode="json")
+        values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.backends.base import NO_REQUESTS, Requests
+from hvdtrain.errors import (
+    EXIT_ENVIRONMENT,
+    HvdtrainError,
+    Interrupted,
+    PeerLostError,
+    Stopped,
+    WorkerFailure,
+)
 from hvdtrain.terminal import launched_rank
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
@@ -24,18 +32,44 @@ _SPEAK_AFTER_SECONDS = 1.0
 _ENDED_BY_LAUNCHER_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0
 
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
 
 class Signals:
-    """The signal that asked this worker to stop, if one came."""
+    """What signals asked of this worker.
+
+    Attributes:
+        number: the signal that asked it to stop, if one came.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._save = False
+        self._waits_for_step = False
+
+    def requests(self) -> Requests:
+        """Give what to ask of all workers; to save is asked once."""
+        if self.number is None and not self._save:
+            return NO_REQUESTS
+        requests = Requests(stop=self.number is not None, save=self._save)
+        self._save = False
+        return requests
+
+    @contextmanager
+    def at_a_step(self) -> Iterator[None]:
+        """Context in which a request to stop waits until a step is done and its state is saved."""
+        self._waits_for_step = True
+        try:
+            yield
+        finally:
+            self._waits_for_step = False
 
     @contextmanager
     def go_first(self) -> Iterator[None]:
         """Context in which what goes wrong after a signal counts as the signal.
 
-        Native code that is interrupted may raise an error of its own in place of Interrupted.
+        Native code that is interrupted may raise an error of its own in place of Interrupted; and a
+        worker that stops at a step may be left alone by others that were killed.
         """
         try:
             yield
@@ -44,21 +78,36 @@ class Signals:
                 raise
             raise Interrupted(self.number) from error
 
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal, in the main thread.
+
+        Raises:
+            Interrupted: where it ends the job at once; no signal does so twice.
+        """
+        if number == signal.SIGUSR1:
+            self._save = True
+            return
+        waits = number != signal.SIGINT and self._waits_for_step
+        if not waits:
+            for other in HANDLED:
+                signal.signal(other, signal.SIG_IGN)
+        self.number = number
+        if not waits:
+            raise Interrupted(number)
+
 
 @contextmanager
 def interruptible() -> Iterator[Signals]:
-    """Context in which SIGINT and SIGTERM raise Interrupted in the main thread, once."""
+    """Context in which signals stop training, in order or at once.
+
+    SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
+    SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
+    but kills its workers soon after a SIGTERM.
+    """
     seen = Signals()
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        for other in previous:
-            signal.signal(other, signal.SIG_IGN)
-        seen.number = number
-        raise Interrupted(number)
-
     previous = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, seen.handle) for number in HANDLED}
     try:
         yield seen
     finally:
@@ -104,7 +153,7 @@ def end_if_uncaught() -> None:
 
 
 def _end_or_show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    if isinstance(error, HvdtrainError | Interrupted):
+    if isinstance(error, HvdtrainError | Interrupted | Stopped):
         end_worker(error, debug=False)
     sys.__excepthook__(kind, error, where)
 
@@ -116,12 +165,14 @@ def end_worker(error: BaseException, debug: bool) -> None:
         error: what went wrong.
         debug: whether to show the traceback of a user's mistake, too.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    stopped = isinstance(error, Stopped)  # then its exit code stands, whatever the launcher still sends
+    for number in HANDLED:
+        may_end_it = number in (signal.SIGINT, signal.SIGTERM) and not stopped
+        signal.signal(number, signal.SIG_DFL if may_end_it else signal.SIG_IGN)
     rank = launched_rank()
     if isinstance(error, PeerLostError):
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
-    elif rank:
+    elif rank and not stopped:
         time.sleep(_SPEAK_AFTER_SECONDS)
     if not (rank and getattr(error, "everywhere", False)):
         _say(error, rank, debug)
@@ -132,7 +183,7 @@ def end_worker(error: BaseException, debug: bool) -> None:
 
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     who = "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
-    if isinstance(error, Interrupted):
+    if isinstance(error, Interrupted | Stopped):
         return  # rank 0 has said where it stood
     if isinstance(error, WorkerFailure):
         sys.stderr.write("".join(traceback.format_exception(error.__cause__)))

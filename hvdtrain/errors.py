@@ -6,17 +6,20 @@
     ├── UsageError                    2   a bad option, config or task
     │   ├── ConfigError                   a config field: unknown, wrong type, out of range
     │   ├── TaskError                     a task that cannot be loaded or does not fit
-    │   └── DataError                     a data set that cannot be used
+    │   ├── DataError                     a data set that cannot be used
+    │   └── CheckpointError               a checkpoint that is missing, damaged or does not fit
     ├── EnvironmentFault              3   the machine, the cluster or the installation
     │   ├── HorovodBuildError             Horovod is missing, partial or built for something else
     │   ├── AgreementError                workers that do not agree before training
-    │   └── PeerLostError                 another worker went away
+    │   ├── PeerLostError                 another worker went away
+    │   └── SaveError                     a checkpoint cannot be written, and that should end the job
     └── TrainingError                 4   training itself failed
         ├── NonFiniteLossError            the loss became NaN or infinite
         ├── ReplicaDriftError             the workers' parameters are no longer equal
         └── WorkerFailure                 the task's own code raised while training
 
-    Interrupted                   128+n   stopped by signal n (Ctrl-C is 130)
+    Stopped                      75   stopped on request after saving; --resume goes on
+    Interrupted                   128+n   stopped by signal n at once (Ctrl-C is 130)
 
 An error says what was found, what the rule is and what to do: ``problem`` is the first two,
 ``remedy`` the last. The command line prints both on one screen, without a traceback.
@@ -28,6 +31,7 @@ EXIT_DONE = 0
 EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3
 EXIT_TRAINING = 4
+EXIT_STOPPED = 75
 
 
 class HvdtrainError(Exception):
@@ -66,6 +70,10 @@ class DataError(UsageError):
     """A data set that cannot be used: empty, of an unknown form, inconsistent."""
 
 
+class CheckpointError(UsageError):
+    """A checkpoint that is missing, damaged or belongs to another training."""
+
+
 class EnvironmentFault(HvdtrainError):
     """The machine, the cluster or the installation is not fit for the job."""
 
@@ -82,6 +90,10 @@ class AgreementError(EnvironmentFault):
 
 class PeerLostError(EnvironmentFault):
     """A collective failed because another worker ended."""
+
+
+class SaveError(EnvironmentFault):
+    """A checkpoint could not be written, and the config or the end of the job makes that an error."""
 
 
 class TrainingError(HvdtrainError):
@@ -102,8 +114,18 @@ class WorkerFailure(TrainingError):
     """The task's own code raised while the job ran; the cause is the original exception."""
 
 
+class Stopped(BaseException):
+    """Raised on all workers when training has stopped on request (SIGTERM) and its state is saved.
+
+    Not a subclass of Exception: a script that does not know it ends with exit code 75, by which a
+    scheduler knows that the job may be queued again.
+    """
+
+    exit_code = EXIT_STOPPED
+
+
 class Interrupted(BaseException):
-    """Raised in the main thread by SIGINT or SIGTERM.
+    """Raised in the main thread by a signal that ends the job at once.
 
     Not a subclass of Exception, so that ``except Exception`` in a task does not swallow it.
     """

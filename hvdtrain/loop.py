@@ -4,43 +4,59 @@ It owns when things happen and which numbers they happen with; the backend owns 
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from hvdtrain.backends.base import Totals
-from hvdtrain.errors import NonFiniteLossError
+from hvdtrain.backends.base import NO_REQUESTS, Requests, Totals
+from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
 from hvdtrain.replicas import check_replicas
-from hvdtrain.session import Layout, Session
+from hvdtrain.session import Layout, Progress, Session
 
 
-def run(session: Session) -> None:
-    """Collective. Train from where the session stands to the end.
+def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -> None:
+    """Collective. Train from where the session stands to the end, or to where a worker asks to stop.
+
+    Args:
+        session: the run.
+        asked: gives what this worker asks of all of them, since it was last called.
 
     Raises:
         NonFiniteLossError: where the loss became NaN or infinite.
         ReplicaDriftError: where the workers' parameters differ.
         PeerLostError: where another worker went away.
     """
-    backend, progress, config = session.backend, session.progress, session.config
+    backend, config = session.backend, session.config
     layout = session.layout()
     account = _Account(session, layout)
     late = LateReader()
     check_replicas(backend)
-    session.report.start(layout.steps, progress.step)
+    session.report.start(layout.steps, session.progress.step, session.seconds_before)
+    if _is_left_to_evaluate(session, layout):
+        evaluate(session, layout)
     with session.train_feed(layout) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             session.learning_rate = _learning_rate(session, layout)
-            backend.train_step(batch, session.learning_rate)
+            backend.train_step(batch, session.learning_rate, _requests(session, asked))
             mark = _advance(session, layout)
             trace.trained(batch.step)
             account.take(late.push(mark, backend.take_metrics("train")))
-            if progress.step % config.check_replicas_every == 0:
+            if mark.step % config.check_replicas_every == 0:
                 check_replicas(backend)
+            is_best = False
             if _eval_is_due(session, mark, layout):
                 account.take(late.flush())
                 with account.clock_stopped():
                     evaluate(session, layout)
+                is_best = _note_best(session)
+            if is_best or account.requested_any() or _save_is_due(session, mark, layout):
+                account.take(late.flush())  # of a loss that is no number, nothing is saved
+                with account.clock_stopped():
+                    save(session)
+                if account.stop_is_requested():
+                    session.stopped = mark.samples < layout.last_sample
+                    break
     account.take(late.flush())
     check_replicas(backend)
 
@@ -58,9 +74,22 @@ def evaluate(session: Session, layout: Layout) -> dict[str, float]:
         for batch in backend.to_device(feed):
             backend.eval_step(batch)
     window.add(backend.take_metrics("eval").read(), time.perf_counter())
-    session.last_eval = window.means()
+    session.last_eval, session.last_eval_step = window.means(), session.progress.step
     session.report.evaluated(session.mark(), session.last_eval, window.samples_per_second())
     return session.last_eval
+
+
+def save(session: Session) -> None:
+    """Collective. Average the moving statistics and save; rank 0 writes, in the background."""
+    session.backend.average_statistics()
+    if session.backend.workers.rank == 0:
+        session.saver.save(session.backend, session.record())
+
+
+def _requests(session: Session, asked: Callable[[], Requests]) -> Requests:
+    """Give what this worker asks for; one whose checkpoints fail may ask to stop."""
+    requests = asked()
+    return replace(requests, stop=True) if session.saver.poll() else requests
 
 
 def _learning_rate(session: Session, layout: Layout) -> float:
@@ -75,10 +104,8 @@ def _learning_rate(session: Session, layout: Layout) -> float:
 
 def _advance(session: Session, layout: Layout) -> StepMark:
     """Move progress by the step that was done."""
-    progress = session.progress
-    before = progress.samples
-    progress.samples = layout.samples_after(before)
-    progress.step += 1
+    before = session.progress.samples
+    session.progress = Progress(session.progress.step + 1, layout.samples_after(before))
     return session.mark(before)
 
 
@@ -90,13 +117,44 @@ def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
     return due or mark.samples == layout.last_sample
 
 
+def _is_left_to_evaluate(session: Session, layout: Layout) -> bool:
+    """Whether training was done before this run began, but not its last evaluation."""
+    trained = session.progress.samples >= layout.last_sample
+    return trained and session.eval_data is not None and session.last_eval_step != session.progress.step
+
+
+def _save_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
+    cadence = session.config.save_every
+    due = cadence is not None and cadence.due(mark.step, mark.samples_before, mark.samples, session.data_size)
+    return due or mark.samples == layout.last_sample
+
+
+def _note_best(session: Session) -> bool:
+    """Whether the evaluation just done is the best so far, by the metric that keep_best names."""
+    best = session.config.keep_best
+    if best is None:
+        return False
+    if best.metric not in session.last_eval:
+        raise ConfigError(
+            f"keep_best: there is no metric {best.metric!r}; the evaluation gives "
+            f"{', '.join(session.last_eval)}",
+            everywhere=True,
+        )
+    value = session.last_eval[best.metric]
+    if not best.improves(value, session.best_value):
+        return False
+    session.best_value = value
+    return True
+
+
 class _Account:
     """Takes each step's totals: checks them, adds them to the window, reports windows."""
 
     def __init__(self, session: Session, layout: Layout) -> None:
         self._session = session
         self._last_sample = layout.last_sample
-        self._window = Window()
+        self._requests = NO_REQUESTS
+        session.window.started_seconds = time.perf_counter()
         self._told_of_missing_gradients = False
 
     def take(self, steps: Iterable[tuple[StepMark, Totals]]) -> None:
@@ -115,20 +173,32 @@ class _Account:
                 )
             if totals.missing_gradients and not self._told_of_missing_gradients:
                 self._tell_of_missing_gradients(mark)
-            self._window.add(totals, mark.clock_seconds)
+            if totals.requests is not NO_REQUESTS:
+                self._requests = self._requests.joined(totals.requests)
+            window = self._session.window
+            window.add(totals, mark.clock_seconds)
             self._session.report.stepped(mark, totals)
             if self._is_due(mark):
-                means, speed = self._window.means(), self._window.samples_per_second()
+                means, speed = window.means(), window.samples_per_second()
                 self._session.speeds.append(speed)
                 self._session.report.trained(mark, means, speed)
-                self._window = Window(started_seconds=mark.clock_seconds)
+                self._session.window = Window(started_seconds=mark.clock_seconds)
+
+    def requested_any(self) -> bool:
+        """Whether a worker asked to save or to stop, as far as totals were read."""
+        return self._requests is not NO_REQUESTS
+
+    def stop_is_requested(self) -> bool:
+        """Whether a worker asked to stop; what was asked until now is done with."""
+        requests, self._requests = self._requests, NO_REQUESTS
+        return requests.stop
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """Context that leaves its own time, an evaluation's, out of the throughput."""
+        """Context that leaves its own time, an evaluation's or a save's, out of the throughput."""
         stopped_seconds = time.perf_counter()
         yield
-        self._window.started_seconds += time.perf_counter() - stopped_seconds
+        self._session.window.started_seconds += time.perf_counter() - stopped_seconds
 
     def _is_due(self, mark: StepMark) -> bool:
         cadence, size = self._session.config.log_every, self._session.data_size

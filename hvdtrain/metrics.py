@@ -60,12 +60,14 @@ class Window:
     Attributes:
         sums: name to weighted sum.
         weight: sum of the weights.
+        untimed_weight: that of the steps which another process did, before this one resumed.
         started_seconds: when it began, by ``time.perf_counter``.
         ended_seconds: when its last step was done, likewise.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     weight: float = 0.0
+    untimed_weight: float = 0.0
     started_seconds: float = field(default_factory=time.perf_counter)
     ended_seconds: float = 0.0
 
@@ -82,7 +84,8 @@ class Window:
 
     def samples_per_second(self) -> float:
         """Give the throughput of all workers together in the window."""
-        return self.weight / max(self.ended_seconds - self.started_seconds, 1e-9)
+        timed_weight = self.weight - self.untimed_weight
+        return timed_weight / max(self.ended_seconds - self.started_seconds, 1e-9)
 
 
 def is_finite(totals: Totals) -> bool:

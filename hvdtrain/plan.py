@@ -8,6 +8,7 @@ import hvdtrain
 from hvdtrain.config import Config
 from hvdtrain.report import counted
 from hvdtrain.session import Layout, Session
+from hvdtrain.starting import Start
 
 _WIDTH = 14
 
@@ -20,6 +21,7 @@ def plan_in_words(
     build: str,
     settings: Mapping[str, str],
     own_optimizer: bool,
+    start: Start,
 ) -> str:
     """Say what the run is going to do.
 
@@ -30,17 +32,21 @@ def plan_in_words(
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set, which the user had not.
         own_optimizer: whether the task brings its optimizer.
+        start: where it starts from.
     """
     config = session.config
     lines = {
         "workers": _workers(session, hosts),
-        "model": _model(session),
+        "starts from": start.origin,
+        "changed": ", ".join(start.changes),
+        "model": _model(session, start),
         "data": _data(session),
         "batch": _batch(config, layout),
         "length": _length(session, layout),
         "learning rate": _learning_rate(config, layout),
         "optimizer": _optimizer(config, own_optimizer),
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
+        "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": ", ".join(f"{name}={value}" for name, value in settings.items()),
         "run directory": str(session.run_dir),
@@ -59,13 +65,16 @@ def _workers(session: Session, hosts: list[str]) -> str:
     return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
 
 
-def _model(session: Session) -> str:
+def _model(session: Session, start: Start) -> str:
     sizes = [math.prod(shape) for shape in session.backend.parameter_shapes().values()]
+    said = f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}"
+    if start.origin:
+        return said
     if session.config.initial_parameters == "portable":
         origin = f"drawn by name from seed {session.config.seed}"
     else:
         origin = f"as the task made them, seed {session.config.seed}"
-    return f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}; initial values {origin}"
+    return f"{said}; initial values {origin}"
 
 
 def _data(session: Session) -> str:
@@ -91,7 +100,16 @@ def _length(session: Session, layout: Layout) -> str:
     cadence = session.config.eval_every
     evaluates = f", evaluation {cadence.in_words() if cadence else 'at the end'}" if session.eval_data else ""
     said = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
-    return f"{counted(layout.steps, 'step')} = {said}{evaluates}"
+    done = session.progress.step
+    left = f", {counted(max(0, layout.steps - done), 'step')} to go" if done else ""
+    return f"{counted(layout.steps, 'step')} = {said}{left}{evaluates}"
+
+
+def _checkpoints(config: Config) -> str:
+    said = f"{config.save_every.in_words()} and at the end" if config.save_every else "at the end"
+    kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
+    best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
+    return f"{said}, keeping {kept}{best}"
 
 
 def _learning_rate(config: Config, layout: Layout) -> str:

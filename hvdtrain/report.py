@@ -1,13 +1,16 @@
 """What a run shows and writes: the console, metrics.jsonl, TensorBoard events, summary.json."""
 
+import io
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import Totals
+from hvdtrain.logs import AppendFile
 from hvdtrain.metrics import StepMark
 from hvdtrain.summary import Summary
 
@@ -31,8 +34,8 @@ class Report(Protocol):
         """Show something that the person should know, such as a warning."""
         ...
 
-    def start(self, steps: int, done: int) -> None:
-        """Begin to show progress: ``done`` of ``steps`` steps."""
+    def start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
+        """Begin to show progress: ``done`` of ``steps`` steps, done in ``seconds_before``."""
         ...
 
     def stepped(self, mark: StepMark, totals: Totals) -> None:
@@ -48,7 +51,11 @@ class Report(Protocol):
         ...
 
     def seconds(self) -> float:
-        """Give the seconds since ``start``."""
+        """Give the seconds spent training."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until what was logged is on the disk; may be called in another thread."""
         ...
 
     def finish(self, summary: Summary) -> None:
@@ -72,9 +79,9 @@ class SilentReport:
     def note(self, text: str) -> None:
         """Say nothing."""
 
-    def start(self, steps: int, done: int) -> None:
+    def start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock."""
-        self._started_seconds = time.perf_counter()
+        self._started_seconds = time.perf_counter() - seconds_before
 
     def stepped(self, mark: StepMark, totals: Totals) -> None:
         """Say nothing."""
@@ -86,8 +93,11 @@ class SilentReport:
         """Write nothing."""
 
     def seconds(self) -> float:
-        """Give the seconds since ``start``."""
+        """Give the seconds spent training."""
         return time.perf_counter() - self._started_seconds
+
+    def sync(self) -> None:
+        """Nothing was written."""
 
     def finish(self, summary: Summary) -> None:
         """Write nothing."""
@@ -102,14 +112,16 @@ class RunReport(SilentReport):
     Args:
         console: where a person watches.
         run_dir: the run directory; exists.
+        resumed_step: steps done, where the run goes on.
     """
 
-    def __init__(self, console: "Console", run_dir: Path) -> None:
+    def __init__(self, console: "Console", run_dir: Path, resumed_step: int | None = None) -> None:
         super().__init__()
         self._console = console
         self._run_dir = run_dir
-        self._metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = EventFile(run_dir)
+        self._metrics = AppendFile(run_dir / "metrics.jsonl")
+        self._events = EventFile(run_dir, resumed_step)
+        self._told_of: set[str] = set()
         self._progress = _Bar(console) if console.is_terminal else _Lines(console)
 
     def say(self, text: str) -> None:
@@ -120,9 +132,9 @@ class RunReport(SilentReport):
         """Show something that the person should know."""
         self._console.print(f"note: {text}", highlight=False, markup=False, style="yellow")
 
-    def start(self, steps: int, done: int) -> None:
+    def start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Begin to show progress."""
-        super().start(steps, done)
+        super().start(steps, done, seconds_before)
         self._progress.start(steps, done)
 
     def stepped(self, mark: StepMark, totals: Totals) -> None:
@@ -145,14 +157,29 @@ class RunReport(SilentReport):
     def finish(self, summary: Summary) -> None:
         """Write the summary and show the result."""
         self._progress.stop()
-        write_json(self._run_dir / "summary.json", summary.as_dict())
+        path = self._run_dir / "summary.json"
+        try:
+            write_json(path, summary.as_dict())
+        except OSError as error:
+            self._tell(path, error)
+        if summary.failed_saves:
+            self.note(
+                f"{counted(summary.failed_saves, 'checkpoint')} could not be written; "
+                f"the last: {summary.save_error}; newest good one: {summary.checkpoint or 'none'}"
+            )
         if summary.status == "completed":
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
             self.say(
                 f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
                 f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
-                f"run directory: {self._run_dir}"
+                f"run directory: {self._run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
+        elif summary.status == "stopped" and summary.checkpoint:
+            self.say(f"checkpoint: {summary.checkpoint}; the same command with --resume goes on from it")
+
+    def sync(self) -> None:
+        """Wait until what was logged is on the disk."""
+        self._metrics.sync()
 
     def close(self) -> None:
         """Close files and the progress bar."""
@@ -170,9 +197,15 @@ class RunReport(SilentReport):
             "workers": mark.workers,
             "seconds": round(self.seconds(), 4),
         }
-        self._metrics.write(to_json(record) + "\n")
-        self._metrics.flush()
-        self._events.add({f"{phase}/{name}": value for name, value in values.items()}, mark.step)
+        events = {f"{phase}/{name}": value for name, value in values.items()}
+        self._tell(self._metrics.path, self._metrics.append((to_json(record) + "\n").encode()))
+        self._tell(self._events.path, self._events.add(events, mark.step))
+
+    def _tell(self, path: Path, error: OSError | None) -> None:
+        """Say once what cannot be written; training goes on."""
+        if error is not None and path.name not in self._told_of:
+            self._told_of.add(path.name)
+            self.note(f"cannot write {path}: {error.strerror or error}; training goes on, it is tried again")
 
 
 class _Lines:
@@ -261,31 +294,41 @@ class EventFile:
 
     Args:
         folder: where the file goes.
+        resumed_step: steps done, where a run goes on: readers drop what older files have of later ones.
     """
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary as SummaryProto
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, SummaryProto
-        path = folder / f"events.out.tfevents.{int(time.time())}.hvdtrain"
-        self._file: IO[bytes] = path.open("ab")
-        self._writer = RecordWriter(self._file)
+        self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.hvdtrain"
+        self._file = AppendFile(self.path)
+        self._buffer = io.BytesIO()
+        self._writer = RecordWriter(self._buffer)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if resumed_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Add scalars at a step."""
+    def add(self, values: Mapping[str, float], step: int) -> OSError | None:
+        """Add scalars at a step; give what went wrong, if something did."""
         scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        return self._write(
+            self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars))
+        )
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _write(self, event: Any) -> None:
+    def _write(self, event: Any) -> OSError | None:
         self._writer.write(event.SerializeToString())
-        self._file.flush()
+        record = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return self._file.append(record)
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:

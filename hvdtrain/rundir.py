@@ -4,47 +4,57 @@ from datetime import datetime
 from pathlib import Path
 
 from hvdtrain.backends.base import Workers
+from hvdtrain.cluster import on_root
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError
+from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.logs import cut_log
 from hvdtrain.report import Report, RunReport, SilentReport
 from hvdtrain.terminal import open_console
 
+_METRICS, _SUMMARY = "metrics.jsonl", "summary.json"
+CHECKPOINTS = "checkpoints"
 
-def open_run(config: Config, workers: Workers) -> tuple[Report, Path]:
-    """Collective. Make the run directory and the report.
+
+def open_run(config: Config, workers: Workers, resumed_step: int | None = None) -> tuple[Report, Path]:
+    """Collective. Make the run directory, or cut one back to where training goes on, and the report.
+
+    Args:
+        config: the resolved config.
+        workers: the workers.
+        resumed_step: steps done, where the run goes on in a directory that has it already.
 
     Raises:
-        ConfigError: where ``run_dir`` already holds a run.
+        ConfigError: where ``run_dir`` already holds a run that this one does not go on with.
         EnvironmentFault: where it cannot be made or written.
     """
     report: Report = SilentReport()
-    outcome: HvdtrainError | Path | None = None
-    if workers.rank == 0:
+
+    def prepare() -> Path:
+        nonlocal report
         try:
-            outcome = _make(config)
-            (outcome / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            report = RunReport(open_console(), outcome)
-        except HvdtrainError as error:
-            outcome = error
+            path = _make(config) if resumed_step is None else Path(config.run_dir or "")
+            path.mkdir(parents=True, exist_ok=True)
+            if resumed_step is not None:
+                _cut_back(path, resumed_step)
+            (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+            report = RunReport(open_console(), path, resumed_step)
         except OSError as error:
-            outcome = EnvironmentFault(f"cannot make the run directory: {error}")
-    outcome = workers.broadcast_object(outcome)
-    if isinstance(outcome, HvdtrainError):
-        outcome.everywhere = True
-        raise outcome
-    assert outcome is not None
-    return report, outcome
+            raise EnvironmentFault(f"cannot make the run directory: {error}") from None
+        return path
+
+    path = on_root(workers, prepare)
+    return report, path
 
 
 def _make(config: Config) -> Path:
     if config.run_dir is not None:
         path = Path(config.run_dir)
         path.mkdir(parents=True, exist_ok=True)
-        for name in ("metrics.jsonl", "summary.json"):
+        for name in (_METRICS, _SUMMARY, CHECKPOINTS):
             if (path / name).exists():
                 raise ConfigError(
                     f"run_dir: {path} already holds a run ({name})",
-                    "Choose another --run-dir, or move it away.",
+                    "Add --resume to go on with it, choose another --run-dir, or move it away.",
                 )
         return path
     task = Path(config.task.rpartition(":")[2]).stem.lower()
@@ -57,3 +67,11 @@ def _make(config: Config) -> Path:
             continue
         return path
     raise EnvironmentFault(f"cannot make a run directory: {stem} and 98 like it exist")
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Take out of a run's logs what came after a step: it is going to be done again."""
+    (path / _SUMMARY).unlink(missing_ok=True)
+    for log in (path / _METRICS, *sorted((path / "indices").glob("rank-*.jsonl"))):
+        if log.exists():
+            cut_log(log, step)

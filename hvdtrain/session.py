@@ -1,22 +1,27 @@
 """Everything that one run holds, and what follows from the number of workers."""
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hvdtrain
 from hvdtrain.backends.base import Backend
+from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Feed, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
-from hvdtrain.metrics import StepMark
+from hvdtrain.metrics import StepMark, Window
 from hvdtrain.report import Report
+from hvdtrain.saving import NoSaver, Saver
 from hvdtrain.schedule import LearningRate, scaling_factor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
     """Where training stands.
 
@@ -50,8 +55,14 @@ class Layout:
     steps: int
 
     @classmethod
-    def of(cls, config: Config, workers: int, data_size: int) -> "Layout":
+    def of(cls, config: Config, workers: int, data_size: int, progress: Progress = Progress()) -> "Layout":
         """Work it out.
+
+        Args:
+            config: the resolved config.
+            workers: number of workers.
+            data_size: samples in the training data.
+            progress: where training stands, perhaps after steps of another size.
 
         Raises:
             ConfigError: where the global batch has fewer samples than slots.
@@ -69,7 +80,7 @@ class Layout:
             global_batch if config.global_batch_size else config.batch_size * config.accumulate
         )
         if config.steps is not None:
-            last_sample = config.steps * global_batch
+            last_sample = progress.samples + max(0, config.steps - progress.step) * global_batch
         else:
             last_sample = max(1, round((config.epochs or 0) * data_size))
         batch = BatchPlan(global_batch, workers, config.accumulate)
@@ -89,7 +100,7 @@ class Layout:
                 cycle_epochs=config.lr_cycle_epochs,
             ),
             last_sample=last_sample,
-            steps=-(-last_sample // global_batch),
+            steps=progress.step + max(0, -(-(last_sample - progress.samples) // global_batch)),
         )
 
     def samples_after(self, samples: int) -> int:
@@ -108,10 +119,16 @@ class Session:
         eval_data: the evaluation data, or None.
         report: where the run shows and writes itself.
         run_dir: the run directory.
+        saver: what writes checkpoints.
         progress: where training stands.
+        window: the steps since the last logged line.
         learning_rate: that of the last step.
         last_eval: metrics of the last evaluation.
+        last_eval_step: when it was; None before the first.
+        seconds_before: time that was spent training before this process.
+        best_value: value of the metric that keep_best names, of the best checkpoint so far.
         speeds: samples/s of every logged window of training.
+        stopped: whether training ended early because a worker asked for it.
     """
 
     config: Config
@@ -120,10 +137,16 @@ class Session:
     eval_data: Any
     report: Report
     run_dir: Path
+    saver: Saver = field(default_factory=NoSaver)
     progress: Progress = field(default_factory=Progress)
+    window: Window = field(default_factory=Window)
     learning_rate: float = 0.0
     last_eval: dict[str, float] = field(default_factory=dict)
+    last_eval_step: int | None = None
+    seconds_before: float = 0.0
+    best_value: float | None = None
     speeds: list[float] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def data_size(self) -> int:
@@ -154,7 +177,24 @@ class Session:
 
     def layout(self) -> Layout:
         """Give what follows from the current number of workers."""
-        return Layout.of(self.config, self.backend.workers.size, self.data_size)
+        return Layout.of(self.config, self.backend.workers.size, self.data_size, self.progress)
+
+    def record(self) -> Record:
+        """Say what a checkpoint that is made now should know."""
+        evaluated_now = self.last_eval_step == self.progress.step
+        return Record(
+            step=self.progress.step,
+            samples=self.progress.samples,
+            data_size=self.data_size,
+            seconds=self.report.seconds(),
+            workers=self.backend.workers.size,
+            config=self.config.model_dump(mode="json"),
+            versions={"hvdtrain": hvdtrain.__version__, **self.backend.versions()},
+            metrics=_finite(self.last_eval) if evaluated_now else {},
+            last_metrics=_finite(self.last_eval),
+            window=_finite(self.window.sums),
+            window_weight=self.window.weight,
+        )
 
     def train_feed(self, layout: Layout) -> Feed:
         """Read this worker's training batches from here to the end."""
@@ -178,4 +218,10 @@ class Session:
         """Make the trace of indices that the config asks for."""
         if not self.config.trace_indices:
             return IndexTrace(None)
-        return IndexTrace(self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl")
+        path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
+        return IndexTrace(path, self.progress.step)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no number that is not finite: None stands for it."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

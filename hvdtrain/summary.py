@@ -20,6 +20,9 @@ class Summary:
         samples_per_second: throughput of all workers together, the median of the logged windows.
         final: metrics of the last evaluation.
         run_dir: the run directory.
+        checkpoint: the newest checkpoint that verifies; None where there is none.
+        failed_saves: how many checkpoints could not be written.
+        save_error: why, the last time.
         error: what went wrong, if something did.
     """
 
@@ -34,8 +37,12 @@ class Summary:
     samples_per_second: float
     final: dict[str, float]
     run_dir: str
+    checkpoint: str | None = None
+    failed_saves: int = 0
+    save_error: str | None = None
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-ready values; ``error`` only where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "error" or value}
+        """Give it as JSON-ready values; what went wrong only where something did."""
+        wrong = ("error", "failed_saves", "save_error")
+        return {name: value for name, value in asdict(self).items() if name not in wrong or value}

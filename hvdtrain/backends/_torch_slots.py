@@ -209,7 +209,8 @@ class TrainingState:
         known = {id(entry.tensor): entry.path for entry in self.model.entries}
         for parameter, slots in self._optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
-                raise _cannot_be_saved(self._optimizer, f"it has {parameter!r:.80} beside the parameters'")
+                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
+                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
             for key, value in slots.items():
                 if not isinstance(value, torch.Tensor | int | float | np.number | None):
                     found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"

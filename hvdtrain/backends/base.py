@@ -4,7 +4,7 @@ Methods that every rank must call, in the same order, have docstrings that start
 "Collective."
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,30 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True)
+class Requests:
+    """What a worker asks all workers to do. It travels with a step's metrics, so all learn of it at once.
+
+    Attributes:
+        stop: end training after this step, saved.
+        save: save now and go on.
+    """
+
+    stop: bool = False
+    save: bool = False
+
+    def as_numbers(self) -> tuple[float, float]:
+        """Give it as numbers that add up over workers."""
+        return float(self.stop), float(self.save)
+
+    def joined(self, other: "Requests") -> "Requests":
+        """Give what either asks for."""
+        return Requests(self.stop or other.stop, self.save or other.save)
+
+
+NO_REQUESTS = Requests()
+
+
+@dataclass(frozen=True)
 class Totals:
     """What some steps add up to, over all workers.
 
@@ -59,11 +83,20 @@ class Totals:
         sums: name to the weighted sum over samples; "loss" and the task's metrics.
         weight: sum of the samples' weights.
         missing_gradients: parameters that got no gradient, counted per step and worker.
+        requests: what any worker asked for.
     """
 
     sums: Mapping[str, float]
     weight: float
     missing_gradients: int = 0
+    requests: Requests = NO_REQUESTS
+
+    @classmethod
+    def from_vector(cls, names: Sequence[str], vector: Sequence[float], weight: float) -> "Totals":
+        """Read the vector that a backend reduces: a sum per name, missing gradients, stop, save."""
+        *sums, missing, stop, save = vector
+        requests = Requests(stop > 0, save > 0) if stop or save else NO_REQUESTS
+        return cls(dict(zip(names, sums, strict=True)), weight, round(missing), requests)
 
 
 class PendingMetrics(Protocol):
@@ -115,8 +148,14 @@ class Backend(Protocol):
         """Turn batches in host memory into the device batches that the steps take, one ahead."""
         ...
 
-    def train_step(self, batch: Any, learning_rate: float) -> None:
-        """Collective. One optimizer update with the mean gradient over the global batch."""
+    def train_step(self, batch: Any, learning_rate: float, requests: Requests = NO_REQUESTS) -> None:
+        """Collective. One optimizer update with the mean gradient over the global batch.
+
+        Args:
+            batch: what ``to_device`` gave.
+            learning_rate: that of this step.
+            requests: what this worker asks all of them to do.
+        """
         ...
 
     def eval_step(self, batch: Any) -> None:

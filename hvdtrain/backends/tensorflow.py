@@ -28,7 +28,7 @@ from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import PortableState, Totals
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -119,8 +119,7 @@ class KerasPending:
 
     def read(self) -> Totals:
         """Wait for the device if need be and give the totals."""
-        *sums, missing = self._sums.numpy().tolist()
-        return Totals(dict(zip(self._names, sums, strict=True)), self._weight, round(missing))
+        return Totals.from_vector(self._names, self._sums.numpy().tolist(), self._weight)
 
 
 class TensorFlowBackend:
@@ -138,6 +137,7 @@ class TensorFlowBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
+        self._none_asked = tf.constant(NO_REQUESTS.as_numbers())
         self._known_weights: tuple[NDArray[Any], tuple[Tensor, Tensor]] | None = None
 
     def describe(self) -> str:
@@ -191,7 +191,7 @@ class TensorFlowBackend:
         if ahead is not None:
             yield ahead
 
-    def train_step(self, batch: KerasBatch, learning_rate: float) -> None:
+    def train_step(self, batch: KerasBatch, learning_rate: float, requests: Requests = NO_REQUESTS) -> None:
         """Collective. One optimizer update with the mean gradient over the global batch."""
         rate = tf.constant(learning_rate, tf.float32)  # a Python number would compile the step anew
         with peer_errors():
@@ -202,6 +202,7 @@ class TensorFlowBackend:
                 batch.gradient_weights,
                 rate,
                 self._seeds(batch.step),
+                self._none_asked if requests is NO_REQUESTS else tf.constant(requests.as_numbers()),
             )
         self._add(sums, batch.total_weight)
 
@@ -312,8 +313,14 @@ class TensorFlowBackend:
         keys = [mix(self._seed, step, self.workers.rank, i) for i in range(len(self._seed_states))]
         return tf.convert_to_tensor(np.asarray([[key >> 32, 0] for key in keys], np.int64))
 
-    def _compiled_train_step(
-        self, arrays: Any, weights: Tensor, gradient_weights: Tensor, learning_rate: Tensor, seeds: Tensor
+    def _compiled_train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
+        self,
+        arrays: Any,
+        weights: Tensor,
+        gradient_weights: Tensor,
+        learning_rate: Tensor,
+        seeds: Tensor,
+        requests: Tensor,
     ) -> Tensor:
         for i, state in enumerate(self._seed_states):
             state.assign(seeds[i])
@@ -322,7 +329,7 @@ class TensorFlowBackend:
             gradients, sums = self._gradients(arrays, weights, gradient_weights)
         else:
             gradients, sums = self._accumulated_gradients(arrays, weights, gradient_weights)
-        sums = tf.concat([sums, [float(len(self._missing))]], 0)
+        sums = tf.concat([sums, [float(len(self._missing))], requests], 0)
         if self.workers.size > 1:
             sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.apply(gradients, self._parameters)
@@ -363,7 +370,7 @@ class TensorFlowBackend:
 
     def _compiled_eval_step(self, arrays: Any, weights: Tensor) -> Tensor:
         _, values = self._per_sample(arrays, training=False)
-        return tf.concat([tf.linalg.matvec(values, weights), [0.0]], 0)
+        return tf.concat([tf.linalg.matvec(values, weights), [0.0, 0.0, 0.0]], 0)
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""

@@ -19,7 +19,7 @@ from hvdtrain.backends._torch_losses import NAMED
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import PortableState, Totals
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -109,8 +109,7 @@ class TorchPending:
         """Wait for the device if need be and give the totals."""
         if self._event is not None:
             self._event.synchronize()
-        *sums, missing = self._sums.tolist()
-        return Totals(dict(zip(self._names, sums, strict=True)), self._weight, round(missing))
+        return Totals.from_vector(self._names, self._sums.tolist(), self._weight)
 
 
 class TorchBackend:
@@ -128,7 +127,7 @@ class TorchBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
-        self._none_missing = torch.zeros(1, device=device)
+        self._zeros = torch.zeros(3, device=device)
         self._known_weights: tuple[NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
 
     def describe(self) -> str:
@@ -186,7 +185,7 @@ class TorchBackend:
         if ahead is not None:
             yield ahead
 
-    def train_step(self, batch: TorchBatch, learning_rate: float) -> None:
+    def train_step(self, batch: TorchBatch, learning_rate: float, requests: Requests = NO_REQUESTS) -> None:
         """Collective. One optimizer update with the mean gradient over the global batch."""
         self._seed_step(batch.step)
         for group in self._optimizer.param_groups:
@@ -203,7 +202,7 @@ class TorchBackend:
                 losses.backward(gradient_weights)
                 sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
             assert sums is not None  # a step has at least one micro-batch
-            sums = torch.cat((sums, self._fill_missing_gradients()))
+            sums = torch.cat((sums, self._fill_missing_gradients(requests)))
             self._reduce_and_update(sums)
         self._add(sums, batch.total_weight)
 
@@ -213,7 +212,7 @@ class TorchBackend:
         with torch.inference_mode():
             for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
                 _, values = self._per_sample(micro_batch)
-                self._add(torch.cat((torch.mv(values, weights), self._none_missing)), batch.total_weight)
+                self._add(torch.cat((torch.mv(values, weights), self._zeros)), batch.total_weight)
 
     def take_metrics(self, phase: str) -> TorchPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -340,19 +339,20 @@ class TorchBackend:
         detached = [value.detach().to(torch.float32) for value in (losses, *metrics.values())]
         return losses.to(torch.float32), torch.stack(detached)
 
-    def _fill_missing_gradients(self) -> torch.Tensor:
-        """Give zeros to parameters that no micro-batch reached, and count them, in shape (1,).
+    def _fill_missing_gradients(self, requests: Requests) -> torch.Tensor:
+        """Give zeros to parameters that no micro-batch reached; their number and the requests, (3,).
 
         Horovod would do so at two workers and more; here it is done at any number, so that weight
         decay and momentum act on them alike.
         """
         missing = [entry for entry in self._trainable if entry.tensor.grad is None]
-        if not missing:
-            return self._none_missing
+        if not missing and requests is NO_REQUESTS:
+            return self._zeros
         for entry in missing:
             entry.tensor.grad = torch.zeros_like(entry.tensor)
-        self._missing = [f"model/{entry.path}" for entry in missing]
-        return self._none_missing + len(missing)
+        if missing:
+            self._missing = [f"model/{entry.path}" for entry in missing]
+        return self._zeros.new_tensor((float(len(missing)), *requests.as_numbers()))
 
     def _reduce_and_update(self, sums: torch.Tensor) -> None:
         handle = None

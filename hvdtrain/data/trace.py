@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.logs import AppendFile, cut_log
 
 
 class IndexTrace:
@@ -15,17 +15,21 @@ class IndexTrace:
 
     Args:
         path: the file; None for no trace.
+        first_step: steps done before; lines of later ones, which are done again, are cut off.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, first_step: int = 0) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._first_step = first_step
+        self._file: AppendFile | None = None
         self._ahead: dict[int, list[int]] = {}
 
     def __enter__(self) -> "IndexTrace":
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
+            if self._path.exists():
+                cut_log(self._path, self._first_step)
+            self._file = AppendFile(self._path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,5 +46,5 @@ class IndexTrace:
     def trained(self, step: int) -> None:
         """Write the indices of a step that was done."""
         if self._file is not None:
-            self._file.write(json.dumps({"step": step + 1, "indices": self._ahead.pop(step)}) + "\n")
-            self._file.flush()
+            line = json.dumps({"step": step + 1, "indices": self._ahead.pop(step)}) + "\n"
+            self._file.append(line.encode())

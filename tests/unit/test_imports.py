@@ -15,13 +15,15 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary"],
+    ["errors", "quiet", "threads", "summary", "logs", "best"],
     ["schedule", "terminal", "task", "horovod_build"],
-    ["config", "environment", "ending", "data", "models", "tasks"],
+    ["config", "environment", "data", "models", "tasks"],
     ["backends.base", "backends._names", "backends._workers", "backends._objective"],
-    ["metrics", "replicas", "cluster", "backends"],
+    ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
     ["report"],
+    ["saving"],
     ["rundir", "session", "compare"],
+    ["starting"],
     ["plan", "loop"],
     ["job"],
     ["cli"],

@@ -195,6 +195,23 @@ def test_stacked_recurrent_layers(kind, gates, bidirectional):
     assert names_and_shapes(left)[f"{place}/kernel"] == (10 if bidirectional else 5, 5 * gates)
 
 
+def test_cells_stacked_in_one_layer():
+    x = inputs(2, 6, 4)
+    module = nn.LSTM(4, 5, num_layers=2, batch_first=True)
+    layer = layers.RNN([layers.LSTMCell(5), layers.LSTMCell(5)], return_sequences=True)
+    check(*pair(module, layer, [x]), [x])
+
+
+def test_an_lstm_with_a_projection_keeps_its_name():
+    side = TorchSide(nn.LSTM(3, 4, proj_size=2))
+    assert {name: value.shape for name, value in side.read().items() if name.startswith("model/")} == {
+        "model/kernel": (3, 16),
+        "model/recurrent_kernel": (2, 16),
+        "model/bias": (16,),
+        "model/weight_hr_l0": (2, 4),
+    }
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_cells(kind):
     x, h = inputs(2, 4), inputs(2, 5)

@@ -184,6 +184,14 @@ def test_an_optimizer_that_keeps_lists_is_refused_by_name():
         side.read()
 
 
+def test_what_an_optimizer_keeps_for_no_parameter_is_refused():
+    side = torch_side(OWN["sgd"])
+    train(side, 1)
+    side.optimizer.state["k"] = {"n": 1}
+    with pytest.raises(TaskError, match="cannot be saved: it keeps something for 'k', no parameter"):
+        side.read()
+
+
 def test_an_optimizer_that_needs_a_closure_cannot_take_slots():
     side, fresh = torch_side(OWN["nadam"]), torch_side(torch.optim.LBFGS)
     train(side, 1)

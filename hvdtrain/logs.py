@@ -1,0 +1,87 @@
+"""Files that grow by whole records, whatever the disk does, and logs that are cut back on resuming."""
+
+import json
+import os
+from pathlib import Path
+
+
+class AppendFile:
+    """A file that whole records are appended to.
+
+    A record that cannot be written, on a full disk for instance, leaves nothing of itself behind. It
+    waits in memory and is written before the next one.
+
+    Args:
+        path: the file; made if need be.
+
+    Raises:
+        OSError: where it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._size = os.fstat(self._descriptor).st_size
+        self._waiting = b""
+
+    def append(self, record: bytes) -> OSError | None:
+        """Append a record; give what went wrong, if something did."""
+        assert self._descriptor is not None  # not closed
+        self._waiting += record
+        rest = memoryview(self._waiting)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size)
+            return error
+        self._size += len(self._waiting)
+        self._waiting = b""
+        return None
+
+    def sync(self) -> None:
+        """Wait until what was appended is on the disk.
+
+        Raises:
+            OSError: where that cannot be.
+        """
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; nothing if it is closed."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Keep the lines of a JSON-lines log up to a step, and drop one that was not written out.
+
+    Args:
+        path: the log, each of whose lines has a ``step``.
+        step: the last step to keep; 0 keeps nothing, and the log is renamed to ``*.old`` instead.
+
+    Raises:
+        OSError: where it cannot be rewritten.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    kept = [line for line in lines if (found := _step_of(line)) is not None and found <= step]
+    if len(kept) == len(lines):
+        return
+    if step == 0:
+        path.replace(path.with_name(path.name + ".old"))
+        return
+    beside = path.with_name(path.name + ".new")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(path)
+
+
+def _step_of(line: str) -> int | None:
+    if not line.endswith("\n"):
+        return None
+    try:
+        step = json.loads(line).get("step")
+    except (ValueError, AttributeError):
+        return None
+    return step if isinstance(step, int) else None

@@ -1,0 +1,173 @@
+"""Saving while training goes on: what is saved when, in the background, and what is kept."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from hvdtrain import checkpoint
+from hvdtrain.backends.base import Backend, PendingState
+from hvdtrain.best import Best
+from hvdtrain.checkpoint import Record
+from hvdtrain.report import Report
+
+_WAIT_TOLD_SECONDS = 0.1
+
+
+class Saver(Protocol):
+    """What the loop tells about saving. Every rank has one; only rank 0's writes.
+
+    Attributes:
+        newest: the newest checkpoint that was written, or that training started from.
+        failures: what could not be written, and why.
+    """
+
+    newest: Path | None
+    failures: list[str]
+
+    def save(self, backend: Backend, record: Record) -> None:
+        """Copy the state off the device and write it in the background."""
+        ...
+
+    def poll(self) -> bool:
+        """Report what was written or went wrong since the last call; give whether to stop for it."""
+        ...
+
+    def finish(self, timeout_seconds: float | None = None) -> None:
+        """Wait until what is being written is written."""
+        ...
+
+
+class NoSaver:
+    """The saver of every rank but 0."""
+
+    def __init__(self) -> None:
+        self.newest: Path | None = None
+        self.failures: list[str] = []
+
+    def save(self, backend: Backend, record: Record) -> None:
+        """Save nothing."""
+
+    def poll(self) -> bool:
+        """Give that nothing went wrong."""
+        return False
+
+    def finish(self, timeout_seconds: float | None = None) -> None:
+        """Wait for nothing."""
+
+
+class BackgroundSaver(NoSaver):
+    """The saver of rank 0: one thread writes while training goes on, one checkpoint at a time.
+
+    Args:
+        folder: where checkpoints lie.
+        report: where to say what a person should know.
+        keep_last: how many of the newest to keep; None keeps all.
+        best: which one to keep beside them.
+        stop_on_error: whether training should stop where a checkpoint cannot be written.
+        newest: the good checkpoint that training started from, where it lies in ``folder``.
+        values: value of the best metric, by checkpoint, of those that are there already.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        report: Report,
+        *,
+        keep_last: int | None = 1,
+        best: Best | None = None,
+        stop_on_error: bool = False,
+        newest: Path | None = None,
+        values: Mapping[Path, float | None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.newest = newest
+        self._folder = folder
+        self._report = report
+        self._keep_last = keep_last
+        self._best = best
+        self._stop_on_error = stop_on_error
+        self._values = dict(values or {})
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._outcome: Path | Exception | None = None
+
+    def save(self, backend: Backend, record: Record) -> None:
+        """Copy the state off the device and write it in the background."""
+        self._wait(f"step {record.step:,}")
+        snapshot = backend.snapshot()
+        self._step = record.step
+        self._thread = threading.Thread(target=self._write, args=(snapshot, record), daemon=True, name="save")
+        self._thread.start()
+
+    def poll(self) -> bool:
+        """Report what was written or went wrong since the last call; give whether to stop for it."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread.join()
+            self._thread = None
+            self._take_outcome()
+        return self._stop_on_error and bool(self.failures)
+
+    def finish(self, timeout_seconds: float | None = None) -> None:
+        """Wait until what is being written is written."""
+        self._wait("the end", timeout_seconds)
+
+    def _wait(self, what: str, timeout_seconds: float | None = None) -> None:
+        if self._thread is not None:
+            since = time.perf_counter()
+            self._thread.join(timeout_seconds)
+            waited_seconds = time.perf_counter() - since
+            if waited_seconds > _WAIT_TOLD_SECONDS:
+                written = f"the checkpoint of step {self._step:,} was written"
+                self._report.note(f"{what} waited {waited_seconds:.1f} s until {written}")
+        self.poll()
+
+    def _write(self, snapshot: PendingState, record: Record) -> None:
+        """Write one checkpoint and delete those that need not be kept; runs in the thread."""
+        try:
+            self._report.sync()  # no checkpoint is newer than its log
+            path = checkpoint.write(self._folder, snapshot.read(), record)
+        except Exception as error:
+            self._outcome = error
+            return
+        self._outcome = path
+        self._values[path] = record.metrics.get(self._best.metric) if self._best else None
+        with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
+            self._retain()
+
+    def _retain(self) -> None:
+        if self._keep_last is None:
+            return
+        paths = checkpoint.checkpoints_in(self._folder)
+        keep = set(paths[-self._keep_last :])
+        if self._best is not None:
+            best: Path | None = None
+            for path in paths:
+                value = self._values.get(path)
+                if self._best.improves(value, self._values.get(best) if best else None):
+                    best = path
+            keep |= {best} if best else set()
+        checkpoint.retain(self._folder, keep)
+
+    def _take_outcome(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Path):
+            self.newest = outcome
+            return
+        reason = f"step {self._step:,}: {_in_words(outcome)}"
+        repeated = bool(self.failures) and self.failures[-1].partition(": ")[2] == reason.partition(": ")[2]
+        self.failures.append(reason)
+        if repeated:
+            return  # said once; the summary has the number
+        good = f"{self.newest} is whole" if self.newest else "there is no older one"
+        goes_on = "training stops" if self._stop_on_error else "training goes on, the next save tries again"
+        self._report.note(f"cannot write the checkpoint of {reason}; {good}; {goes_on}")
+
+
+def _in_words(error: Exception | None) -> str:
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    return f"{type(error).__name__}: {error}"
