@@ -316,6 +316,19 @@ def test_the_biases_become_the_sum_and_zero_where_they_cannot_be_told(change):
     assert found["bias_hh_l0"].any()
 
 
+def test_subnormal_numbers_do_not_part_the_biases():
+    side, fresh = lstm(), lstm()
+    with torch.no_grad():
+        side.module.bias_ih_l0[0], side.module.bias_hh_l0[0] = 1e-41, 0.0
+    state = side.read()
+    torch.set_flush_denormal(True)
+    try:
+        fresh.write(state)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(biases(fresh)["bias_hh_l0"], biases(side)["bias_hh_l0"])
+
+
 def test_private_names_of_the_other_framework_are_skipped():
     side = KerasSide(functional())
     state = side.read()
