@@ -38,7 +38,8 @@ class Renaming:
     """
 
     def __init__(self, task: Any, framework: str) -> None:
-        given = getattr(task, "state_names", {})
+        given = getattr(task, "state_names", None)
+        given = {} if given is None else given
         if not isinstance(given, Mapping):
             raise _wrong_form(f"state_names must be a mapping of frameworks to mappings, found {given!r}")
         for part in given:

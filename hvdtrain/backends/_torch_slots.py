@@ -64,7 +64,7 @@ class TrainingState:
         self.model = model
         self._optimizer = optimizer
         # optimizers of tasks make their slots in their first step
-        self._starts_empty = not optimizer.state
+        self._starts_empty = not self.has_slots()
 
     def snapshot(self) -> TorchSnapshot:
         """Copy everything off the device.
@@ -90,7 +90,7 @@ class TrainingState:
             TaskError: where the state does not fit, or the optimizer's cannot be made.
         """
         saved_slots = any(name.startswith("optimizer/") for name in state)
-        made = self._starts_empty and saved_slots and not self._optimizer.state
+        made = self._starts_empty and saved_slots and not self.has_slots()
         emptied = self._starts_empty and not saved_slots
         try:
             if made:
@@ -112,14 +112,14 @@ class TrainingState:
 
     def follow(self, root_has_slots: bool) -> None:
         """Make or drop this worker's slots, so that it has them where the root has them."""
-        if root_has_slots and not self._optimizer.state:
+        if root_has_slots and not self.has_slots():
             self.make_slots()
         elif not root_has_slots and self._starts_empty:
             self._optimizer.state.clear()
 
     def has_slots(self) -> bool:
-        """Say whether the optimizer has a state yet."""
-        return bool(self._optimizer.state)
+        """Say whether the optimizer keeps anything yet."""
+        return any(self._optimizer.state.values())
 
     def make_slots(self) -> None:
         """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.

@@ -101,15 +101,12 @@ class Field:
 
     def write(self, state: PortableState) -> None:
         """Copy the state's array of this name into the tensors."""
-        array = state[self.name]
-        values = self._own_values(state)
-        if values is None:
-            values = self.layout.from_portable(array)
+        values = self._own_values(state) or self.layout.from_portable(state[self.name])
         for view, value in zip(self.views(self.tensors), values, strict=True):
             view.copy_(torch.from_numpy(np.array(value, order="C")))
 
     def _own_values(self, state: PortableState) -> list[Array] | None:
-        """Give the tensors' values as saved, where they still are what the array follows from."""
+        """Give the tensors' values as saved, where the array still follows from them."""
         own = [state.get(name) for name in self.private_names]
         shapes = [tuple(view.shape) for view in self.views(self.tensors)]
         if not own or [None if value is None else value.shape for value in own] != shapes:
@@ -229,10 +226,11 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _find(module: nn.Module, name: str) -> torch.Tensor | None:
-    *path, last = name.split(".")
-    for part in path:
-        module = module._modules[part]
-    return dict(_own_tensors(module)).get(last)
+    path, _, last = name.rpartition(".")
+    try:
+        return dict(_own_tensors(module.get_submodule(path))).get(last)
+    except AttributeError:  # a part of the module was taken away
+        return None
 
 
 class TorchSnapshot:
