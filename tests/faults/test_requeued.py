@@ -47,8 +47,9 @@ def assert_stopped_in_order(ending: Ending) -> int:
     assert ending.summary["status"] == "stopped"
     step = ending.summary["steps"]
     assert step >= 3
-    assert [int(name.removeprefix("step-")) for name in checkpoints(ending.folder)] == [step]
-    assert ending.summary["checkpoint"].endswith(checkpoints(ending.folder)[-1])
+    newest = checkpoints(ending.folder)[-1]
+    assert int(newest.removeprefix("step-")) == step
+    assert ending.summary["checkpoint"].endswith(newest)
     return step
 
 
