@@ -2,7 +2,7 @@
 
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import hvdtrain
 from hvdtrain import environment
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.base import Backend, initial_value
+from hvdtrain.backends.base import Backend, Requests, initial_value
 from hvdtrain.checkpoint import newest_verified
 from hvdtrain.cluster import agree, on_root
 from hvdtrain.config import Config, Layer, resolve
@@ -195,14 +195,15 @@ def _train_session(
 ) -> Summary:
     """Collective. Train, and say how it ended."""
     backend = session.backend
-    status, problem = "failed", None
+    status, problem, in_order = "failed", None, False
     try:
         backend.broadcast_state(0)
         _say_plan(job, session, start, hosts, hasattr(task, f"{job.config.framework}_optimizer"))
         with signals.go_first():
-            run(session, signals.requests)
+            run(session, _asking(session, signals))
             session.saver.finish()
         status, problem = _status(session, signals)
+        in_order = True
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"
         newest = session.saver.newest
@@ -216,7 +217,7 @@ def _train_session(
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
-        summary = _summarise(session, status, problem)
+        summary = _summarise(session, status, problem, verified=in_order)
         session.report.finish(summary)
         session.report.close()
         session.saver.finish(_LAST_SAVE_SECONDS)
@@ -265,6 +266,27 @@ def _say_plan(job: Job, session: Session, start: Start, hosts: list[str], own_op
         session.report.note(note)
 
 
+def _asking(session: Session, signals: Signals) -> Callable[[], Requests]:
+    """Give what the loop asks at every step: what signals asked of this worker.
+
+    A request to stop is told, and the summary written, at once: a launcher may leave the workers less
+    time than a step and a save take, as mpirun does after Ctrl-C.
+    """
+    told = False
+
+    def asked() -> Requests:
+        nonlocal told
+        requests = signals.requests()
+        if requests.stop and not told:
+            told = True
+            why = f"{signal.Signals(signals.number or 0).name} came"
+            session.report.say(f"{why} {_where_it_stood(session)}; stopping after this step")
+            session.report.write_summary(_summarise(session, "stopped", why))
+        return requests
+
+    return asked
+
+
 def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
     """Collective. Give how training ended, as all workers see it, and why if not by itself."""
     why = None
@@ -275,7 +297,7 @@ def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
     reasons = session.backend.workers.allgather_object(why)
     why = next((reason for reason in reasons if reason), None)
     if session.stopped:
-        session.report.say(f"{why}; stopped {_where_it_stood(session)}")
+        session.report.say(f"stopped {_where_it_stood(session)}: {why}")
     return ("stopped" if session.stopped else "completed"), why
 
 
@@ -360,10 +382,11 @@ def _where_it_stood(session: Session) -> str:
     return f"{place}, run directory {session.run_dir}"
 
 
-def _summarise(session: Session, status: str, problem: str | None) -> Summary:
+def _summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
+    """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
     seconds = session.report.seconds()
     newest, failures = session.saver.newest, session.saver.failures
-    if newest is not None and status != "failed" and not (problem or "").startswith("interrupted"):
+    if newest is not None and verified:
         newest = newest_verified(newest.parent)
     return Summary(
         status=status,
