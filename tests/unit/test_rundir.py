@@ -81,14 +81,15 @@ def test_a_directory_that_exists_and_holds_no_run_is_used(folder):
     assert (folder / "run" / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints"])
 def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
     (folder / "run").mkdir()
     (folder / "run" / name).write_text("earlier")
     error = refused(run_dir="run")
     assert isinstance(error, ConfigError)
     assert str(error) == (
-        f"run_dir: run already holds a run ({name})\nChoose another --run-dir, or move it away."
+        f"run_dir: run already holds a run ({name})\nAdd --resume to go on with it, choose another "
+        "--run-dir, or move it away."
     )
     assert [path.name for path in (folder / "run").iterdir()] == [name]
 
