@@ -1,5 +1,7 @@
 """What a run shows."""
 
+import json
+
 import pytest
 from watching import MEANS, TOTALS, mark, summary
 
