@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config
@@ -26,9 +27,9 @@ def make_record(step: int = 120, **fields: object) -> Record:
         "samples": step * 4,
         "data_size": 100,
         "seconds": 1.5,
-        "workers": 2,
+        "workers": 1,
         "config": Config(framework="torch", epochs=1).model_dump(mode="json"),
-        "versions": {"hvdtrain": "0.1", "Abacus": "1.0"},
+        "versions": {"hvdtrain": hvdtrain.__version__, "Abacus": "1.0"},
     }
     return Record(**{**values, **fields})
 
