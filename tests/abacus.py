@@ -50,6 +50,7 @@ class Abacus:
         self._eval_losses = list(eval_losses)
         self._sums, self._weight, self._missing = 0.0, 0.0, 0
         self._requests = NO_REQUESTS
+        self._number = 0
 
     def versions(self) -> dict[str, str]:
         return {"Abacus": "1.0"}
@@ -58,7 +59,7 @@ class Abacus:
         return iter(batches)
 
     def train_step(self, batch, learning_rate, requests=NO_REQUESTS) -> None:
-        number = batch.step + 1
+        self._number = number = batch.step + 1
         self.calls.append(f"train {number}")
         self.rates.append(learning_rate)
         self._sums = self._losses.get(number, float(number)) * batch.total_weight
@@ -77,7 +78,7 @@ class Abacus:
             totals = Totals({"loss": self._eval_losses.pop(0)}, 1.0)
         self._sums, self._weight, self._missing = 0.0, 0.0, 0
         self._requests = NO_REQUESTS
-        number = self.calls[-1].split()[-1]
+        number = self._number
 
         def read() -> Totals:
             self.calls.append(f"read {phase} {number}")
