@@ -147,6 +147,19 @@ def test_a_file_is_as_readable_as_the_umask_lets_it_be(tmp_path):
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_closed_file_is_given_back_to_the_system(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    AppendFile(tmp_path / "log").close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_waiting_for_the_disk_asks_the_system(file, monkeypatch):
+    synced = []
+    monkeypatch.setattr(logs.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    file.sync()
+    assert synced == [file.path.stat().st_ino]
+
+
 def test_closing_twice_is_harmless_and_nothing_is_left_to_wait_for(file):
     file.append(b"one\n")
     file.sync()
