@@ -92,6 +92,22 @@ def test_options_that_are_not_given_are_not_handed_on(layers):
     assert layers("--steps", "7")[-1].values == {"steps": 7}
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("--resume",), {"resume": "auto"}),
+        (("--resume", "auto"), {"resume": "auto"}),
+        (("--resume", "runs/x"), {"resume": "runs/x"}),
+        (("--resume=runs/x",), {"resume": "runs/x"}),
+        (("--resume", "--seed", "3"), {"resume": "auto", "seed": 3}),
+        (("--seed", "3", "--resume"), {"resume": "auto", "seed": 3}),
+    ],
+    ids=str,
+)
+def test_resume_alone_takes_the_newest_of_the_run_directory(layers, words, values):
+    assert layers(*words)[-1].values == values
+
+
 @pytest.mark.parametrize("name", cli.OPTIONS)
 def test_every_option_reaches_its_field(layers, name):
     given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
