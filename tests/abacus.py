@@ -22,6 +22,11 @@ class Recorder(SilentReport):
         self.windows: list[tuple[int, dict]] = []
         self.evaluations: list[tuple[int, dict]] = []
         self.notes: list[str] = []
+        self.started: tuple[int, int, float] | None = None
+
+    def start(self, steps, done, seconds_before=0.0) -> None:
+        super().start(steps, done, seconds_before)
+        self.started = steps, done, seconds_before
 
     def stepped(self, mark, totals) -> None:
         self.steps.append(mark.step)

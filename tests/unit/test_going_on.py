@@ -92,6 +92,15 @@ def test_time_and_last_evaluation_are_carried_on(tmp_path, resume):
     assert (second.seconds_before, second.last_eval, second.last_eval_step) == (40.0, {"loss": 3.0}, None)
 
 
+def test_the_report_learns_how_much_is_done_and_how_long_it_took(tmp_path, resume):
+    first = stopped_at(tmp_path, 3)
+    assert first.report.started == (5, 0, 0.0)
+    second = resume(first.saver.records[-1].model_copy(update={"seconds": 40.0}))
+    run(second)
+    assert second.report.started == (5, 3, 40.0)
+    assert second.saver.records[-1].seconds >= 40.0
+
+
 def finished(tmp_path, **fields) -> Record:
     session = make_loop_session(tmp_path, **fields)
     run(session)
