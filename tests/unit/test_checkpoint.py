@@ -269,6 +269,12 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
     assert synced == [*(f"{unfinished}/{name}" for name in FILES), unfinished, str(tmp_path)]
 
 
+def test_a_save_leaves_no_file_open(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    saved(tmp_path)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_an_interruption_in_the_middle_leaves_nothing(tmp_path):
     class Torn(dict):
         def __getitem__(self, name):
