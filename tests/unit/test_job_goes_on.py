@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,8 @@ from hvdtrain import checkpoint, job
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.job import run_job
+from hvdtrain.report import RunReport
+from hvdtrain.saving import BackgroundSaver
 
 FIELDS = {
     "framework": "torch",
@@ -199,6 +202,29 @@ def test_an_interruption_says_what_is_saved(train, tmp_path, capsys):
         "interrupted by SIGINT at step 3 of 5 (epoch 1.20), run directory run; --resume goes on from" in said
     )
     assert summary(tmp_path / "run")["error"] == "interrupted by SIGINT"
+
+
+def test_what_is_being_written_when_a_job_fails_is_written_before_its_log_is_closed(
+    train, tmp_path, monkeypatch
+):
+    ending, writing = threading.Event(), []
+    finish, close = BackgroundSaver.finish, RunReport.close
+
+    def finish_late(self, timeout_seconds=None):
+        ending.set()
+        finish(self, timeout_seconds)
+
+    def close_watched(self):
+        writing.append("save" in [thread.name for thread in threading.enumerate()])
+        close(self)
+
+    monkeypatch.setattr(RunReport, "sync", lambda self: ending.wait(20))
+    monkeypatch.setattr(BackgroundSaver, "finish", finish_late)
+    monkeypatch.setattr(RunReport, "close", close_watched)
+    with pytest.raises(WorkerFailure):
+        train({5: fail}, save_every=4)
+    assert writing == [False]
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000004"]
 
 
 def test_a_finished_run_is_finished_again_at_once(train, tmp_path):
