@@ -219,8 +219,8 @@ def _train_session(
     finally:
         summary = _summarise(session, status, problem, verified=in_order)
         session.report.finish(summary)
-        session.report.close()
         session.saver.finish(_LAST_SAVE_SECONDS)
+        session.report.close()  # last: what is being written waits for the log to be on the disk
     return _end_together(session, summary)
 
 
