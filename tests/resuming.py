@@ -39,16 +39,16 @@ def killed_at(step: int, command: list[str], cwd: Path, sample_seconds: float, t
     print(f"killed after step {last_step(cwd)}; to be killed from step {step} on")
 
 
-def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> Run:
-    """Start a leg without a launcher and ask it to stop when it has logged a step."""
+def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> int:
+    """Start a leg without a launcher, ask it to stop when it has logged a step, and give where it did."""
     with slow(command, cwd, sample_seconds) as job:
         await_in(job, lambda: last_step(cwd) >= step, timeout)
         job.process.send_signal(signal.SIGTERM)
         result = job.wait(timeout)
     assert result.returncode == 75, f"ended with {result.returncode}:\n{result.output[-5000:]}"
-    leg = Run(cwd / "run", result)
-    print(f"stopped at step {leg.summary['steps']}; asked to from step {step} on")
-    return leg
+    stopped = Run(cwd / "run", result).summary["steps"]
+    print(f"stopped at step {stopped}; asked to from step {step} on")
+    return stopped
 
 
 def slow(command: list[str], cwd: Path, sample_seconds: float) -> started:
