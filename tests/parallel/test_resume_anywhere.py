@@ -155,7 +155,7 @@ UNFIT = {
 
 @pytest.fixture(scope="module", params=UNFIT.values(), ids=list(UNFIT))
 def unfit(request, two_epochs):
-    """Resume what does not fit; give the result, what the message must say, and the files before and after."""
+    """Resume what does not fit; give the result, what it must say, and the files before and after."""
     task, options, expected = request.param
     before = content_of(two_epochs.folder)
     command = command_for(1, "none", task, *BEFORE, "--resume", "--epochs", "3", *options)
