@@ -30,10 +30,10 @@ from hvdtrain.horovod_build import require_horovod
 from hvdtrain.loop import run
 from hvdtrain.metrics import Window
 from hvdtrain.plan import plan_in_words
-from hvdtrain.rundir import open_run
+from hvdtrain.rundir import CHECKPOINTS, open_run
 from hvdtrain.saving import BackgroundSaver
 from hvdtrain.session import Layout, Session
-from hvdtrain.starting import CHECKPOINTS, Start, find_start, with_nan
+from hvdtrain.starting import Start, find_start, with_nan
 from hvdtrain.summary import Summary
 from hvdtrain.task import load_task_class, make_task, task_spec, where_raised
 
@@ -195,7 +195,9 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
         status, problem = _status(session, signals)
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"
-        session.report.say(f"{problem} {_where_it_stood(session)}")
+        newest = session.saver.newest
+        goes_on = f"; --resume goes on from {newest.name}" if newest else ""
+        session.report.say(f"{problem} {_where_it_stood(session)}{goes_on}")
         raise
     except HvdtrainError as error:
         problem = error.problem
@@ -288,11 +290,25 @@ def _end_together(session: Session, summary: Summary) -> Summary:
 
 
 def _check_best(config: Config, material: Material) -> None:
-    if config.keep_best is not None and material.eval_data is None:
+    """Check early what would else come out at the first evaluation.
+
+    Raises:
+        ConfigError: where the metric that keep_best names cannot be there.
+    """
+    if config.keep_best is None:
+        return
+    metric = config.keep_best.metric
+    if material.eval_data is None:
         raise ConfigError(
-            f"keep_best: {config.keep_best.metric} cannot be told, as the task has no evaluation data",
+            f"keep_best: {metric} is a metric of the evaluation, and the task has no evaluation data",
             "Leave keep_best out, or give the task eval_data().",
             everywhere=True,
+        )
+    known = ["loss", *getattr(material.task, "metrics", {})]
+    own_loss = hasattr(material.task, f"{config.framework}_loss")  # names its metrics when it is called
+    if not own_loss and metric not in known:
+        raise ConfigError(
+            f"keep_best: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
         )
 
 

@@ -174,6 +174,8 @@ class RunReport(SilentReport):
                 f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
                 f"run directory: {self._run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
+        elif summary.status == "stopped" and summary.checkpoint:
+            self.say(f"checkpoint: {summary.checkpoint}; the same command with --resume goes on from it")
 
     def sync(self) -> None:
         """Wait until what was logged is on the disk."""

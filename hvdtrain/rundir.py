@@ -12,6 +12,7 @@ from hvdtrain.report import Report, RunReport, SilentReport
 from hvdtrain.terminal import open_console
 
 _METRICS, _SUMMARY = "metrics.jsonl", "summary.json"
+CHECKPOINTS = "checkpoints"
 
 
 def open_run(config: Config, workers: Workers, resumed_step: int | None = None) -> tuple[Report, Path]:
@@ -49,7 +50,7 @@ def _make(config: Config) -> Path:
     if config.run_dir is not None:
         path = Path(config.run_dir)
         path.mkdir(parents=True, exist_ok=True)
-        for name in (_METRICS, _SUMMARY):
+        for name in (_METRICS, _SUMMARY, CHECKPOINTS):
             if (path / name).exists():
                 raise ConfigError(
                     f"run_dir: {path} already holds a run ({name})",

@@ -12,9 +12,9 @@ from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoint import Checkpoint, Damage, Record
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.rundir import CHECKPOINTS
 from hvdtrain.session import Progress
 
-CHECKPOINTS = "checkpoints"  # folder in the run directory
 # fields that say where a run is written or starts from, not what it computes
 _NOT_COMPARED = {"run_dir", "resume", "init"}
 
@@ -81,6 +81,8 @@ def find_start(config: Config, backend: Backend, data_size: int) -> Start:
     if in_place:
         notes += _set_newer_aside(found)
     record = found.record
+    if record.config.get("seed") != config.seed:
+        notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     return Start(
         origin=f"{found.path}: step {record.step:,}, sample {record.samples:,} (epoch {record.epoch:.2f})",
         progress=Progress(record.step, record.samples),

@@ -18,7 +18,7 @@ LAYERS = [
     ["errors", "quiet", "threads", "summary", "logs", "best"],
     ["schedule", "terminal", "task", "horovod_build"],
     ["config", "environment", "data", "models", "tasks"],
-    ["backends.base", "backends._workers", "backends._objective"],
+    ["backends.base", "backends._names", "backends._workers", "backends._objective"],
     ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
     ["report"],
     ["saving"],
