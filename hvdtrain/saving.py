@@ -93,6 +93,7 @@ class BackgroundSaver(NoSaver):
         self._thread: threading.Thread | None = None
         self._step = 0
         self._outcome: Path | Exception | None = None
+        self._told: str | None = None  # why the last save failed, where that was said
 
     def save(self, backend: Backend, record: Record) -> None:
         """Copy the state off the device and write it in the background."""
@@ -154,13 +155,14 @@ class BackgroundSaver(NoSaver):
     def _take_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
-            self.newest = outcome
+            self.newest, self._told = outcome, None
             return
         reason = f"step {self._step:,}: {_in_words(outcome)}"
-        repeated = bool(self.failures) and self.failures[-1].partition(": ")[2] == reason.partition(": ")[2]
         self.failures.append(reason)
-        if repeated:
+        kind = outcome.strerror if isinstance(outcome, OSError) else str(outcome)
+        if kind == self._told:
             return  # said once; the summary has the number
+        self._told = kind
         good = f"{self.newest} is whole" if self.newest else "there is no older one"
         goes_on = "training stops" if self._stop_on_error else "training goes on, the next save tries again"
         self._report.note(f"cannot write the checkpoint of {reason}; {good}; {goes_on}")
