@@ -25,6 +25,7 @@ LAYERS = [
     ["rundir", "session", "compare"],
     ["starting"],
     ["plan", "loop"],
+    ["opening"],
     ["job"],
     ["cli"],
     ["__main__"],
@@ -172,7 +173,7 @@ def test_the_reader_of_imports_sees_what_is_there():
     assert frameworks("backends.torch", top_only=True) == {"torch", "horovod"}
     assert frameworks("backends.tensorflow", top_only=True) >= {"tensorflow", "keras", "horovod"}
     assert frameworks("models.convnet", top_only=False) == {"torch", "keras"}
-    assert "backends" in internal("job")
+    assert "backends" in internal("opening")
     assert "job" in internal("cli")
     assert "job" not in internal("cli", top_only=True)
     assert "session" not in internal("report")
