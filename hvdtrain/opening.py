@@ -14,7 +14,7 @@ from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.ending import answer_expected, close_in_time
-from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError
+from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.horovod_build import require_horovod
 from hvdtrain.session import Layout
 from hvdtrain.task import load_task_class, make_task, where_raised
@@ -224,3 +224,17 @@ def build(config: Config, task: Any, backend: Backend) -> None:
                 value = initial_value(name, state[name].shape, config.seed)
                 state[name] = state[name] if value is None else value
         backend.set_state(state)
+
+
+def check_alone(backend: Backend, command: str) -> None:
+    """Check that this is the only worker. Local: no collective.
+
+    Raises:
+        UsageError: on every worker alike, where there are several.
+    """
+    if backend.workers.size > 1:
+        raise UsageError(
+            f"{command} is done by one worker; there are {backend.workers.size}",
+            f"Start it without a launcher: python -m hvdtrain {command} ...",
+            everywhere=True,
+        )

@@ -15,18 +15,18 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best"],
+    ["errors", "quiet", "threads", "summary", "logs", "best", "forms"],
     ["schedule", "terminal", "task", "horovod_build"],
     ["config", "environment", "data", "models", "tasks"],
-    ["backends.base", "backends._workers", "backends._objective"],
+    ["backends.base", "backends._exchange", "backends._workers", "backends._objective"],
     ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
     ["report"],
     ["saving"],
     ["rundir", "session", "compare"],
     ["starting"],
     ["plan", "loop"],
-    ["opening"],
-    ["job"],
+    ["opening", "recorded"],
+    ["job", "evaluation", "export", "importing"],
     ["cli"],
     ["__main__"],
 ]
