@@ -25,9 +25,9 @@ from hvdtrain.forms import FORMS
 from hvdtrain.opening import Job, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.quiet import quiet_output
 from hvdtrain.starting import load_weights
-from hvdtrain.task import where_raised
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
+_LINES = 3  # of a framework's error; they can be long
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,10 @@ def _write(job: Job, backend: Backend, form: str, path: Path, batch: HostBatch) 
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
     except Exception as error:
-        said = "\n  ".join(line for line in where_raised(error).splitlines()[:4] if line.strip())
+        said = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
         raise TaskError(
-            f"the model of task {job.config.task} cannot be exported as {form}: {said}",
+            f"the model of task {job.config.task} cannot be exported as {form}: "
+            f"{type(error).__name__}: {said}",
             f"Other forms: {', '.join(name for name in FORMS if name != form)}. --debug shows all of it.",
         ) from error
 

@@ -116,7 +116,8 @@ def _export_program(model: torch.nn.Module, form: str, path: Path, inputs: torch
     problem: Exception | None = None
     for dimension in (torch.export.Dim("batch"), torch.export.Dim.DYNAMIC):
         try:
-            program = torch.export.export(model, (inputs,), dynamic_shapes=({0: dimension},))
+            # of a copy: it stays marked as dynamic
+            program = torch.export.export(model, (inputs.clone(),), dynamic_shapes=({0: dimension},))
             run = write(program, path)
             whole, first = (_compare(model, run, part, "any batch size") for part in (inputs, inputs[:1]))
             return whole.joined(first)
@@ -194,39 +195,42 @@ def read_weights(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is refused: to read it, code that it names would have to run ({_first_line(error)})",
+            f"{path} is refused: to read it, code that it names would have to run ({_reason(error)})",
             "Where you trust it, read it yourself and save the weights alone: "
             "torch.save(model.state_dict(), 'weights.pt').",
         ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # several kinds, by where the file is cut or changed
-        raise CheckpointError(
-            f"{path} is damaged or no file of weights: {type(error).__name__}: {_first_line(error)}"
-        ) from None
+        raise CheckpointError(f"{path} is damaged or no file of weights ({_said(error)})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state_dict")
     return dict(found)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error)
-    said = next((line for line in text.splitlines() if "GLOBAL" in line), text.partition("\n")[0])
-    return said.strip().rstrip(".")
+def _reason(error: pickle.UnpicklingError) -> str:
+    """Give the line of PyTorch's long text that says what was found."""
+    lines = [line.strip().partition(". ")[0].rstrip(".") for line in str(error).splitlines()]
+    return next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
+
+
+def _said(error: Exception) -> str:
+    first = str(error).partition(". ")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _unwrapped(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     """Give the weights among what a training script saved, without prefixes; and what was done."""
     notes = []
-    if not any(isinstance(value, torch.Tensor) for value in found.values()):
-        key = next((key for key in _KEYS if isinstance(found.get(key), Mapping)), None)
-        if key is None:
-            raise CheckpointError(
-                f"{path} holds no weights; its keys are {', '.join(map(str, list(found)[:8])) or 'none'}",
-                f"Known keys of the weights: {', '.join(_KEYS)}.",
-            )
+    key = next((key for key in _KEYS if isinstance(found.get(key), Mapping)), None)
+    if key is not None:
         found = dict(found[key])
         notes.append(f"of its key {key!r}")
+    if not any(isinstance(value, torch.Tensor) for value in found.values()):
+        raise CheckpointError(
+            f"{path} holds no weights; its keys are {', '.join(map(str, list(found)[:8])) or 'none'}",
+            f"They may lie under one of the keys {', '.join(_KEYS)}.",
+        )
     for prefix in _PREFIXES:
         if found and all(str(name).startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): value for name, value in found.items()}
