@@ -109,14 +109,15 @@ def _write_saved_model(model: Model, path: Path, signature: Any) -> Callable[[An
     def run(part: Any) -> Outputs:
         # the signature alone would not keep its variables alive
         found = loaded.signatures["serving_default"](inputs=part)
-        return [found[name].numpy() for name in sorted(found, key=_number)]
+        return [found[name].numpy() for name in sorted(found, key=_place)]
 
     return run
 
 
-def _number(name: str) -> int:
-    """Give the place of an output by its name, output_0, output_1, ..."""
-    return int(name.rpartition("_")[2]) if name.rpartition("_")[2].isdecimal() else 0
+def _place(name: str) -> tuple[int, str]:
+    """Give the place of an output by its name: output_0, output_1, ...; keys of a mapping by the alphabet."""
+    number = name.removeprefix("output_")
+    return int(number) if number.isdecimal() else 0, name
 
 
 def load_weights_file(model: Model, path: Path) -> str:
