@@ -73,13 +73,8 @@ def test_the_weights_are_those_of_the_checkpoint_that_was_exported(framework, ma
         assert found.keys() == expected.keys()
         assert all((found[name] == expected[name]).all() for name in found)
         assert "151,306 numbers" in printed
-        assert printed.strip().endswith(
-            f"python -m hvdtrain --framework {framework} --task digits --init {folder}"
-        )
-    said = {
-        "torch": "; of its key 'state_dict'; prefix 'module.' taken off\n",
-        "tf": "8 arrays, 151,306 numbers\n",
-    }
+        assert printed.strip().endswith(f"--framework {framework} --task digits --init {folder}")
+    said = {"torch": "; of its key 'state_dict'; prefix 'module.' taken off\n", "tf": ": 8 arrays, "}
     assert said[framework] in results[0][0]
 
 
