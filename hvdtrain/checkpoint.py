@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hvdtrain.backends._names import is_private
 from hvdtrain.backends.base import PortableState
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 
@@ -153,7 +154,8 @@ def write(folder: Path, state: PortableState, record: Record) -> Path:
 
 def is_of_optimizer(name: str) -> bool:
     """Whether a portable name, or a framework's private one, belongs to the optimizer."""
-    return "optimizer" in name.split("/")[:2]
+    _, _, rest = name.partition("/")
+    return (rest if is_private(name) else name).startswith("optimizer/")
 
 
 def verify(path: Path) -> Checkpoint:

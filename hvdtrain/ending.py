@@ -51,13 +51,15 @@ class Signals:
         """Give what to ask of all workers; to save is asked once."""
         if self.number is None and not self._save:
             return NO_REQUESTS
-        requests = Requests(stop=self.number is not None, save=self._save)
-        self._save = False
-        return requests
+        save, self._save = self._save, False
+        return Requests(stop=self.number is not None, save=save)
 
     @contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Context in which a request to stop waits until a step is done and its state is saved."""
+        """Context in which a request to stop waits until a step is done and its state is saved.
+
+        It reaches to the end of the job: training that is done already is not stopped.
+        """
         self._waits_for_step = True
         try:
             yield
@@ -78,6 +80,12 @@ class Signals:
                 raise
             raise Interrupted(self.number) from error
 
+    def ignore(self) -> None:
+        """Let no signal change how the job ends, where they are handled here."""
+        if threading.current_thread() is threading.main_thread():
+            for number in HANDLED:
+                signal.signal(number, signal.SIG_IGN)
+
     def handle(self, number: int, _: FrameType | None) -> None:
         """Handle a signal, in the main thread.
 
@@ -87,13 +95,14 @@ class Signals:
         if number == signal.SIGUSR1:
             self._save = True
             return
-        waits = number != signal.SIGINT and self._waits_for_step
-        if not waits:
-            for other in HANDLED:
-                signal.signal(other, signal.SIG_IGN)
+        # Once asked to stop in order, this worker does; launchers and schedulers like to ask again.
+        waits = number != signal.SIGINT and (self._waits_for_step or self.number is not None)
+        if waits:
+            self.number = self.number or number
+            return
+        self.ignore()
         self.number = number
-        if not waits:
-            raise Interrupted(number)
+        raise Interrupted(number)
 
 
 @contextmanager

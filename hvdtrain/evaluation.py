@@ -75,7 +75,7 @@ def evaluate_checkpoint(
     with interruptible() as signals:
         found = recorded.find_record(path)
         job = prepare(recorded.layers_of(found, given), task_class)
-        with started(job) as backend, signals.go_first():
+        with started(job, signals) as backend, signals.go_first():
             done = _evaluate(job, backend, path, found)
             on_root(backend.workers, lambda: _tell(done, output))
         return done.metrics

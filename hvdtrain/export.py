@@ -83,11 +83,11 @@ def export_checkpoint(
     found = recorded.find_record(path)
     fixed = Layer(f"--to {form}", {"framework": FORMS[form].framework, "device": "cpu"})
     layers = [*recorded.layers_of(found, given), fixed]
-    with interruptible():
+    with interruptible() as signals:
         job = prepare(layers)
         output = output or _default_output(found, job.config, form)
         _check_output(output, form, force)
-        with started(job) as backend:
+        with started(job, signals) as backend:
             check_alone(backend, "export")
             found, batch = _open(job, backend, path, found)
             with _beside(output) as written:

@@ -65,14 +65,14 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
     framework = _framework_of(path)
     if checkpoint.checkpoints_in(output) or checkpoint.checkpoints_in(output / CHECKPOINTS):
         raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
-    with interruptible():
+    with interruptible() as signals:
         job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given])
         if job.config.framework != framework:
             raise UsageError(
                 f"{path.name} is a file of --framework {framework}, not of {job.config.framework}",
                 "A checkpoint fits both: import it with that one, then train with the other.",
             )
-        with started(job) as backend:
+        with started(job, signals) as backend:
             check_alone(backend, "import")
             held, made = _make(job, backend, path, output)
     return Imported(path, held, made, job.config)

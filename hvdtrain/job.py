@@ -65,7 +65,7 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
     """
     with interruptible() as signals:
         job = prepare(layers, task_class)
-        with started(job) as backend:
+        with started(job, signals) as backend:
             return _train(job, backend, signals)
 
 
@@ -74,11 +74,20 @@ def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
     material, hosts = open_together(job, backend)
     start = on_root(backend.workers, lambda: find_start(job.config, backend, len(material.train_data)))
     session = _open_session(job, backend, material, start)
+    with signals.at_a_step():
+        return _train_session(job, session, start, hosts, task=material.task, signals=signals)
+
+
+def _train_session(
+    job: Job, session: Session, start: Start, hosts: list[str], *, task: Any, signals: Signals
+) -> Summary:
+    """Collective. Train, and say how it ended."""
+    backend = session.backend
     status, problem = "failed", None
     try:
         backend.broadcast_state(0)
-        _say_plan(job, session, start, hosts, hasattr(material.task, f"{job.config.framework}_optimizer"))
-        with signals.go_first(), signals.at_a_step():
+        _say_plan(job, session, start, hosts, hasattr(task, f"{job.config.framework}_optimizer"))
+        with signals.go_first():
             run(session, signals.requests)
             session.saver.finish()
         status, problem = _status(session, signals)

@@ -13,7 +13,7 @@ from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import as_dataset, signature
-from hvdtrain.ending import answer_expected, close_in_time
+from hvdtrain.ending import Signals, answer_expected, close_in_time
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.horovod_build import require_horovod
 from hvdtrain.session import Layout
@@ -77,7 +77,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
 
 
 @contextmanager
-def started(job: Job) -> Iterator[Backend]:
+def started(job: Job, signals: Signals) -> Iterator[Backend]:
     """Collective. Context with the job's backend.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
@@ -86,6 +86,7 @@ def started(job: Job) -> Iterator[Backend]:
     try:
         yield backend
     except BaseException:
+        signals.ignore()  # how this ends is settled
         close_in_time(backend.close)  # workers that wait for this one learn of it
         raise
 

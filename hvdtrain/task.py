@@ -52,7 +52,9 @@ class Task(Protocol):
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer in place of the
-      config's; the learning rate stays the config's.
+      config's; the learning rate stays the config's;
+    - ``state_names``: mapping of "torch" and "tf" to mappings of the model's own module paths to
+      those that both models share, such as ``{"torch": {"features.0": "conv1"}}``.
     """
 
     loss: Any  # a name such as "cross_entropy", or a function (outputs, batch) -> one value per sample

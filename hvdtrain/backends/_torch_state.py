@@ -1,136 +1,277 @@
-"""PyTorch models and optimizers as portable state: names and layouts from module types.
+"""PyTorch models as portable state: every tensor found, named and laid out; snapshots of them.
 
-``_keras_state`` does the same for Keras; the rules stand in ``base``.
+``_keras_state`` does the same for Keras; the rules stand in ``base``, the module types in
+``_torch_layouts``.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-Array = NDArray[np.generic]
+from hvdtrain.backends._names import PRIVATE, Renaming, check_unique
+from hvdtrain.backends._torch_layouts import SAME, Layout, Rule, left_out, rules
+from hvdtrain.backends.base import PortableState
+from hvdtrain.errors import TaskError
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+Array = NDArray[Any]
 
-_NORM_ROLES = {
-    "weight": "gamma",
-    "bias": "beta",
-    "running_mean": "moving_mean",
-    "running_var": "moving_variance",
+_PRIVATE = PRIVATE["torch"]
+# kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32
+_NUMPY_KINDS = {
+    *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128, torch.bool),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
 }
-# PyTorch's optimizer slots, by the names that Keras twins use
-_SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
-
-
-def _same(array: Array) -> Array:
-    return array
-
-
-def _transposed(array: Array) -> Array:
-    return array.T
-
-
-def _kernel_first(array: Array) -> Array:
-    """(out, in, ..spatial) to (..spatial, in, out)."""
-    return np.moveaxis(array, (1, 0), (-2, -1))
-
-
-def _kernel_last(array: Array) -> Array:
-    """(..spatial, in, out) to (out, in, ..spatial)."""
-    return np.moveaxis(array, (-2, -1), (1, 0))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a model under its portable name.
+    """One tensor of a model.
 
     Attributes:
-        path: portable module path and role, such as "conv1/kernel".
+        path: its portable name without "model/" or, where it is only a part of a portable array or
+            several of them, the module's path and its own name.
         tensor: the parameter or buffer.
-        to_portable: its layout to the portable one.
-        from_portable: and back.
         trainable: whether it is a parameter that training changes.
     """
 
     path: str
     tensor: torch.Tensor
-    to_portable: Callable[[Array], Array] = _same
-    from_portable: Callable[[Array], Array] = _same
-    trainable: bool = True
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Field:
+    """One portable array, of a model or of an optimizer's slot.
+
+    Attributes:
+        path: module path and role, such as "conv1/kernel".
+        own: the same without the task's ``state_names``.
+        tensors: what it follows from.
+        tensor_paths: the paths of their entries.
+        layout: how it follows.
+        rows: the part of the tensors' first axis that counts; all where None.
+        torch_names: the tensors' names as the module has them, such as "conv1.weight".
+        prefix: "model", or "optimizer" and the slot.
+    """
+
+    path: str
+    own: str
+    tensors: tuple[torch.Tensor, ...]
+    tensor_paths: tuple[str, ...]
+    layout: Layout
+    rows: slice | None = None
+    torch_names: tuple[str, ...] = ()
+    prefix: str = "model"
+
+    @property
+    def name(self) -> str:
+        """Its name in the portable state."""
+        return f"{self.prefix}/{self.path}"
+
+    @property
+    def private_names(self) -> list[str]:
+        """Names under which the tensors themselves are saved, where the array does not tell them."""
+        lossy = self.layout.lossy
+        return [f"{_PRIVATE}{self.prefix}/{path}" for path in self.tensor_paths] if lossy else []
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The portable array's shape."""
-        return self.to_portable(np.broadcast_to(np.float32(0), self.tensor.shape)).shape
+        """The portable array's shape; no tensor is read."""
+        zeros = [np.broadcast_to(np.float32(0), view.shape) for view in self.views(self.tensors)]
+        return tuple(self.layout.to_portable(zeros).shape)
+
+    def views(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Take the rows that count."""
+        return [t.detach() if self.rows is None else t.detach()[self.rows] for t in tensors]
+
+    def arrays(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, Array]]:
+        """Lay out tensors, which are these or copies of them: (name, array), private ones as well."""
+        values = [as_array(view) for view in self.views(tensors)]
+        yield self.name, np.require(self.layout.to_portable(values), requirements="C")
+        yield from zip(self.private_names, values, strict=False)
 
     def read(self) -> Array:
-        """Copy the tensor into a portable array."""
-        return np.array(self.to_portable(self.tensor.detach().cpu().numpy()), order="C")
+        """Copy the tensors into a portable array."""
+        return np.array(next(self.arrays(self.tensors))[1])
 
-    def write(self, array: Array) -> None:
-        """Copy a portable array into the tensor."""
-        with torch.no_grad():
-            self.tensor.copy_(torch.from_numpy(np.ascontiguousarray(self.from_portable(array))))
+    def write(self, state: PortableState) -> None:
+        """Copy the state's array of this name into the tensors."""
+        values = self._own_values(state) or self.layout.from_portable(state[self.name])
+        for view, value in zip(self.views(self.tensors), values, strict=True):
+            view.copy_(torch.from_numpy(np.array(value, order="C")))
+
+    def _own_values(self, state: PortableState) -> list[Array] | None:
+        """Give the tensors' values as saved, where the array still follows from them."""
+        own = [state.get(name) for name in self.private_names]
+        shapes = [tuple(view.shape) for view in self.views(self.tensors)]
+        if not own or [None if value is None else value.shape for value in own] != shapes:
+            return None
+        values = [value for value in own if value is not None]
+        portable, array = self.layout.to_portable(values), state[self.name]
+        # bit by bit but for subnormal numbers, which one thread takes for zeros and another does not
+        tiny = np.finfo(np.float32).tiny
+        same = portable.dtype == array.dtype and np.allclose(portable, array, 0, tiny, equal_nan=True)
+        return values if same else None
 
 
-def entries(model: nn.Module) -> list[Entry]:
-    """Give every parameter and persistent buffer of a model, each tensor once."""
-    seen: set[int] = set()
-    result = []
-    for module_path, module in model.named_modules():
+def as_array(tensor: torch.Tensor) -> Array:
+    """Give a tensor's values as an array; one on the CPU shares its memory."""
+    tensor = tensor.detach().cpu()
+    array: Array = (tensor if tensor.dtype in _NUMPY_KINDS else tensor.to(torch.float32)).numpy()
+    return array
+
+
+class ModelState:
+    """A model's tensors under their portable names.
+
+    Args:
+        model: the model.
+        renaming: the task's names.
+
+    Attributes:
+        fields: the portable arrays.
+        entries: the tensors, each once, in the model's order.
+
+    Raises:
+        TaskError: where two tensors have one name, or ``state_names`` does not fit the model.
+    """
+
+    def __init__(self, model: nn.Module, renaming: Renaming) -> None:
+        aliases: dict[Any, list[Field]] = {}
+        own_names = []
+        for found in _fields(model):
+            own_names.append(found.own)
+            key = tuple(id(tensor) for tensor in found.tensors), str(found.rows)
+            aliases.setdefault(key, []).append(found)
+        renaming.check_used(own_names)
+        chosen = [min(fields, key=lambda field: renaming.rank(field.own)) for fields in aliases.values()]
+        self.fields = [_renamed(field, renaming) for field in chosen]
+        check_unique((field.path, " with ".join(field.torch_names)) for field in self.fields)
+        by_tensor = {
+            id(t): Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad)
+            for field in reversed(self.fields)
+            for t, path in zip(field.tensors, field.tensor_paths, strict=True)
+        }
+        in_order = dict.fromkeys(id(t) for field in self.fields for t in field.tensors)
+        self.entries = [by_tensor[key] for key in in_order]
+        check_unique((entry.path, entry.path) for entry in self.entries)
+
+    def trainable_fields(self) -> Iterator[Field]:
+        """Give the portable arrays that training changes."""
+        trainable = {id(entry.tensor) for entry in self.entries if entry.trainable}
+        return (f for f in self.fields if any(id(t) in trainable for t in f.tensors))
+
+
+def _renamed(field: Field, renaming: Renaming) -> Field:
+    return replace(
+        field, path=renaming(field.own), tensor_paths=tuple(renaming(path) for path in field.tensor_paths)
+    )
+
+
+def _walk(module: nn.Module, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
+    """Give a module and all below it with their paths; shared ones once for each path."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            # torch.compile puts the module that it wraps below itself
+            yield from _walk(child, path if name == "_orig_mod" else (*path, name))
+
+
+def _fields(model: nn.Module) -> Iterator[Field]:
+    taken: set[str] = set()
+    for path, module in _walk(model):
+        named: set[str] = set()
+        for rule in rules(module):
+            places = {_join(path, name) for name in rule.tensors}
+            tensors = [_find(module, name) for name in rule.tensors]
+            # a rule of the module above may have taken them, as attention's does of its projection
+            if all(tensor is not None for tensor in tensors) and not places & taken:
+                named |= places
+                yield _field(path, rule, tensors)
+        taken |= named
         for name, tensor in _own_tensors(module):
-            if id(tensor) in seen or (name == "num_batches_tracked" and isinstance(module, _BATCH_NORMS)):
-                continue
-            seen.add(id(tensor))
-            result.append(_entry(module_path.replace(".", "/"), module, name, tensor))
-    return result
+            if _join(path, name) not in taken:
+                yield _field(path, Rule(name, (name,), SAME), [tensor])
+
+
+def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
+    for name, tensor in zip(rule.tensors, tensors, strict=True):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise TaskError(
+                f"the model's {'.'.join((*path, name))} has no shape yet",
+                "Call a model with lazy modules once in torch_model().",
+            )
+    name = _join(path, rule.role)
+    whole = len(tensors) == 1 and rule.rows is None
+    paths = (name,) if whole else tuple(_join(path, tensor_name) for tensor_name in rule.tensors)
+    torch_names = tuple(".".join((*path, tensor_name)) for tensor_name in rule.tensors)
+    return Field(name, name, tuple(tensors), paths, rule.layout, rule.rows, torch_names)
+
+
+def _join(path: tuple[str, ...], name: str) -> str:
+    return "/".join((*path, *name.split(".")))
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters(recurse=False)
-    for name, tensor in module.named_buffers(recurse=False):
-        if name not in module._non_persistent_buffers_set:
+    """Give the parameters and persistent buffers of a module, without those of modules below."""
+    yield from ((name, p) for name, p in module._parameters.items() if p is not None)
+    for name, tensor in module._buffers.items():
+        if tensor is not None and name not in module._non_persistent_buffers_set | set(left_out(module)):
             yield name, tensor
 
 
-def _entry(module_path: str, module: nn.Module, name: str, tensor: torch.Tensor) -> Entry:
-    role, to_portable, from_portable = name, _same, _same
-    if isinstance(module, nn.Linear) and name == "weight":
-        role, to_portable, from_portable = "kernel", _transposed, _transposed
-    elif isinstance(module, _CONVOLUTIONS) and name == "weight":
-        role, to_portable, from_portable = "kernel", _kernel_first, _kernel_last
-    elif isinstance(module, nn.Embedding) and name == "weight":
-        role = "embeddings"
-    elif isinstance(module, _NORMS):
-        role = _NORM_ROLES.get(name, name)
-    path = f"{module_path}/{role}" if module_path else role
-    trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-    return Entry(path, tensor, to_portable, from_portable, trainable)
+def _find(module: nn.Module, name: str) -> torch.Tensor | None:
+    path, _, last = name.rpartition(".")
+    try:
+        return dict(_own_tensors(module.get_submodule(path))).get(last)
+    except AttributeError:  # a part of the module was taken away
+        return None
 
 
-def slot_entries(optimizer: torch.optim.Optimizer, model_entries: list[Entry]) -> list[Entry]:
-    """Give the optimizer's slots as entries: those shaped as their parameter share its layout.
+class TorchSnapshot:
+    """A copy of tensors on its way to portable state.
 
-    Counts of steps are left out; ``step_counts`` gives them.
+    Args:
+        fields: the portable arrays to make.
+        numbers: arrays that are ready.
     """
-    result = []
-    for entry in model_entries:
-        for key, tensor in optimizer.state.get(entry.tensor, {}).items():
-            if not isinstance(tensor, torch.Tensor) or key == "step":
-                continue
-            path = f"{_SLOTS.get(key, key)}/{entry.path}"
-            if tensor.shape == entry.tensor.shape:
-                result.append(Entry(path, tensor, entry.to_portable, entry.from_portable))
-            else:
-                result.append(Entry(path, tensor))
-    return result
+
+    def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
+        copies: dict[int, torch.Tensor] = {}
+        self._numbers = numbers
+        self._waiting: list[tuple[Field, list[torch.Tensor]]] = []
+        for field in fields:
+            for tensor in field.tensors:
+                if id(tensor) not in copies:
+                    copies[id(tensor)] = _copy(tensor.detach())
+            self._waiting.append((replace(field, tensors=()), [copies[id(t)] for t in field.tensors]))
+        self._waiting.reverse()
+        self._event: torch.cuda.Event | None = None
+        if any(t.is_cuda for field in fields for t in field.tensors):
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> PortableState:
+        """Wait for the copies and lay them out; may be called once, in another thread."""
+        if self._event is not None:
+            self._event.synchronize()
+        state: PortableState = {}
+        while self._waiting:
+            field, copies = self._waiting.pop()
+            for name, array in field.arrays(copies):
+                # pinned memory is given back: what the host may hold of it is limited
+                state[name] = np.array(array) if self._event is not None else array
+        return state | self._numbers
 
 
-def step_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Give the optimizer's counts of steps, one per parameter; all are equal."""
-    return [state["step"] for state in optimizer.state.values() if "step" in state]
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cuda:
+        return tensor.clone()
+    # only a copy into pinned memory lets the host go on; strides are kept, so that none are changed here
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

@@ -18,6 +18,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 
 PortableState = dict[str, NDArray[Any]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Workers(Protocol):
@@ -109,10 +110,13 @@ class PendingMetrics(Protocol):
 
 
 class PendingState(Protocol):
-    """Portable state on its way from the device."""
+    """A copy of model and optimizer on its way to portable state."""
 
     def read(self) -> PortableState:
-        """Wait for the device if need be and give the state. May be called once, in another thread."""
+        """Wait for the copies and lay them out. May be called once, in another thread.
+
+        Memory of the copies is freed as it goes.
+        """
         ...
 
 
@@ -184,12 +188,26 @@ class Backend(Protocol):
         """Collective. Average the moving statistics (batch norm) over workers."""
         ...
 
+    def snapshot(self) -> PendingState:
+        """Copy model and optimizer of this worker off the device, for another thread to read.
+
+        What this costs is a plain copy of the tensors; layouts are changed when it is read. Steps
+        that follow do not change the snapshot.
+
+        Raises:
+            TaskError: where the optimizer holds something that cannot be saved.
+        """
+        ...
+
     def get_state(self) -> PortableState:
         """Give model and optimizer of this worker as portable state (copies in host memory)."""
         ...
 
     def set_state(self, state: PortableState) -> None:
         """Load portable state into this worker's model and optimizer.
+
+        Everything is checked before anything changes. Names that are private to a framework
+        (``PRIVATE``) may be missing.
 
         Raises:
             TaskError: listing missing, unexpected and misshapen names.
@@ -226,23 +244,14 @@ class Backend(Protocol):
         ...
 
 
-def state_problems(expected: PortableState, found: PortableState) -> list[str]:
-    """Say where a portable state does not fit: a line per missing, unexpected or misshapen name."""
-    problems = [f"missing: {name} {expected[name].shape}" for name in expected if name not in found]
-    problems += [f"unexpected: {name} {found[name].shape}" for name in found if name not in expected]
-    for name in expected:
-        if name in found and expected[name].shape != found[name].shape:
-            problems.append(f"misshapen: {name} must be {expected[name].shape}, is {found[name].shape}")
-    return problems
-
-
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
     """Draw the initial value of a parameter from the seed and its portable name alone.
 
     So both frameworks start from equal parameters, whatever order they are made in. The
     distributions are Keras's defaults: Glorot uniform for kernels (Glorot and Bengio 2010, with
-    the receptive field counted into both fans), uniform in [-0.05, 0.05] for embeddings, ones for
-    gamma and moving_variance, zeros for bias, beta and moving_mean.
+    the receptive field counted into both fans), orthogonal rows for recurrent kernels (Saxe et al.
+    2013), uniform in [-0.05, 0.05] for embeddings, ones for gamma and moving_variance, zeros for
+    bias, beta and moving_mean.
 
     Returns:
         The value, or None where the role (the name's last part) says no distribution.
@@ -254,6 +263,8 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
         return np.ones(shape, np.float32)
     if role == "embeddings":
         limit = 0.05
+    elif role == "recurrent_kernel" and len(shape) == 2:
+        limit = 1.0
     elif role == "kernel" and len(shape) >= 2:
         receptive_field = int(np.prod(shape[:-2]))
         limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
@@ -262,4 +273,14 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     key = mix(seed, *name.encode())
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
+    if role == "recurrent_kernel":
+        return _orthogonal(random.standard_normal(shape)).astype(np.float32)
     return random.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:
+    """Give the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal."""
+    wide = drawn if drawn.shape[0] <= drawn.shape[1] else drawn.T
+    q, r = np.linalg.qr(wide.T)
+    rows = (q * np.sign(np.diag(r))).T
+    return rows if wide is drawn else rows.T

@@ -1,7 +1,7 @@
 """TensorFlow / Keras 3 behind the Backend interface, over ``horovod.tensorflow``.
 
-With its parts (``_keras_state``, ``_keras_losses``, ``_keras_optimizers``) the only place that
-imports tensorflow and keras. ``torch.py`` has the same names in the same order.
+With its parts (``_keras_*.py``) the only place that imports tensorflow and keras. ``torch.py`` has
+the same names in the same order.
 """
 
 import os
@@ -26,10 +26,12 @@ from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._keras_calls import Compiled, Phase, Signature
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
-from hvdtrain.backends._keras_state import Entry, entries, slot_entries
+from hvdtrain.backends._keras_slots import TrainingState
+from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
+from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals, state_problems
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -168,8 +170,8 @@ class TensorFlowBackend:
             raise TaskError(
                 "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
             )
-        self._entries = entries(self._model)
-        self._trainable = [entry for entry in self._entries if entry.trainable]
+        tensors = ModelState(self._model, Renaming(task, "tf"))
+        self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
             raise TaskError("the model has no trainable variable")
         self._parameters = [entry.variable for entry in self._trainable]
@@ -177,6 +179,7 @@ class TensorFlowBackend:
             self._make_optimizer(task, config), compression=config.compression, clip_norm=config.clip_norm
         )
         self._optimizer.build(self._parameters)
+        self._state = TrainingState(tensors, self._optimizer.inner)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
         self._train_function = Compiled(self._compiled_train_step)
         self._eval_function = Compiled(self._compiled_eval_step)
@@ -222,11 +225,11 @@ class TensorFlowBackend:
     def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the trainable parameters of this worker by portable name."""
         for entry in self._trainable:
-            yield f"model/{entry.path}", entry.read()
+            yield entry.name, entry.read()
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Give the shapes of the trainable parameters by portable name."""
-        return {f"model/{entry.path}": entry.shape for entry in self._trainable}
+        return {entry.name: entry.shape for entry in self._trainable}
 
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
@@ -237,41 +240,22 @@ class TensorFlowBackend:
         if self.workers.size == 1:
             return
         with peer_errors():
-            for entry in self._entries:
+            for entry in self._state.model.entries:
                 if not entry.trainable and tf.as_dtype(entry.variable.dtype).is_floating:
                     name = f"hvdtrain.statistics.{entry.path}"
                     entry.variable.assign(hvd.allreduce(entry.variable.value, op=hvd.Average, name=name))
 
-    def snapshot(self):
-        """Copy model and optimizer of this worker off the device."""
-
-        class P:
-            def __init__(self, s):
-                self.s = s
-
-            def read(self):
-                return self.s
-
-        return P(self.get_state())
+    def snapshot(self) -> KerasSnapshot:
+        """Copy model and optimizer of this worker off the device, for another thread to read."""
+        return self._state.snapshot()
 
     def get_state(self) -> PortableState:
         """Give model and optimizer of this worker as portable state."""
-        state = {f"model/{entry.path}": entry.read() for entry in self._entries}
-        state |= {f"optimizer/{slot.path}": slot.read() for slot in self._slots()}
-        if self._counts_steps():
-            state["optimizer/step"] = np.asarray(self._optimizer.iterations.numpy(), np.int64)
-        return state
+        return self.snapshot().read()
 
     def set_state(self, state: PortableState) -> None:
         """Load portable state into this worker's model and optimizer."""
-        if problems := state_problems(self.get_state(), state):
-            raise TaskError("the state does not fit the model:\n  " + "\n  ".join(problems))
-        for entry in self._entries:
-            entry.write(state[f"model/{entry.path}"])
-        for slot in self._slots():
-            slot.write(state[f"optimizer/{slot.path}"])
-        if self._counts_steps():
-            self._optimizer.iterations.assign(int(state["optimizer/step"]))
+        self._state.load(state)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Give every worker the root's optimizer state, parameters and buffers."""
@@ -280,7 +264,7 @@ class TensorFlowBackend:
         with peer_errors():
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
             hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
-            hvd.broadcast_variables([entry.variable.value for entry in self._entries], root)
+            hvd.broadcast_variables([entry.variable.value for entry in self._state.model.entries], root)
 
     def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
         """Write the model in a form that others serve, load it back and compare outputs."""
@@ -390,9 +374,7 @@ class TensorFlowBackend:
         gradients = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
         # traced once: which variables the graph reaches does not change from step to step
         self._missing = [
-            f"model/{entry.path}"
-            for entry, gradient in zip(self._trainable, gradients, strict=True)
-            if gradient is None
+            entry.name for entry, gradient in zip(self._trainable, gradients, strict=True) if gradient is None
         ]
         dense = self._optimizer.dense(gradients, self._parameters)
         return dense, tf.linalg.matvec(values, weights)
@@ -414,9 +396,3 @@ class TensorFlowBackend:
     def _add(self, sums: Tensor, weight: float) -> None:
         self._sums = sums if self._sums is None else self._sums + sums
         self._weight += weight
-
-    def _slots(self) -> list[Entry]:
-        return slot_entries(self._optimizer.inner, self._entries)
-
-    def _counts_steps(self) -> bool:
-        return not isinstance(self._optimizer.inner, SGD)

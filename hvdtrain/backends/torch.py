@@ -1,6 +1,6 @@
 """PyTorch behind the Backend interface, over ``horovod.torch``.
 
-With its parts (``_torch_state``, ``_torch_losses``) the only place that imports torch.
+With its parts (``_torch_*.py``) the only place that imports torch.
 ``tensorflow.py`` has the same names in the same order.
 """
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
+from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._torch_losses import NAMED
-from hvdtrain.backends._torch_state import Entry, entries, slot_entries, step_counts
+from hvdtrain.backends._torch_slots import TrainingState, fill_slots
+from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals, state_problems
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -150,8 +152,8 @@ class TorchBackend:
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
         self._model, self._new_model = model.to(self._device), task.torch_model
-        self._entries = entries(self._model)
-        self._trainable = [entry for entry in self._entries if entry.trainable]
+        tensors = ModelState(self._model, Renaming(task, "torch"))
+        self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
             raise TaskError("the model has no parameter that requires a gradient")
         self._parameters = [entry.tensor for entry in self._trainable]
@@ -163,7 +165,8 @@ class TorchBackend:
             op=hvd.Average,
         )
         if not hasattr(task, "torch_optimizer"):
-            self._fill_slots()
+            fill_slots(self._optimizer)
+        self._state = TrainingState(tensors, self._optimizer)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -226,12 +229,12 @@ class TorchBackend:
 
     def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the trainable parameters of this worker by portable name."""
-        for entry in self._trainable:
-            yield f"model/{entry.path}", entry.read()
+        for field in self._state.model.trainable_fields():
+            yield field.name, field.read()
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Give the shapes of the trainable parameters by portable name."""
-        return {f"model/{entry.path}": entry.shape for entry in self._trainable}
+        return {field.name: field.shape for field in self._state.model.trainable_fields()}
 
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
@@ -242,50 +245,31 @@ class TorchBackend:
         if self.workers.size == 1:
             return
         with peer_errors():
-            for entry in self._entries:
+            for entry in self._state.model.entries:
                 if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point():
                     hvd.allreduce_(entry.tensor, op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
 
-    def snapshot(self):
-        """Copy model and optimizer of this worker off the device."""
-
-        class P:
-            def __init__(self, s):
-                self.s = s
-
-            def read(self):
-                return self.s
-
-        return P(self.get_state())
+    def snapshot(self) -> TorchSnapshot:
+        """Copy model and optimizer of this worker off the device, for another thread to read."""
+        return self._state.snapshot()
 
     def get_state(self) -> PortableState:
         """Give model and optimizer of this worker as portable state."""
-        state = {f"model/{entry.path}": entry.read() for entry in self._entries}
-        state |= {f"optimizer/{slot.path}": slot.read() for slot in self._slots()}
-        counts = step_counts(self._optimizer)
-        if counts:
-            state["optimizer/step"] = np.asarray(int(counts[0]), np.int64)
-        return state
+        return self.snapshot().read()
 
     def set_state(self, state: PortableState) -> None:
         """Load portable state into this worker's model and optimizer."""
-        if problems := state_problems(self.get_state(), state):
-            raise TaskError("the state does not fit the model:\n  " + "\n  ".join(problems))
-        for entry in self._entries:
-            entry.write(state[f"model/{entry.path}"])
-        for slot in self._slots():
-            slot.write(state[f"optimizer/{slot.path}"])
-        for count in step_counts(self._optimizer):
-            count.fill_(float(state["optimizer/step"]))
+        self._state.load(state)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Give every worker the root's optimizer state, parameters and buffers."""
         if self.workers.size == 1:
             return
         with peer_errors():
-            # Horovod fills an empty state by a step with zero gradients, which applies weight
-            # decay: so only where the root has a state, and before the parameters
-            if self.workers.broadcast_object(bool(self._optimizer.state), root):
+            # made here: Horovod makes missing slots by a step that moves parameters and options
+            has_slots = self.workers.broadcast_object(self._state.has_slots(), root)
+            self._state.follow(has_slots)
+            if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self._model.state_dict(), root)
 
@@ -320,19 +304,6 @@ class TorchBackend:
             weight_decay=decay,
             fused=fused,
         )
-
-    def _fill_slots(self) -> None:
-        """Make the slots of sgd and adamw now, as zeros, so that there is a state to broadcast."""
-        adamw = isinstance(self._optimizer, torch.optim.AdamW)
-        for parameter in self._parameters:
-            if not adamw and self._optimizer.param_groups[0]["momentum"]:
-                self._optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-            elif adamw:
-                self._optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
 
     def _wrap(self, batch: HostBatch) -> TorchBatch:
         slots = range(len(batch.weights))
@@ -409,6 +380,3 @@ class TorchBackend:
     def _add(self, sums: torch.Tensor, weight: float) -> None:
         self._sums = sums if self._sums is None else self._sums + sums
         self._weight += weight
-
-    def _slots(self) -> list[Entry]:
-        return slot_entries(self._optimizer, self._entries)

@@ -118,11 +118,28 @@ EDITS: tuple[Edit, ...] = (
         upstream="open-mpi/ompi#10480",
     ),
     Edit(
-        name="exec mpirun",
+        name="imports for mpirun",
+        file="horovod/runner/mpi_run.py",
+        find="import copy\nimport os\nimport sys\n",
+        replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n",
+        why="For the next edits.",
+        upstream="none found",
+    ),
+    Edit(
+        name="running mpirun",
+        file="horovod/runner/mpi_run.py",
+        find="def mpi_run(settings, nics, env, command, stdout=None, stderr=None):\n",
+        replacement=texts.MPIRUN_FUNCTION,
+        why="mpirun kills its workers 0.3 seconds after a SIGTERM, which is too soon to save, and no "
+        "setting changes it. But it passes SIGUSR2 on.",
+        upstream="none found",
+    ),
+    Edit(
+        name="mpirun as a child",
         file="horovod/runner/mpi_run.py",
         find="os.execve('/bin/sh', ['/bin/sh', '-c', mpirun_command], env)",
-        replacement="os.execve('/bin/sh', ['/bin/sh', '-c', 'exec ' + mpirun_command], env)",
-        why="A shell stayed between horovodrun and mpirun. SIGTERM ended the shell and left "
+        replacement="sys.exit(_run_and_pass_signals_on(mpirun_command, env))",
+        why="horovodrun became a shell that waits for mpirun. SIGTERM ended the shell and left "
         "mpirun and the workers running.",
         upstream="none found (the shell came with horovod/horovod#931)",
     ),
@@ -154,7 +171,16 @@ EDITS: tuple[Edit, ...] = (
         name="exit code import",
         file="horovod/runner/launch.py",
         find="from horovod.runner.gloo_run import gloo_run, gloo_run_elastic\n",
-        replacement="from horovod.runner.gloo_run import WorkerFailedError, gloo_run, gloo_run_elastic\n",
+        replacement="from horovod.runner.gloo_run import STOPPED, WorkerFailedError, gloo_run, "
+        "gloo_run_elastic\n",
+        why="For the next edits.",
+        upstream="none found",
+    ),
+    Edit(
+        name="signal import",
+        file="horovod/runner/launch.py",
+        find="import os\nimport sys\nimport textwrap\n",
+        replacement="import os\nimport signal\nimport sys\nimport textwrap\n",
         why="For the next edit.",
         upstream="none found",
     ),
@@ -167,11 +193,36 @@ EDITS: tuple[Edit, ...] = (
         upstream="none found",
     ),
     Edit(
+        name="signals over Gloo",
+        file="horovod/runner/gloo_run.py",
+        find=texts.SHUTDOWN_OLD,
+        replacement=texts.SHUTDOWN_NEW,
+        why="SIGUSR1 and SIGUSR2 ended horovodrun, and Ctrl-C reached the workers as SIGTERM.",
+        upstream="none found",
+    ),
+    Edit(
+        name="a worker that stopped",
+        file="horovod/runner/gloo_run.py",
+        find=texts.SAID_OLD,
+        replacement=texts.SAID_NEW,
+        why="A worker that stops on request ends with exit code 75, which is no failure.",
+        upstream="none found",
+    ),
+    Edit(
+        name="the others of a worker that stopped",
+        file="horovod/runner/gloo_run.py",
+        find=texts.REMAINING_OLD,
+        replacement=texts.REMAINING_NEW,
+        why="They stop as well, and need the time for it; where all were asked, nobody is asked again.",
+        upstream="none found",
+    ),
+    Edit(
         name="grace time",
         file="horovod/runner/common/util/safe_shell_exec.py",
         find=texts.GRACE_OLD,
         replacement=texts.GRACE_NEW,
-        why="Five seconds may be too few for a worker to save its state.",
+        why="Five seconds may be too few for a worker that is asked to stop to save its state; for "
+        "the others of one that failed they are enough.",
         upstream="none found",
     ),
     Edit(
@@ -191,5 +242,47 @@ EDITS: tuple[Edit, ...] = (
         why="The stopped shell was sent a SIGTERM, which a stopped process does not take, and "
         "five seconds passed before the SIGKILL.",
         upstream="none found (the code came with horovod/horovod#1915)",
+    ),
+    Edit(
+        name="a deaf middleman",
+        file="horovod/runner/common/util/safe_shell_exec.py",
+        find=texts.MIDDLEMAN_OLD,
+        replacement=texts.MIDDLEMAN_NEW,
+        why="Where a scheduler signalled all processes, the one between horovodrun and the worker ended "
+        "first, and the worker's exit code was lost.",
+        upstream="none found",
+    ),
+    Edit(
+        name="the middleman's orders",
+        file="horovod/runner/common/util/safe_shell_exec.py",
+        find=texts.PARENT_OLD,
+        replacement=texts.PARENT_NEW,
+        why="A middleman could only be told to end its worker, with one signal and one grace time for "
+        "all reasons.",
+        upstream="none found",
+    ),
+    Edit(
+        name="orders for middlemen",
+        file="horovod/runner/common/util/safe_shell_exec.py",
+        find=texts.PIPES_OLD,
+        replacement=texts.PIPES_NEW,
+        why="As above: the part of horovodrun.",
+        upstream="none found",
+    ),
+    Edit(
+        name="orders by event",
+        file="horovod/runner/common/util/safe_shell_exec.py",
+        find=texts.EVENTS_OLD,
+        replacement=texts.EVENTS_NEW,
+        why="As above: a user's or scheduler's wish is told from a failure.",
+        upstream="none found",
+    ),
+    Edit(
+        name="no orders after the end",
+        file="horovod/runner/common/util/safe_shell_exec.py",
+        find=texts.JOINED_OLD,
+        replacement=texts.JOINED_NEW,
+        why="As above: a middleman that has ended is told nothing.",
+        upstream="none found",
     ),
 )

@@ -7,6 +7,7 @@ worker count. Every worker runs the same tests in the same order.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -343,6 +344,48 @@ def test_broadcast_gives_every_worker_the_roots_state(started):
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+class OwnOptimizer(Linear):
+    """With an optimizer of the task's, which in PyTorch makes its slots in its first step."""
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.NAdam(parameters, weight_decay=0.1)
+
+    def tf_optimizer(self):
+        import keras
+
+        return keras.optimizers.Nadam()
+
+
+def test_broadcast_gives_the_roots_slots_to_workers_without(started):
+    backend = build(started, OwnOptimizer())
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=i))
+    state = backend.get_state()
+    expected = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    build(started, OwnOptimizer())
+    if backend.workers.rank == 0:
+        backend.set_state(state)
+    backend.broadcast_state(0)
+    found = backend.get_state()
+    assert found.keys() == state.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, state[name], err_msg=name)
+    losses = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    assert losses == expected
+
+
+def test_broadcast_before_the_first_step_leaves_the_roots_slots(started):
+    backend = build(started, OwnOptimizer())
+    expected = backend.get_state()
+    backend.broadcast_state(0)
+    found = backend.get_state()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
 def test_moving_statistics_are_averaged(started):
     backend = build(started, Mixed())
     step(backend, global_batch(backend, SAMPLES))
@@ -419,6 +462,21 @@ def test_state_survives_a_round_trip(started):
         assert value.dtype == state[name].dtype
 
 
+def test_a_snapshot_is_not_changed_by_later_steps(started):
+    backend = build(started, Mixed(), optimizer="adamw")
+    step(backend, global_batch(backend, SAMPLES))
+    before = backend.get_state()
+    pending = backend.snapshot()
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=1 + i))
+    with ThreadPoolExecutor(1) as other_thread:
+        state = other_thread.submit(pending.read).result()
+    assert state.keys() == before.keys()
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert (backend.get_state()["model/dense/kernel"] != state["model/dense/kernel"]).any()
+
+
 def test_portable_names_and_layouts(started):
     backend = build(started, Mixed(), momentum=0.9)
     shapes = {name: value.shape for name, value in backend.get_state().items()}
@@ -453,11 +511,33 @@ def test_portable_names_and_layouts(started):
 )
 def test_a_state_that_does_not_fit_is_refused_by_name(started, change, said):
     backend = build(started, Linear())
-    state = backend.get_state()
+    before = backend.get_state()
+    state = {name: value + 1 for name, value in before.items()}
     change(state)
     with pytest.raises(TaskError) as caught:
         backend.set_state(state)
     assert said in caught.value.problem
+    for name, value in backend.get_state().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+class Renamed(Linear):
+    state_names = {"torch": {"dense": "head"}, "tf": {"dense": "head"}}  # noqa: RUF012
+
+
+def test_a_state_of_other_names_is_refused_with_a_line_to_paste(started):
+    state = build(started, Linear(), momentum=0.9).get_state()
+    backend = build(started, Renamed(), momentum=0.9)
+    with pytest.raises(TaskError) as caught:
+        backend.set_state(state)
+    assert caught.value.remedy.endswith(f'state_names = {{"{FRAMEWORK}": {{"dense": "dense"}}}}')
+
+
+def test_state_names_apply_to_the_model_and_the_optimizer(started):
+    state = build(started, Renamed(), momentum=0.9).get_state()
+    assert set(state) == {
+        f"{part}/head/{role}" for part in ("model", "optimizer/momentum") for role in ("kernel", "bias")
+    }
 
 
 def test_objects_travel_between_workers(started):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from hvdtrain import ending
+from hvdtrain.backends.base import NO_REQUESTS, Requests
 from hvdtrain.ending import answer_expected, close_in_time, end_worker, interruptible
 from hvdtrain.errors import (
     AgreementError,
@@ -34,7 +35,7 @@ def _alone(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _signals():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in ending.HANDLED}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -174,6 +175,39 @@ def test_a_second_signal_does_not_disturb_the_ending():
     with pytest.raises(Interrupted, match="SIGINT"), interruptible():
         ends_slowly()
     assert ended == [True]
+
+
+def test_while_it_trains_a_request_to_stop_waits_and_may_be_repeated():
+    with interruptible() as signals:
+        with signals.at_a_step():
+            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
+                signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)  # a launcher ends the others of one that stopped
+        assert signals.requests() == Requests(stop=True)
+        assert signals.number == signal.SIGTERM
+
+
+def test_ctrl_c_ends_also_what_was_asked_to_stop():
+    def asked_twice() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible() as signals, signals.at_a_step():
+        asked_twice()
+
+
+def test_sigusr1_asks_once_for_a_save():
+    with interruptible() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        assert signals.requests() == Requests(save=True)
+        assert signals.requests() is NO_REQUESTS
+
+
+def test_nothing_changes_an_ending_that_is_settled():
+    with interruptible() as signals:
+        signals.ignore()
+        for number in ending.HANDLED:
+            signal.raise_signal(number)
 
 
 def test_the_callers_handlers_come_back():

@@ -1,9 +1,9 @@
-"""The portable state's rules: initial values by name, and what is said where a state does not fit."""
+"""Initial values of parameters: by portable name and seed alone."""
 
 import numpy as np
 import pytest
 
-from hvdtrain.backends.base import initial_value, state_problems
+from hvdtrain.backends.base import initial_value
 
 
 def test_initial_values_are_pinned():
@@ -35,6 +35,13 @@ def test_kernels_are_glorot_uniform(shape, fan_in, fan_out):
     assert drawn.std() == pytest.approx(limit / np.sqrt(3), rel=0.1)
 
 
+@pytest.mark.parametrize("shape", [(4, 12), (12, 4), (5, 5)])
+def test_recurrent_kernels_are_orthogonal(shape):
+    drawn = initial_value("model/a/recurrent_kernel", shape, 0)
+    product = drawn @ drawn.T if shape[0] <= shape[1] else drawn.T @ drawn
+    np.testing.assert_allclose(product, np.eye(min(shape)), atol=1e-6)
+
+
 def test_embeddings_lie_within_a_twentieth():
     drawn = initial_value("model/a/embeddings", (50, 8), 0)
     assert 0.045 < np.abs(drawn).max() <= 0.05
@@ -60,18 +67,3 @@ def test_values_depend_on_name_and_seed_alone():
 def test_values_are_float32_of_the_shape(role):
     drawn = initial_value(f"model/a/{role}", (2, 3), 0)
     assert (drawn.dtype, drawn.shape) == (np.float32, (2, 3))
-
-
-def test_a_state_that_fits_has_no_problems():
-    state = {"a": np.zeros((2, 3)), "b": np.zeros(())}
-    assert state_problems(state, dict(state)) == []
-
-
-def test_every_problem_of_a_state_is_named():
-    expected = {"gone": np.zeros(2), "bent": np.zeros((2, 3)), "fine": np.zeros(1)}
-    found = {"new": np.zeros(4), "bent": np.zeros((3, 2)), "fine": np.ones(1)}
-    assert state_problems(expected, found) == [
-        "missing: gone (2,)",
-        "unexpected: new (4,)",
-        "misshapen: bent must be (2, 3), is (3, 2)",
-    ]

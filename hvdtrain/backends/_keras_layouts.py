@@ -1,0 +1,82 @@
+"""Which portable arrays the variables of Keras layers become, by layer type: paths, roles, layouts.
+
+``_torch_layouts`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
+to do here.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+Layer = Any
+Variable = Any
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+# what Keras calls a variable that was given no name
+_NO_NAME = re.compile(r"variable(_\d+)?")
+
+
+def role(layer: Layer, variable: Variable) -> str:
+    """Give the last part of a variable's portable name: its name in the layer.
+
+    A variable without a name of its own goes by the attribute that holds it, as in PyTorch.
+    """
+    if isinstance(layer, keras.layers.RMSNormalization) and variable.name == "scale":
+        return "gamma"
+    if _NO_NAME.fullmatch(variable.name):
+        for attribute, value in vars(layer).items():
+            if value is variable:
+                return attribute
+    return str(variable.name)
+
+
+def portable_shape(layer: Layer, variable: Variable) -> tuple[int, ...]:
+    """Give the shape of a variable's portable array, which has its values in the same order."""
+    shape = tuple(variable.shape)
+    if isinstance(layer, _CONVOLUTIONS) and variable.name == "kernel":
+        *spatial, width, filters = shape
+        if width == 1 and layer.groups > 1:  # depthwise: (..spatial, in, multiplier)
+            return (*spatial, layer.groups, filters // layer.groups)
+    return shape
+
+
+def children(layer: Layer) -> Iterator[tuple[str, Layer]]:
+    """Give the layers right below a layer, each with its names: more than one where it is shared.
+
+    In functional and sequential models a layer goes by its name; in a subclass by the attribute
+    (and index) that holds it, as PyTorch names modules. An empty name adds nothing to the path.
+    """
+    below = [child for child in layer._layers if not isinstance(child, keras.layers.InputLayer)]
+    if isinstance(layer, keras.layers.RNN):
+        yield from (("", child) for child in below)  # PyTorch has no cell inside a layer
+    elif isinstance(layer, keras.layers.StackedRNNCells):
+        yield from ((str(i), child) for i, child in enumerate(layer.cells))
+    elif isinstance(layer, (keras.Sequential, *_ATTENTION)) or type(layer).__name__ == "Functional":
+        yield from ((child.name, child) for child in below)
+    else:
+        held = {id(child): child for child in below}
+        named = [(name, held[key]) for name, key in _attributes(layer) if key in held]
+        found = {id(child) for _, child in named}
+        yield from named
+        yield from ((child.name, child) for child in below if id(child) not in found)
+
+
+def _attributes(layer: Layer) -> Iterator[tuple[str, int]]:
+    for attribute, value in vars(layer).items():
+        # those are Keras's and TensorFlow's own bookkeeping
+        if attribute != "_layers" and not attribute.startswith("_self_"):
+            yield from _places(attribute, value)
+
+
+def _places(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(value, keras.layers.Layer):
+        yield name, id(value)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _places(f"{name}/{i}", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(f"{name}/{key}", item)

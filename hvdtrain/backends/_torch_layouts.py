@@ -1,0 +1,191 @@
+"""Which portable arrays PyTorch's modules become, by module type: roles, layouts and gate orders.
+
+``_keras_layouts`` does the same for Keras layers; the portable layouts are Keras's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+Array = NDArray[Any]
+
+_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_STATISTIC_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+_NORMS = (*_STATISTIC_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORM_ROLES = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one portable array follows from tensors of a module, and they from it.
+
+    Attributes:
+        to_portable: from the tensors' values.
+        from_portable: to the tensors' values, in the same order.
+        of_slots: the layout of optimizer slots, where it is another.
+        lossy: whether the tensors cannot be told from the array, so that they are saved as well.
+    """
+
+    to_portable: Callable[[list[Array]], Array]
+    from_portable: Callable[[Array], list[Array]]
+    of_slots: "Layout | None" = None
+    lossy: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One portable array of a module.
+
+    Attributes:
+        role: its name below the module's path, such as "kernel" or "0/forward_layer/bias".
+        tensors: the module's names of the tensors that it follows from.
+        layout: how.
+        rows: the part of each tensor's first axis that counts; all of it where None.
+    """
+
+    role: str
+    tensors: tuple[str, ...]
+    layout: Layout
+    rows: slice | None = None
+
+
+def _one(to_portable: Callable[[Array], Array], from_portable: Callable[[Array], Array]) -> Layout:
+    return Layout(lambda tensors: to_portable(tensors[0]), lambda array: [from_portable(array)])
+
+
+SAME = _one(lambda a: a, lambda a: a)
+_TRANSPOSED = _one(lambda a: a.T, lambda a: a.T)
+# (out, in, ..spatial) to (..spatial, in, out); of a transposed convolution, whose own layout is
+# (in, out, ..spatial), to (..spatial, out, in)
+_CONVOLUTION = _one(lambda a: np.moveaxis(a, (1, 0), (-2, -1)), lambda a: np.moveaxis(a, (-2, -1), (1, 0)))
+
+
+def rules(module: nn.Module) -> list[Rule]:
+    """Give the portable arrays of a module of a known type.
+
+    Tensors that no rule names keep their own name and layout; a rule whose tensors the module does
+    not have (such as those of a bias) does not count.
+    """
+    for types, make in _RULES:
+        if isinstance(module, types):
+            return make(module)
+    return []
+
+
+def left_out(module: nn.Module) -> tuple[str, ...]:
+    """Name the buffers of a module that are no part of its state."""
+    # the count decides the average only where there is no fixed momentum
+    counts = isinstance(module, _STATISTIC_NORMS) and module.momentum is not None
+    return ("num_batches_tracked",) if counts else ()
+
+
+def _kernel(module: nn.Module) -> Layout:
+    if module.transposed or module.groups != module.in_channels or module.in_channels == 1:
+        return _CONVOLUTION
+    channels = module.in_channels  # depthwise: (in * multiplier, 1, ..spatial) to (..spatial, in, multiplier)
+
+    def to_portable(weight: Array) -> Array:
+        return np.moveaxis(weight.reshape(channels, -1, *weight.shape[2:]), (0, 1), (-2, -1))
+
+    def from_portable(kernel: Array) -> Array:
+        weight = np.moveaxis(kernel, (-2, -1), (0, 1))
+        return weight.reshape(-1, 1, *weight.shape[2:])
+
+    return _one(to_portable, from_portable)
+
+
+def _attention(module: nn.MultiheadAttention) -> list[Rule]:
+    """(heads * width, in) to (in, heads, width) for what goes in, (heads, width, out) for what comes out."""
+    embed, heads, width = module.embed_dim, module.num_heads, module.head_dim
+    into = _one(lambda w: w.T.reshape(-1, heads, width), lambda k: k.reshape(-1, embed).T)
+    per_head = _one(lambda b: b.reshape(heads, width), lambda b: b.reshape(-1))
+    out = _one(lambda w: w.T.reshape(heads, width, -1), lambda k: k.reshape(embed, -1).T)
+    found = []
+    for i, name in enumerate(("query", "key", "value")):
+        rows = slice(i * embed, (i + 1) * embed)
+        if module.in_proj_weight is None:
+            found.append(Rule(f"{name}/kernel", (f"{name[0]}_proj_weight",), into))
+        else:
+            found.append(Rule(f"{name}/kernel", ("in_proj_weight",), into, rows))
+        found.append(Rule(f"{name}/bias", ("in_proj_bias",), per_head, rows))
+    found.append(Rule("attention_output/kernel", ("out_proj.weight",), out))
+    found.append(Rule("attention_output/bias", ("out_proj.bias",), SAME))
+    return found
+
+
+def _recurrent(module: nn.RNNBase) -> list[Rule]:
+    found = []
+    for layer in range(module.num_layers):
+        place = f"{layer}/" if module.num_layers > 1 else ""
+        if not module.bidirectional:
+            found += _gated(module.mode, place, f"_l{layer}")
+        else:
+            found += _gated(module.mode, f"{place}forward_layer/", f"_l{layer}")
+            found += _gated(module.mode, f"{place}backward_layer/", f"_l{layer}_reverse")
+    return found
+
+
+def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
+    """Give the rules of one recurrent layer in one direction.
+
+    PyTorch orders an LSTM's gates as Keras does (input, forget, cell, output); of a GRU, PyTorch has
+    (reset, update, new) and Keras (update, reset, new). Keras's GRU keeps both biases, as two rows.
+    """
+    swap = _swap_gates if mode == "GRU" else _unchanged
+    kernel = _one(lambda w: swap(w).T, lambda k: swap(k.T))
+    stacked = Layout(
+        lambda biases: np.stack([swap(b) for b in biases]), lambda bias: [swap(bias[0]), swap(bias[1])]
+    )
+    return [
+        Rule(f"{place}kernel", (f"weight_ih{suffix}",), kernel),
+        Rule(f"{place}recurrent_kernel", (f"weight_hh{suffix}",), kernel),
+        Rule(
+            f"{place}bias",
+            (f"bias_ih{suffix}", f"bias_hh{suffix}"),
+            stacked if mode == "GRU" else _SUMMED,
+        ),
+    ]
+
+
+def _unchanged(array: Array) -> Array:
+    return array
+
+
+def _swap_gates(array: Array) -> Array:
+    """Swap the first and second third of the first axis."""
+    return np.concatenate([array.reshape(3, -1, *array.shape[1:])[i] for i in (1, 0, 2)])
+
+
+# the two biases of an LSTM only ever act as their sum, and get equal gradients
+_SUMMED = Layout(
+    lambda biases: np.add(*biases),
+    lambda bias: [bias, np.zeros_like(bias)],
+    of_slots=Layout(lambda slots: slots[0], lambda slot: [slot, slot], lossy=True),
+    lossy=True,
+)
+
+
+_RULES: list[tuple[tuple[type, ...], Callable[[Any], list[Rule]]]] = [
+    ((nn.MultiheadAttention,), _attention),
+    ((nn.RNNBase,), _recurrent),
+    ((nn.RNNCellBase,), lambda cell: _gated("GRU" if isinstance(cell, nn.GRUCell) else "", "", "")),
+    ((nn.Linear,), lambda module: [Rule("kernel", ("weight",), _TRANSPOSED)]),
+    (_CONVOLUTIONS, lambda module: [Rule("kernel", ("weight",), _kernel(module))]),
+    ((nn.Embedding, nn.EmbeddingBag), lambda module: [Rule("embeddings", ("weight",), SAME)]),
+    (_NORMS, lambda module: [Rule(role, (name,), SAME) for name, role in _NORM_ROLES.items()]),
+]

@@ -1,0 +1,118 @@
+"""A scheduler asks a job to stop or to save: it stops in order, and goes on later where it stopped."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from endings import Ending, command_for, ended, run_to_end, steps_logged, wait_until
+from jobs import started
+
+JOBS = [("torch", "none"), ("torch", "mpi"), ("torch", "gloo"), ("tf", "gloo")]
+LAUNCHED = [("torch", "mpi"), ("torch", "gloo")]
+
+
+def slow(framework: str, controller: str, *options: str) -> list[str]:
+    workers = 1 if controller == "none" else 2
+    return command_for(
+        workers, controller, "Slow", "--framework", framework, "--save-every", "1000", *options
+    )
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run" / "checkpoints").glob("step-*"))
+
+
+def trains_on(folder: Path) -> None:
+    """Wait until a job has done some more steps."""
+    before = steps_logged(folder)
+    wait_until(lambda: steps_logged(folder) >= before + 3)
+
+
+def asked_to_stop(command: list[str], folder: Path, number: int, rank: int | None = None):
+    """Signal a job, or one worker of it, while it trains; give its ending and the seconds it took."""
+    with started(command, folder) as job:
+        trains_on(folder)
+        begun = time.time()
+        os.kill(job.process.pid if rank is None else int((folder / f"pid-{rank}").read_text()), number)
+        ending = ended(job, folder, 60)
+    return ending, ending.ended - begun
+
+
+def assert_stopped_in_order(ending: Ending) -> int:
+    """Check what a job left that stopped on request; give the step where it stopped."""
+    assert ending.returncode == 75, ending.output
+    assert ending.summary["status"] == "stopped"
+    step = ending.summary["steps"]
+    assert step >= 3
+    newest = checkpoints(ending.folder)[-1]
+    assert int(newest.removeprefix("step-")) == step
+    assert ending.summary["checkpoint"].endswith(newest)
+    return step
+
+
+@pytest.fixture(scope="module", params=JOBS, ids="-".join)
+def terminated(request, tmp_path_factory):
+    ending, seconds = asked_to_stop(slow(*request.param), tmp_path_factory.mktemp("job"), signal.SIGTERM)
+    return ending, seconds, request.param
+
+
+def test_sigterm_stops_at_a_step_with_exit_code_75(terminated):
+    assert_stopped_in_order(terminated[0])
+
+
+def test_sigterm_stops_soon(terminated):
+    print(f"{terminated[2]}: {terminated[1]:.2f} s")
+    assert terminated[1] < 10
+
+
+def test_an_orderly_stop_does_not_look_like_a_crash(terminated):
+    for sign in ("Traceback", "leaked", "first to fail", "after failure", "bug in hvdtrain"):
+        assert sign not in terminated[0].output
+    if terminated[2][1] == "gloo":
+        assert "horovodrun: the workers stopped on request" in terminated[0].output
+
+
+def test_the_same_command_goes_on_where_it_stopped(terminated):
+    ending, _, job = terminated
+    step = ending.summary["steps"]
+    result = run_to_end(slow(*job, "--steps", str(step + 3), "--resume"), ending.folder)
+    assert result.returncode == 0, result.output
+    assert result.summary["steps"] == step + 3
+    lines = (ending.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [record["step"] for record in map(json.loads, lines) if record["phase"] == "train"]
+    assert steps == list(range(1, step + 4))
+
+
+@pytest.mark.parametrize("job", JOBS[:3], ids="-".join)
+def test_sigusr1_saves_and_training_goes_on(job, tmp_path):
+    with started(slow(*job), tmp_path) as running:
+        trains_on(tmp_path)
+        os.kill(running.process.pid, signal.SIGUSR1)
+        wait_until(lambda: checkpoints(tmp_path), 20)
+        trains_on(tmp_path)
+        os.kill(running.process.pid, signal.SIGTERM)
+        ending = ended(running, tmp_path, 60)
+    assert_stopped_in_order(ending)
+
+
+@pytest.mark.parametrize("job", LAUNCHED, ids="-".join)
+def test_one_worker_that_is_asked_stops_all_of_them(job, tmp_path):
+    ending, seconds = asked_to_stop(slow(*job), tmp_path, signal.SIGTERM, rank=1)
+    assert_stopped_in_order(ending)
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("job", [("torch", "mpirun"), *LAUNCHED], ids="-".join)
+def test_sigusr2_to_a_launcher_stops_in_order(job, tmp_path):
+    ending, seconds = asked_to_stop(slow(*job), tmp_path, signal.SIGUSR2)
+    assert_stopped_in_order(ending)
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("job", LAUNCHED, ids="-".join)
+def test_a_launcher_that_is_killed_leaves_no_worker(job, tmp_path):
+    _, seconds = asked_to_stop(slow(*job), tmp_path, signal.SIGKILL)
+    assert seconds < 10

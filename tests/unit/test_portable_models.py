@@ -1,0 +1,338 @@
+"""Whole models as portable state: paths of all kinds of models, shared weights, buffers, kinds of numbers."""
+
+import numpy as np
+import pytest
+from twins import RANDOM, KerasSide, TorchSide, assert_same, check, keras, model_part, torch
+
+from hvdtrain.errors import TaskError
+
+nn, layers = torch.nn, keras.layers
+X = RANDOM.standard_normal((3, 4)).astype(np.float32)
+
+
+def names(side):
+    return sorted(name.removeprefix("model/") for name in side.read() if name.startswith("model/"))
+
+
+class TorchBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4, eps=1e-3)
+
+    def forward(self, x):
+        return x + self.norm(self.dense(x))
+
+
+class TorchNested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = TorchBlock()
+        self.blocks = nn.ModuleList([TorchBlock() for _ in range(2)])
+        self.by_name = nn.ModuleDict({"left": nn.Linear(4, 2), "right": nn.Linear(4, 2)})
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.scale * (self.by_name["left"](x) - self.by_name["right"](x))
+
+
+class KerasBlock(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+        self.norm = layers.LayerNormalization(epsilon=1e-3)
+
+    def call(self, x):
+        return x + self.norm(self.dense(x))
+
+
+class KerasNested(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first = KerasBlock()
+        self.blocks = [KerasBlock() for _ in range(2)]
+        self.by_name = {"left": layers.Dense(2), "right": layers.Dense(2)}
+        self.scale = self.add_weight(shape=(2,), initializer="ones")
+
+    def call(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.scale * (self.by_name["left"](x) - self.by_name["right"](x))
+
+
+def built(model, x=X):
+    model(x)
+    return model
+
+
+def test_nested_modules_go_by_their_attributes():
+    left, right = TorchSide(TorchNested()), KerasSide(built(KerasNested()))
+    check(left, right, [X])
+    assert {"first/dense/kernel", "blocks/1/norm/gamma", "by_name/right/bias", "scale"} <= set(names(left))
+
+
+def functional():
+    x = keras.Input((4,))
+    y = layers.Dense(5, activation="silu", name="dense1")(x)
+    return keras.Model(x, layers.Dense(2, name="dense2")(y))
+
+
+def sequential():
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="silu", name="dense1"), layers.Dense(2, name="dense2")]
+    )
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense1 = layers.Dense(5, activation="silu", name="goes_by_its_attribute")
+        self.dense2 = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense2(self.dense1(x))
+
+
+class TorchPlain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense1, self.dense2 = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.dense2(nn.functional.silu(self.dense1(x)))
+
+
+@pytest.mark.parametrize("make", [functional, sequential, lambda: built(Subclassed())])
+def test_functional_sequential_and_subclassed_models(make):
+    left, right = TorchSide(TorchPlain()), KerasSide(make())
+    check(left, right, [X])
+    assert names(right) == ["dense1/bias", "dense1/kernel", "dense2/bias", "dense2/kernel"]
+
+
+def test_layers_of_a_sequential_may_be_named_after_their_places():
+    module = nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 2))
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="silu", name="0"), layers.Dense(2, name="2")]
+    )
+    check(TorchSide(module), KerasSide(model), [X])
+
+
+def test_state_names_make_models_of_other_names_fit():
+    module = nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 2))
+    x = keras.Input((4,))
+    model = keras.Model(x, layers.Dense(2, name="head")(layers.Dense(5, activation="silu", name="body")(x)))
+    names_of = {"torch": {"0": "net/in", "2.kernel": "net/out/kernel", "2": "net/out"}}
+    names_of["tf"] = {"body": "net.in", "head": "net.out"}
+    check(TorchSide(module, state_names=names_of), KerasSide(model, state_names=names_of), [X])
+
+
+class TorchTied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.Linear(4, 7, bias=False)  # before the embedding, so that order does not decide
+        self.embedding = nn.Embedding(7, 4)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.decoder(torch.tanh(self.embedding(x)))
+
+
+class KerasTied(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(7, 4)
+
+    def call(self, x):
+        return keras.ops.tanh(self.embedding(x)) @ keras.ops.transpose(self.embedding.embeddings)
+
+
+def test_an_embedding_tied_to_the_output_is_one_array():
+    x = RANDOM.randint(0, 7, (2, 5))
+    left, right = TorchSide(TorchTied()), KerasSide(built(KerasTied(), x))
+    check(left, right, [x])
+    assert names(left) == ["embedding/embeddings"]
+    assert left.module.decoder.weight is left.module.embedding.weight
+
+
+class TorchShared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        dense = nn.Linear(4, 4)
+        self.steps = nn.ModuleList([dense, dense])
+        self.step = dense
+
+    def forward(self, x):
+        return self.steps[1](torch.tanh(self.step(x)))
+
+
+class KerasShared(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.step = layers.Dense(4)
+        self.steps = [self.step, self.step]
+
+    def call(self, x):
+        return self.steps[1](keras.ops.tanh(self.step(x)))
+
+
+def test_a_shared_layer_goes_by_its_shortest_path_in_any_order():
+    left, right = TorchSide(TorchShared()), KerasSide(built(KerasShared()))
+    check(left, right, [X])
+    assert names(left) == ["step/bias", "step/kernel"]
+
+
+def test_a_shared_layer_goes_by_the_name_that_the_task_gives():
+    side = TorchSide(TorchShared(), state_names={"torch": {"steps.1": "twice"}})
+    assert names(side) == ["twice/bias", "twice/kernel"]
+
+
+class Buffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(6).reshape(2, 3))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.register_buffer("nothing", None)
+        self.short = nn.Parameter(torch.randn(3, dtype=torch.bfloat16))
+        self.norm = nn.BatchNorm1d(3)
+
+
+def test_persistent_buffers_of_all_kinds_survive():
+    module = Buffers()
+    side = TorchSide(module)
+    state = side.read()
+    assert {name: value.dtype.name for name, value in model_part(state).items()} == {
+        "model/short": "float32",
+        "model/table": "int64",
+        "model/mask": "bool",
+        **{f"model/norm/{r}": "float32" for r in ("gamma", "beta", "moving_mean", "moving_variance")},
+    }
+    fresh = TorchSide(Buffers())
+    fresh.module.table.zero_()
+    fresh.module.mask.zero_()
+    fresh.write(state)
+    assert_same(fresh.read(), state)
+    for name, tensor in fresh.module.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name]), name
+        assert tensor.dtype == module.state_dict()[name].dtype
+
+
+def test_the_count_of_batches_is_kept_where_it_decides_the_average():
+    assert "num_batches_tracked" in names(TorchSide(nn.BatchNorm1d(3, momentum=None)))
+    assert "num_batches_tracked" not in names(TorchSide(nn.BatchNorm1d(3)))
+
+
+class KerasKinds(keras.Model):
+    def __init__(self):
+        super().__init__()
+        for kind in ("bfloat16", "float16", "int64", "bool"):
+            weight = self.add_weight(
+                shape=(3,), dtype=kind, name=kind, trainable=False, initializer="zeros", autocast=False
+            )
+            setattr(self, f"of_{kind}", weight)
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_all_kinds_of_variables_survive():
+    side = KerasSide(built(KerasKinds()))
+    side.model.of_bfloat16.assign([1.5, -3.0, 2.0**-100])
+    side.model.of_int64.assign([2**40, 0, -1])
+    side.model.of_bool.assign([True, False, True])
+    state = side.read()
+    assert state["model/bfloat16"].dtype == np.float32
+    assert state["model/int64"].tolist() == [2**40, 0, -1]
+    fresh = KerasSide(built(KerasKinds()))
+    fresh.write(state)
+    assert_same(fresh.read(), state)
+
+
+def test_compiled_and_wrapped_modules_keep_their_names():
+    module = nn.Sequential(nn.Linear(4, 2))
+    module[0] = torch.compile(module[0])
+    assert names(TorchSide(torch.compile(module))) == ["0/bias", "0/kernel"]
+
+
+class Colliding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(2, 2)
+        self.dense.kernel = nn.Parameter(torch.zeros(2))
+
+
+def test_two_tensors_of_one_name_are_refused_naming_both():
+    with pytest.raises(TaskError, match=r"name dense/kernel: dense\.weight and dense\.kernel"):
+        TorchSide(Colliding())
+    with pytest.raises(TaskError, match=r"name a/kernel: dense1\.weight and dense2\.weight"):
+        TorchSide(TorchPlain(), state_names={"torch": {"dense1": "a", "dense2": "a"}})
+    x = keras.Input((4,))
+    model = keras.Model(x, layers.Dense(2, name="a")(layers.Dense(2, name="b")(x)))
+    with pytest.raises(TaskError, match="name a/kernel: b/kernel and a/kernel"):
+        KerasSide(model, state_names={"tf": {"b": "a"}})
+
+
+def test_modules_without_shapes_are_refused():
+    with pytest.raises(TaskError, match=r"the model's 0\.weight has no shape yet"):
+        TorchSide(nn.Sequential(nn.LazyLinear(2)))
+
+
+def lstm(**options):
+    return TorchSide(nn.LSTM(3, 4, num_layers=2, **options))
+
+
+def biases(side):
+    return {name: p.detach().clone() for name, p in side.module.named_parameters() if "bias" in name}
+
+
+def test_the_two_biases_of_an_lstm_come_back_bit_by_bit():
+    side, fresh = lstm(), lstm()
+    state = side.read()
+    assert "torch/model/bias_hh_l1" in state
+    fresh.write(state)
+    for name, value in biases(fresh).items():
+        assert torch.equal(value, biases(side)[name]), name
+
+
+@pytest.mark.parametrize("change", ["bias", "without", "shape"])
+def test_the_biases_become_the_sum_and_zero_where_they_cannot_be_told(change):
+    state = lstm().read()
+    if change == "bias":
+        state["model/1/bias"] = state["model/1/bias"] + 1
+    elif change == "without":
+        del state["torch/model/bias_ih_l1"]
+    else:
+        state["torch/model/bias_ih_l1"] = np.zeros(1, np.float32)
+    fresh = lstm()
+    fresh.write(state)
+    found = biases(fresh)
+    assert found["bias_ih_l1"].numpy().tolist() == state["model/1/bias"].tolist()
+    assert not found["bias_hh_l1"].any()
+    assert found["bias_hh_l0"].any()
+
+
+def test_subnormal_numbers_do_not_part_the_biases():
+    side, fresh = lstm(), lstm()
+    with torch.no_grad():
+        side.module.bias_ih_l0[0], side.module.bias_hh_l0[0] = 1e-41, 0.0
+    state = side.read()
+    torch.set_flush_denormal(True)
+    try:
+        fresh.write(state)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(biases(fresh)["bias_hh_l0"], biases(side)["bias_hh_l0"])
+
+
+def test_private_names_of_the_other_framework_are_skipped():
+    side = KerasSide(functional())
+    state = side.read()
+    side.write({**state, "torch/model/dense1/bias_hh_l0": np.zeros(3)})
+    assert_same(side.read(), state)
+    side = lstm()
+    side.write({**side.read(), "tf/model/anything": np.zeros(3)})

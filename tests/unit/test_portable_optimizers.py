@@ -1,0 +1,269 @@
+"""Optimizers as portable state: a fresh build that takes a state goes on as the one that gave it."""
+
+import numpy as np
+import pytest
+from twins import RANDOM, KerasSide, TorchSide, assert_same, keras, optimizer_part, torch
+
+from hvdtrain.backends._torch_slots import fill_slots
+from hvdtrain.errors import TaskError
+
+nn, layers = torch.nn, keras.layers
+X = RANDOM.standard_normal((6, 5, 8)).astype(np.float32)
+
+
+class Net(nn.Module):
+    """Modules of every kind of mapping: one to one, one to many, many to one."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.gru = nn.GRU(8, 4, batch_first=True)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+        self.conv = nn.Conv1d(4, 4, 3, groups=4)
+        self.dense = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.attention(x, x, x)[0]
+        x = self.lstm(self.gru(x)[0])[0]
+        return self.dense(self.conv(x.movedim(-1, 1)).movedim(1, -1))
+
+
+def torch_side(make):
+    torch.manual_seed(1)
+    module = Net()
+    return TorchSide(module, make(module.parameters()))
+
+
+def train(side, steps=3):
+    """Take some steps and give the weights after them."""
+    for _ in range(steps):
+        side.optimizer.zero_grad()
+        (side.module(torch.from_numpy(X)) ** 2).mean().backward()
+        side.optimizer.step()
+    return {name: p.detach().clone() for name, p in side.module.named_parameters()}
+
+
+class Numbers(torch.optim.Optimizer):
+    """An optimizer that keeps Python numbers: a count, a rate and a switch."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, rate=1.0, even=True, calls=0, nothing=None)
+                assert type(state["step"]) is int
+                assert type(state["calls"]) is int
+                assert type(state["rate"]) is float
+                assert type(state["even"]) is bool
+                p.sub_(p.grad, alpha=group["lr"] * state["rate"] * (2 if state["even"] else 1))
+                state["step"] += 1
+                state["calls"] += 2
+                state["rate"] *= 0.9
+                state["even"] = not state["even"]
+
+
+OWN = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "numbers": Numbers,
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_fresh_build_goes_on_bit_by_bit(name):
+    side, fresh = torch_side(OWN[name]), torch_side(OWN[name])
+    train(side)
+    state = side.read()
+    fresh.write(state)
+    assert_same(fresh.read(), state)
+    expected, found = train(side), train(fresh)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_used_optimizer_takes_a_state_too(name):
+    side, other = torch_side(OWN[name]), torch_side(OWN[name])
+    train(side)
+    train(other, 5)
+    state = side.read()
+    other.write(state)
+    assert_same(other.read(), state)
+
+
+def test_slots_are_laid_out_as_their_parameters():
+    side = torch_side(OWN["adamw"])
+    train(side, 1)
+    shapes = {name: value.shape for name, value in side.read().items()}
+    moments = "optimizer/first_moment/"
+    assert shapes[f"{moments}attention/query/kernel"] == shapes["model/attention/query/kernel"] == (8, 2, 4)
+    assert shapes[f"{moments}gru/bias"] == (2, 12)
+    assert shapes[f"{moments}lstm/bias"] == (16,)
+    assert shapes[f"{moments}conv/kernel"] == (3, 4, 1)
+    assert shapes["torch/optimizer/first_moment/lstm/bias_hh_l0"] == (16,)
+    assert {name for name in shapes if "step" in name} == {"optimizer/step"}
+
+
+def test_without_private_names_both_biases_of_an_lstm_get_the_slot():
+    side, fresh = torch_side(OWN["sgd"]), torch_side(OWN["sgd"])
+    train(side)
+    state = {name: value for name, value in side.read().items() if not name.startswith("torch/")}
+    fresh.write(state)
+    slots = fresh.optimizer.state
+    for bias in (fresh.module.lstm.bias_ih_l0, fresh.module.lstm.bias_hh_l0):
+        found = slots[bias]["momentum_buffer"].numpy()
+        assert found.tolist() == state["optimizer/momentum/lstm/bias"].tolist()
+
+
+def test_counts_of_steps_that_differ_come_back():
+    side, fresh = torch_side(OWN["adamw"]), torch_side(OWN["adamw"])
+    train(side)
+    side.optimizer.state[side.module.dense.bias]["step"].fill_(1)
+    state = side.read()
+    assert state["optimizer/step"] == 3
+    fresh.write(state)
+    assert fresh.optimizer.state[fresh.module.dense.bias]["step"] == 1
+    assert fresh.optimizer.state[fresh.module.dense.weight]["step"] == 3
+
+
+def test_a_state_from_before_the_first_step_empties_the_optimizer():
+    side, other = torch_side(OWN["nadam"]), torch_side(OWN["nadam"])
+    expected = side.read()
+    train(other)
+    other.write(expected)
+    assert_same(other.read(), expected)
+    assert not other.optimizer.state
+
+
+def test_a_refused_state_changes_nothing():
+    side, fresh = torch_side(OWN["nadam"]), torch_side(OWN["nadam"])
+    train(side)
+    state = side.read()
+    del state["optimizer/first_moment/dense/bias"]
+    before = fresh.read()
+    with pytest.raises(TaskError, match=r"missing: optimizer/first_moment/dense/bias \(2,\)"):
+        fresh.write(state)
+    assert_same(fresh.read(), before)
+    assert all(p.grad is None for p in fresh.module.parameters())
+
+
+def test_making_slots_changes_neither_weights_nor_options():
+    side = torch_side(OWN["sgd"])
+    before = side.read()
+    side.optimizer.param_groups[0]["lr"] = 5.0
+    side.state.make_slots()
+    after = side.read()
+    assert_same({name: after[name] for name in before}, before)
+    assert side.optimizer.param_groups[0]["lr"] == 5.0
+    assert optimizer_part(after)
+
+
+def test_an_optimizer_that_keeps_lists_is_refused_by_name():
+    side = torch_side(lambda p: torch.optim.LBFGS(p, max_iter=2))
+
+    def closure():
+        side.optimizer.zero_grad()
+        loss = (side.module(torch.from_numpy(X)) ** 2).mean()
+        loss.backward()
+        return loss
+
+    side.optimizer.step(closure)
+    with pytest.raises(TaskError, match=r"the state of LBFGS cannot be saved: 'old_dirs' of .* is a list"):
+        side.read()
+
+
+def test_what_an_optimizer_keeps_for_no_parameter_is_refused():
+    side = torch_side(OWN["sgd"])
+    train(side, 1)
+    side.optimizer.state["k"] = {"n": 1}
+    with pytest.raises(TaskError, match="cannot be saved: it keeps something for 'k', no parameter"):
+        side.read()
+
+
+def test_an_optimizer_that_needs_a_closure_cannot_take_slots():
+    side, fresh = torch_side(OWN["nadam"]), torch_side(torch.optim.LBFGS)
+    train(side, 1)
+    with pytest.raises(TaskError, match="the slots of LBFGS cannot be made"):
+        fresh.write(side.read())
+
+
+def test_frozen_parameters_have_no_slots():
+    side = torch_side(OWN["adamw"])
+    side.module.conv.weight.requires_grad_(False)
+    fresh = torch_side(OWN["adamw"])
+    fresh.module.conv.weight.requires_grad_(False)
+    train(side)
+    state = side.read()
+    assert "optimizer/first_moment/conv/kernel" not in state
+    fresh.write(state)
+    assert_same(fresh.read(), state)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_hvdtrains_own_optimizers_have_zeros_from_the_start(name):
+    side = torch_side(OWN[name])
+    fill_slots(side.optimizer)
+    assert optimizer_part(side.read())
+    assert all(not value.any() for value in optimizer_part(side.read()).values())
+
+
+def keras_side(make):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    x = keras.Input((5, 8))
+    y = layers.GRU(4, return_sequences=True, name="gru")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
+    y = layers.Dense(2, name="dense")(layers.Conv1D(4, 3, groups=4, name="conv")(y))
+    return KerasSide(keras.Model(x, y), make())
+
+
+def keras_train(side, steps=3):
+    import tensorflow as tf
+
+    variables = side.model.trainable_variables
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(side.model(X) ** 2)
+        side.optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+    return {v.path: v.numpy() for v in variables}
+
+
+KERAS = {
+    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
+    "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_a_keras_optimizer_goes_on_bit_by_bit(name):
+    side, fresh = keras_side(KERAS[name]), keras_side(KERAS[name])
+    keras_train(side)
+    state = side.read()
+    fresh.write(state)
+    assert_same(fresh.read(), state)
+    expected, found = keras_train(side), keras_train(fresh)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)
+
+
+def test_keras_slots_go_by_the_names_of_their_parameters():
+    side = keras_side(KERAS["adam"])
+    shapes = {key: value.shape for key, value in side.read().items()}
+    assert shapes["optimizer/momentums/mha/query/kernel"] == (8, 2, 4)
+    assert shapes["optimizer/momentums/conv/kernel"] == (3, 4, 1)
+    assert not [key for key in shapes if key.startswith("optimizer/variable/")]

@@ -1,0 +1,171 @@
+"""Portable names: the task's ``state_names``, and what is said where a state does not fit."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends._names import Renaming, check_state, check_unique, state_problems
+from hvdtrain.errors import TaskError
+
+
+def renaming(names, framework="torch"):
+    return Renaming(SimpleNamespace(state_names=names), framework)
+
+
+@pytest.mark.parametrize(
+    ("own", "portable"),
+    [
+        ("features/0/kernel", "conv1/kernel"),
+        ("features/0", "conv1"),
+        ("features/01/kernel", "features/01/kernel"),
+        ("features/1/bias", "rest/1/bias"),
+        ("features/1/norm/gamma", "norm/gamma"),
+        ("head/kernel", "out/weights"),
+        ("head/bias", "head/bias"),
+        ("wrapped/dense/bias", "dense/bias"),
+        ("other", "other"),
+    ],
+)
+def test_names_are_matched_on_whole_parts_and_the_longest_wins(own, portable):
+    names = {
+        "features.0": "conv1",
+        "features": "rest",
+        "features/01": "features.01",
+        "features/1/norm": "norm",
+        "head.kernel": "out/weights",
+        "wrapped": "",
+    }
+    assert renaming({"torch": names})(own) == portable
+
+
+def test_the_other_frameworks_part_is_not_looked_at():
+    names = renaming({"tf": {"dense_3": "head"}})
+    names.check_used(["dense_3/kernel"])
+    assert names("dense_3/kernel") == "dense_3/kernel"
+
+
+def test_tasks_without_state_names_keep_their_own():
+    assert Renaming(SimpleNamespace(), "tf")("a/kernel") == "a/kernel"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a"], "state_names must be a mapping of frameworks to mappings, found ['a']"),
+        ({"pytorch": {}}, "state_names has the parts 'torch' and 'tf', found 'pytorch'"),
+        ({"torch": ["a"]}, "state_names['torch'] must be a mapping, found ['a']"),
+        ({"torch": {"a": 1}}, "state_names['torch'] maps text to text, found 'a': 1"),
+        ({"torch": {"": "a"}}, "state_names['torch'] maps text to text, found '': 'a'"),
+    ],
+)
+def test_another_form_is_refused(names, said):
+    with pytest.raises(TaskError) as caught:
+        renaming(names)
+    assert caught.value.problem == said
+    assert "state_names = {" in caught.value.remedy
+
+
+def test_a_key_that_matches_nothing_is_refused_with_the_closest():
+    with pytest.raises(TaskError) as caught:
+        renaming({"torch": {"feature.0": "conv1"}}).check_used(["features/0/kernel", "head/bias"])
+    assert caught.value.problem == "state_names['torch'] has 'feature.0', which the model does not have"
+    assert "features/0" in caught.value.remedy
+
+
+def test_two_tensors_of_one_name_are_refused():
+    with pytest.raises(TaskError, match=r"the portable name a/kernel: x\.weight and y\.weight"):
+        check_unique([("a/kernel", "x.weight"), ("b/kernel", "z.weight"), ("a/kernel", "y.weight")])
+
+
+def test_a_state_that_fits_has_no_problems():
+    assert state_problems({"a": (2, 3), "b": ()}, {"b": (), "a": (2, 3)}) == []
+
+
+def test_every_problem_of_a_state_is_named():
+    expected = {"model/gone": (2,), "model/bent": (2, 3), "model/fine": (1,)}
+    found = {"model/new": (4,), "model/bent": (3, 2), "model/fine": (1,)}
+    assert state_problems(expected, found) == [
+        "missing: model/gone (2,)",
+        "unexpected: model/new (4,)",
+        "misshapen: model/bent must be (2, 3), is (3, 2)",
+    ]
+
+
+def test_a_missing_name_comes_with_the_closest_unexpected_ones():
+    expected = {"model/features/0/kernel": (3, 3, 1, 8)}
+    found = {
+        "model/features/1/kernel": (3, 3, 8, 8),
+        "model/conv1/kernel": (3, 3, 1, 8),
+        "optimizer/momentum/features/0/kernel": (3, 3, 1, 8),
+    }
+    assert state_problems(expected, found)[0] == (
+        "missing: model/features/0/kernel (3, 3, 1, 8); closest: model/conv1/kernel, model/features/1/kernel"
+    )
+
+
+def test_a_message_has_twelve_lines_at_most():
+    expected = {f"model/a{i}/kernel": (i, 2) for i in range(30)} | {f"model/{i}/bias": (2,) for i in range(9)}
+    found = {f"model/b{i}/bias": (i, 3) for i in range(40)} | {f"model/{i}/bias": (3,) for i in range(9)}
+    lines = state_problems(expected, found)
+    assert len(lines) == 12
+    assert "missing: and 27 more" in lines
+
+
+def refused(expected, found, framework="torch", own_names=None):
+    state = {name: np.zeros(shape) for name, shape in found.items()}
+    with pytest.raises(TaskError) as caught:
+        check_state(expected, state, framework, own_names)
+    return caught.value.remedy
+
+
+def test_the_remedy_can_be_pasted():
+    expected = {"features/0": (1, 8), "features/2": (8, 8), "head": (8, 2)}
+    found = {"conv1": (1, 8), "conv2": (8, 8), "head": (8, 2)}
+    remedy = refused(
+        {f"model/{name}/kernel": shape for name, shape in expected.items()},
+        {f"model/{name}/kernel": shape for name, shape in found.items()},
+    )
+    line = remedy.splitlines()[-1].strip()
+    assert line == 'state_names = {"torch": {"features/0": "conv1", "features/2": "conv2"}}'
+    scope = {}
+    exec(line, scope)
+    names = renaming(scope["state_names"])
+    assert {names(f"{own}/kernel") for own in expected} == {f"{name}/kernel" for name in found}
+
+
+def test_the_remedy_names_the_module_that_differs_and_not_each_below_it():
+    layers = [f"layers/{i}/{part}/kernel" for i in range(12) for part in ("attention", "dense")]
+    remedy = refused(
+        {f"model/encoder/{name}": (4, 4) for name in layers},
+        {f"model/backbone/{name}": (4, 4) for name in layers},
+        "tf",
+    )
+    assert remedy.splitlines()[-1].strip() == 'state_names = {"tf": {"encoder": "backbone"}}'
+
+
+def test_the_remedy_renames_nothing_that_fits():
+    expected = {"model/net/a/kernel": (2, 2), "model/net/b/kernel": (3, 3)}
+    found = {"model/other/a/kernel": (2, 2), "model/net/b/kernel": (3, 3)}
+    assert refused(expected, found).splitlines()[-1].strip() == (
+        'state_names = {"torch": {"net/a": "other/a"}}'
+    )
+
+
+def test_the_remedy_uses_the_models_own_names():
+    expected = {"model/conv9/kernel": (1, 8)}
+    remedy = refused(
+        expected,
+        {"model/conv1/kernel": (1, 8)},
+        own_names={"model/conv9/kernel": "model/features/0/kernel"},
+    )
+    assert '{"features/0": "conv1"}' in remedy
+
+
+def test_shapes_that_differ_have_no_line_to_paste():
+    remedy = refused({"model/a/kernel": (1, 2)}, {"model/b/kernel": (3, 4)})
+    assert "state_names" not in remedy
+
+
+def test_private_names_are_nobodys_problem():
+    check_state({"model/a": (1,)}, {"model/a": np.zeros(1), "torch/model/b": np.zeros(2)}, "tf")
