@@ -1,6 +1,7 @@
 """The command line: options are config fields, spelled with dashes, and nothing more."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -9,6 +10,7 @@ import click
 import hvdtrain
 from hvdtrain.config import Config, Layer, parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Stopped, UsageError
+from hvdtrain.forms import FORMS
 from hvdtrain.schedule import Cadence
 
 # config fields that have an option of their own; --set reaches all of them
@@ -57,16 +59,28 @@ def cli() -> None:
     """  # noqa: D301 - click takes a backspace as the start of lines to be left as they are
 
 
-def _config_options(command: Any) -> Any:
-    for name in reversed(OPTIONS):
-        field = Config.model_fields[name]
-        default = None if field.default is None or field.is_required() else f" [{field.default}]"
-        flag = f"--{name.replace('_', '-')}"
-        kind, metavar = _option_type(name, field.annotation)
-        help_text = f"{field.description}{default or ''}"
-        extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
-        command = click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)(command)
-    return command
+def _config_options(*names: str) -> Callable[[Any], Any]:
+    """Give a decorator that adds the options of these config fields, --set and --debug."""
+
+    def decorate(command: Any) -> Any:
+        command = click.option("--debug", is_flag=True, help="Show the traceback of every error.")(command)
+        command = click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config field; YAML value."
+        )(command)
+        for name in reversed(names):
+            command = _config_option(name)(command)
+        return command
+
+    return decorate
+
+
+def _config_option(name: str) -> Callable[[Any], Any]:
+    field = Config.model_fields[name]
+    default = None if field.default is None or field.is_required() else f" [{field.default}]"
+    kind, metavar = _option_type(name, field.annotation)
+    extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
+    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default or ''}"
+    return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
 
 
 def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
@@ -81,20 +95,71 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
     return {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING), None
 
 
+def _layers(assignments: tuple[str, ...], options: dict[str, Any]) -> list[Layer]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return [parse_assignments(assignments), Layer("options", given)]
+
+
 @cli.command()
 @click.argument("config_file", required=False, type=click.Path(path_type=Path))
-@_config_options
-@click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config field; YAML value."
-)
-@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@_config_options(*OPTIONS)
 def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Train a task (the default command)."""
     from hvdtrain.job import run_job
 
-    given = {name: value for name, value in options.items() if value is not None}
-    layers = [read_file(config_file)] if config_file else []
-    run_job([*layers, parse_assignments(assignments), Layer("options", given)])
+    run_job([*([read_file(config_file)] if config_file else []), *_layers(assignments, options)])
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@_config_options("framework", "task", "device")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE",
+              help="File of JSON lines (evaluations.jsonl in the run directory if not given).")  # fmt: skip
+def evaluate(
+    checkpoint: Path, output: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any
+) -> None:
+    """Evaluate a checkpoint, or a run's newest: alone or under a launcher, in either framework."""
+    from hvdtrain.evaluation import evaluate_checkpoint
+
+    evaluate_checkpoint(checkpoint, _layers(assignments, options), output=output)
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "form", required=True, type=click.Choice(list(FORMS)), help="Form; the framework follows."
+)
+@click.option("--output", type=click.Path(path_type=Path), metavar="PATH",
+              help="Where to (exports/ in the run directory if not given).")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an export that is there.")
+@_config_options("task")
+def export(
+    checkpoint: Path,
+    *,
+    form: str,
+    output: Path | None,
+    force: bool,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Export a checkpoint's model in a form that others serve; it is loaded back and compared."""
+    from hvdtrain.export import export_checkpoint
+
+    done = export_checkpoint(checkpoint, form, _layers(assignments, options), output, force)
+    click.echo(done.in_words())
+
+
+@cli.command("import")
+@click.argument("weights", type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
+              help="Folder that the checkpoint goes into.")  # fmt: skip
+@_config_options("framework", "task", "seed")
+def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Make a checkpoint of weights that PyTorch or Keras saved, for --init."""
+    from hvdtrain.importing import import_weights
+
+    click.echo(import_weights(weights, _layers(assignments, options), output).in_words())
 
 
 @cli.command()

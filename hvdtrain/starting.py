@@ -149,7 +149,7 @@ def _load(found: Checkpoint, backend: Backend, state: PortableState) -> None:
 def _check_same_training(found: Checkpoint, config: Config, data_size: int) -> None:
     remedy = f"To start anew from its weights, use --init {found.path} instead of --resume."
     before = str(found.record.config.get("task"))
-    if _short(before) != _short(config.task):
+    if not same_task(before, config.task):
         raise CheckpointError(
             f"checkpoint {found.path} was trained on task {before}; this job's task is {config.task}", remedy
         )
@@ -159,6 +159,11 @@ def _check_same_training(found: Checkpoint, config: Config, data_size: int) -> N
             f"now has {data_size:,}, so its place in the data means nothing",
             remedy,
         )
+
+
+def same_task(one: str, other: str) -> bool:
+    """Whether two tasks have one name, wherever they lie."""
+    return _short(one) == _short(other)
 
 
 def _short(task: str) -> str:

@@ -6,11 +6,13 @@ Methods that every rank must call, in the same order, have docstrings that start
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends._exchange import Exported
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -214,6 +216,27 @@ class Backend(Protocol):
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        ...
+
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs. Local.
+
+        Args:
+            form: one that ``hvdtrain.export`` lists for this framework.
+            path: the file or directory to write.
+            batch: real samples.
+
+        Raises:
+            TaskError: where the model cannot be written in this form.
+        """
+        ...
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; say what it held. Local.
+
+        Raises:
+            CheckpointError: where it would run code, is damaged or does not fit.
+        """
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ the same names in the same order.
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.quiet import quiet_stderr
@@ -20,6 +21,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends import _keras_export
+from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._keras_calls import Compiled, Phase, Signature
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
@@ -262,6 +265,14 @@ class TensorFlowBackend:
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
             hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
             hvd.broadcast_variables([entry.variable.value for entry in self._state.model.entries], root)
+
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs."""
+        return _keras_export.export_model(self._model, self._objective, form, path, batch)
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; say what it held."""
+        return _keras_export.load_weights_file(self._model, path)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""

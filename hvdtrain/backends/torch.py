@@ -6,6 +6,7 @@ With its parts (``_torch_*.py``) the only place that imports torch.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hvdtrain.backends import _torch_export
+from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._torch_losses import NAMED
@@ -148,7 +151,7 @@ class TorchBackend:
         model = task.torch_model()
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
-        self._model = model.to(self._device)
+        self._model, self._new_model = model.to(self._device), task.torch_model
         tensors = ModelState(self._model, Renaming(task, "torch"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
@@ -269,6 +272,14 @@ class TorchBackend:
             if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self._model.state_dict(), root)
+
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs."""
+        return _torch_export.export_model(self._model, self._new_model, self._objective, form, path, batch)
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; say what it held."""
+        return _torch_export.load_weights_file(self._model, path)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""

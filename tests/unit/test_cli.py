@@ -64,7 +64,7 @@ def test_help_gives_descriptions_and_defaults(invoke):
     assert "[sgd|adamw]" in words
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "build-horovod"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "export", "import", "compare", "build-horovod"])
 def test_help_lists_every_command(invoke, command):
     assert f"  {command} " in invoke("--help").output
 
@@ -207,7 +207,9 @@ def test_help_shows_the_commands_to_type_as_they_are_typed(invoke):
     assert "  horovodrun -np 16 -H host1:8,host2:8 python -m hvdtrain --framework torch" in lines
 
 
-@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("--version",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("--help",), ("train", "--help"), ("export", "--help"), ("--version",)], ids=" ".join
+)
 def test_help_loads_no_framework(words):
     assert loaded_by("-m", "hvdtrain", *words) & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
 
@@ -217,7 +219,10 @@ def test_importing_hvdtrain_loads_nothing_heavy():
 
 
 def test_the_job_loads_no_framework_before_it_knows_which():
-    assert loaded_by("-c", "import hvdtrain.job, hvdtrain.cli") & HEAVY == set()
+    assert (
+        loaded_by("-c", "import hvdtrain.job, hvdtrain.cli, hvdtrain.evaluation, hvdtrain.export") & HEAVY
+        == set()
+    )
 
 
 def test_public_names_are_there():

@@ -15,17 +15,24 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best"],
+    ["errors", "quiet", "threads", "summary", "logs", "best", "forms"],
     ["schedule", "terminal", "task", "horovod_build"],
     ["config", "environment", "data", "models", "tasks"],
-    ["backends.base", "backends._names", "backends._workers", "backends._objective"],
+    [
+        "backends.base",
+        "backends._exchange",
+        "backends._names",
+        "backends._workers",
+        "backends._objective",
+    ],
     ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
     ["report"],
     ["saving"],
     ["rundir", "session", "compare"],
     ["starting"],
     ["plan", "loop"],
-    ["job"],
+    ["opening", "recorded"],
+    ["job", "evaluation", "export", "importing"],
     ["cli"],
     ["__main__"],
 ]
@@ -172,7 +179,7 @@ def test_the_reader_of_imports_sees_what_is_there():
     assert frameworks("backends.torch", top_only=True) == {"torch", "horovod"}
     assert frameworks("backends.tensorflow", top_only=True) >= {"tensorflow", "keras", "horovod"}
     assert frameworks("models.convnet", top_only=False) == {"torch", "keras"}
-    assert "backends" in internal("job")
+    assert "backends" in internal("opening")
     assert "job" in internal("cli")
     assert "job" not in internal("cli", top_only=True)
     assert "session" not in internal("report")

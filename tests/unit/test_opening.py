@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain import job
+from hvdtrain import opening
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, HorovodBuildError, TaskError, UsageError
-from hvdtrain.job import open_material, prepare
+from hvdtrain.opening import Job, Material, open_material, prepare
 
 
 class Small:
@@ -33,15 +33,17 @@ class Small:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """Horovod counts as installed, and nothing is set for it."""
-    monkeypatch.setattr(job, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1"))
-    monkeypatch.setattr(job.environment, "prepare", lambda: {"SET": "1"})
+    monkeypatch.setattr(
+        opening, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1")
+    )
+    monkeypatch.setattr(opening.environment, "prepare", lambda: {"SET": "1"})
 
 
-def prepared(task_class: type = Small, **options: object) -> job.Job:
+def prepared(task_class: type = Small, **options: object) -> Job:
     return prepare([Layer("options", {"framework": "torch", "task": "small", **options})], task_class)
 
 
-def opened(task_class: type = Small, **options: object) -> job.Material:
+def opened(task_class: type = Small, **options: object) -> Material:
     return open_material(prepared(task_class, **options))
 
 
@@ -134,7 +136,7 @@ def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
     def missing(framework: str) -> None:
         raise HorovodBuildError("Horovod is not installed")
 
-    monkeypatch.setattr(job, "require_horovod", missing)
+    monkeypatch.setattr(opening, "require_horovod", missing)
     with pytest.raises(UsageError):
         prepared(seed=-1)
     with pytest.raises(HorovodBuildError):

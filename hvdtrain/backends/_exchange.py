@@ -1,0 +1,101 @@
+"""Models that come from elsewhere or go there: what both frameworks say and compare alike."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.errors import CheckpointError
+
+_LINES = 10
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export that was loaded back.
+
+    Attributes:
+        difference: largest difference between outputs of the model and of what was loaded back;
+            infinite where they do not compare.
+        scale: the model's largest output.
+        batch: the batch sizes that it takes, in words; empty where it holds weights only.
+    """
+
+    difference: float
+    scale: float
+    batch: str = ""
+
+    @property
+    def relative(self) -> float:
+        """The difference relative to the largest output."""
+        return self.difference / self.scale if self.difference else 0.0
+
+    def joined(self, other: "Exported") -> "Exported":
+        """Give the worse of two comparisons of one model."""
+        return max(self, other, key=lambda one: one.difference)
+
+
+def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], batch: str = "") -> Exported:
+    """Compare two models' outputs on one batch; NaN equals NaN."""
+    pairs = list(zip(expected, found, strict=False))
+    scale = max((_largest(array) for array in expected), default=0.0)
+    alike = len(expected) == len(found) and all(one.shape == other.shape for one, other in pairs)
+    if not alike:
+        return Exported(np.inf, scale, batch)
+    return Exported(max((_difference(*pair) for pair in pairs), default=0.0), scale or 1.0, batch)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    finite = np.abs(array.astype(np.float64))
+    return float(finite[np.isfinite(finite)].max(initial=0.0))
+
+
+def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a - b)
+    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+
+
+Shape = tuple[int, ...]
+
+
+def check_fit(path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+    """Check that a weights file holds what a model needs, no more and no less.
+
+    Args:
+        path: the file.
+        expected: the model's names and shapes.
+        found: the file's.
+
+    Raises:
+        CheckpointError: listing missing, unexpected and misshapen names; a missing one with the closest
+            name that the file has to spare.
+    """
+    spare = [name for name in found if name not in expected]
+    lines = [
+        f"{name}: the model's is {expected[name]}, the file's {found[name]}"
+        for name in expected
+        if name in found and expected[name] != found[name]
+    ]
+    for name in expected:
+        if name not in found:
+            lines.append(f"missing: {name} {expected[name]}{_closest(name, expected[name], spare, found)}")
+    lines += [f"unexpected: {name} {found[name]}" for name in spare]
+    if lines:
+        more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+        raise CheckpointError(
+            f"{path} does not fit the model:\n  " + "\n  ".join(lines[:_LINES] + more),
+            "Rename the file's weights, or give the task the model that they were made by.",
+        )
+
+
+def _closest(name: str, shape: Shape, spare: list[str], found: Mapping[str, Shape]) -> str:
+    alike = difflib.get_close_matches(name, [other for other in spare if found[other] == shape], n=1)
+    alike = alike or difflib.get_close_matches(name, spare, n=1)
+    return f"; the file has {alike[0]} {found[alike[0]]}" if alike else ""

@@ -1,0 +1,189 @@
+"""Evaluating a checkpoint: alone or with many workers, in either framework."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import recorded
+from hvdtrain.backends.base import Backend
+from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.cluster import agree, on_root
+from hvdtrain.config import Config, Layer
+from hvdtrain.ending import end_if_uncaught, interruptible
+from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, WorkerFailure
+from hvdtrain.logs import AppendFile
+from hvdtrain.loop import evaluate as run_evaluation
+from hvdtrain.opening import Job, build_together, meet, new_task, open_data, prepare, started
+from hvdtrain.report import SilentReport, counted, to_json
+from hvdtrain.session import Progress, Session
+from hvdtrain.starting import load_weights
+from hvdtrain.task import task_spec, where_raised
+from hvdtrain.terminal import open_console
+
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+def evaluate(
+    checkpoint: str | Path, task: Any = None, *, framework: str | None = None, **fields: Any
+) -> dict[str, float]:
+    """Evaluate a checkpoint; the same as ``python -m hvdtrain evaluate``, from a script.
+
+    Collective: every worker of the job calls it.
+
+    Args:
+        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's where not
+            given; must be given where that is not a built-in one.
+        framework: "torch" or "tf"; the one that trained it where not given.
+        fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
+
+    Returns:
+        Name to mean over the evaluation samples: "loss" and the task's metrics. The same on every
+        worker.
+
+    Raises:
+        HvdtrainError: as ``hvdtrain.train`` raises them.
+    """
+    end_if_uncaught()
+    given: dict[str, Any] = dict(fields)
+    if task is not None:
+        given["task"] = task_spec(task)
+    if framework is not None:
+        given["framework"] = framework
+    task_class = None if task is None or isinstance(task, str) else task
+    return evaluate_checkpoint(Path(checkpoint), [Layer("evaluate()", given)], task_class)
+
+
+def evaluate_checkpoint(
+    path: Path, given: list[Layer], task_class: Any = None, output: Path | None = None
+) -> dict[str, float]:
+    """Collective. Evaluate a checkpoint, show the metrics and append them to a file.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one.
+        given: the user's config layers, weakest first.
+        task_class: the task's class where the caller has it.
+        output: the file of JSON lines, in place of ``evaluations.jsonl`` in the run directory.
+
+    Raises:
+        EnvironmentFault: where ``output`` cannot be written; the metrics were shown.
+        DataError: where the task has no evaluation data.
+    """
+    with interruptible() as signals:
+        found = recorded.find_record(path)
+        job = prepare(recorded.layers_of(found, given), task_class)
+        with started(job, signals) as backend, signals.go_first():
+            done = _evaluate(job, backend, path, found)
+            on_root(backend.workers, lambda: _tell(done, output))
+        return done.metrics
+
+
+@dataclass(frozen=True)
+class _Done:
+    """An evaluation that was done."""
+
+    checkpoint: Checkpoint
+    config: Config
+    metrics: dict[str, float]
+    workers: int
+    samples: int
+    seconds: float
+
+    def in_words(self) -> str:
+        means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        step = self.checkpoint.record.step
+        return (
+            f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
+            f"{counted(self.workers, 'worker')}, {self.config.framework}, "
+            f"step {step:,}: {self.checkpoint.path})"
+        )
+
+    def as_dict(self) -> Mapping[str, Any]:
+        record = self.checkpoint.record
+        return {
+            "checkpoint": str(self.checkpoint.path),
+            "step": record.step,
+            "samples": record.samples,
+            "epoch": round(record.epoch, 6),
+            **self.metrics,
+            "task": self.config.task,
+            "framework": self.config.framework,
+            "workers": self.workers,
+            "eval_samples": self.samples,
+            "seconds": round(self.seconds, 4),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -> _Done:
+    """Collective. Agree, build, load the weights and run the loop's evaluation."""
+    meet(job, backend)
+    task = new_task(job)
+    data, facts = open_data(task, job.config, "eval_data")
+    agree(backend.workers, facts)
+    if data is None:
+        raise DataError(
+            f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
+            "Give the task evaluation data.",
+            everywhere=True,
+        )
+    build_together(job.config, task, backend)
+    found = on_root(backend.workers, lambda: _load(path, recorded_as, backend))
+    backend.broadcast_state(0)
+    record = found.record
+    session = Session(
+        config=job.config,
+        backend=backend,
+        train_data=range(record.data_size),  # its size is all that evaluation needs of it
+        eval_data=data,
+        report=SilentReport(),
+        run_dir=recorded.run_dir_of(found),
+        progress=Progress(record.step, record.samples),
+    )
+    begun = time.perf_counter()
+    try:
+        metrics = run_evaluation(session, session.layout())
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
+    return _Done(
+        found, job.config, metrics, backend.workers.size, len(data), seconds=time.perf_counter() - begun
+    )
+
+
+def _load(path: Path, recorded_as: Checkpoint, backend: Backend) -> Checkpoint:
+    found = recorded.verified(path, recorded_as.record)
+    load_weights(found, backend)
+    return found
+
+
+def _tell(done: _Done, output: Path | None) -> None:
+    """Show the metrics and append them to a file.
+
+    Raises:
+        EnvironmentFault: where the file that the user named cannot be written.
+    """
+    console = open_console()
+    console.print(done.in_words(), highlight=False, markup=False, soft_wrap=True)
+    path = output or recorded.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
+    problem = _append(path, to_json(done.as_dict()) + "\n")
+    if problem and output is not None:
+        raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
+    if problem:
+        said = f"note: cannot write {path}: {problem}; --output names another file"
+        console.print(said, highlight=False, markup=False, soft_wrap=True, style="yellow")
+
+
+def _append(path: Path, line: str) -> str:
+    """Append a line to a file; say what went wrong, if something did."""
+    try:
+        file = AppendFile(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    problem = file.append(line.encode())
+    file.close()
+    return "" if problem is None else problem.strerror or str(problem)

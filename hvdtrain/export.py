@@ -1,0 +1,219 @@
+"""Exporting a checkpoint: the model in a form that others serve, loaded back and compared first."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain import recorded
+from hvdtrain.backends._exchange import Exported
+from hvdtrain.backends.base import Backend
+from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.config import Config, Layer
+from hvdtrain.data.datasets import fetch
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.ending import interruptible
+from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
+from hvdtrain.forms import FORMS
+from hvdtrain.opening import Job, build, check_alone, new_task, open_data, prepare, started
+from hvdtrain.quiet import quiet_output
+from hvdtrain.starting import load_weights
+
+LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
+_LINES = 3  # of a framework's error; they can be long
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export that was done.
+
+    Attributes:
+        checkpoint: what was exported.
+        form: the form's name.
+        path: the file or directory.
+        exported: what came of loading it back.
+    """
+
+    checkpoint: Checkpoint
+    form: str
+    path: Path
+    exported: Exported
+
+    def in_words(self) -> str:
+        """Say what was written, how close it comes and how to load it."""
+        batch = f", takes {self.exported.batch}" if self.exported.batch else ""
+        record = self.checkpoint.record
+        return (
+            f"{self.form}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
+            f"of {self.checkpoint.path}, step {record.step:,}\n"
+            f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
+            f"{self.exported.relative:.1e} of the largest\n"
+            f"to load it: {FORMS[self.form].loading.format(path=self.path)}"
+        )
+
+
+def export_checkpoint(
+    path: Path, form: str, given: list[Layer], output: Path | None = None, force: bool = False
+) -> Export:
+    """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
+
+    One worker. The framework follows from the form, whatever framework trained the checkpoint.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one.
+        form: one of ``FORMS``.
+        given: the user's config layers, weakest first.
+        output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory where not given.
+        force: replace an export that is there.
+
+    Raises:
+        UsageError: where the output exists or has the wrong ending, or there are several workers.
+        EnvironmentFault: where a package is missing, nothing can be written, or what was loaded back
+            gives other outputs.
+        TaskError: where the model cannot be written in this form.
+    """
+    _check_packages(form)
+    found = recorded.find_record(path)
+    fixed = Layer(f"--to {form}", {"framework": FORMS[form].framework, "device": "cpu"})
+    layers = [*recorded.layers_of(found, given), fixed]
+    with interruptible() as signals:
+        job = prepare(layers)
+        output = output or _default_output(found, job.config, form)
+        _check_output(output, form, force)
+        with started(job, signals) as backend:
+            check_alone(backend, "export")
+            found, batch = _open(job, backend, path, found)
+            with _beside(output) as written:
+                with quiet_output():
+                    exported = _write(job, backend, form, written, batch)
+                _check_difference(exported, form)
+                _put_into_place(written, output)
+    return Export(found, form, output, exported)
+
+
+def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Checkpoint, HostBatch]:
+    """Build the model with the checkpoint's weights; give the checkpoint and a batch of real samples."""
+    task = new_task(job)
+    data, _ = open_data(task, job.config, "eval_data")
+    if data is None:
+        data, _ = open_data(task, job.config, "train_data")
+    if data is None:
+        raise DataError(f"task {job.config.task} has no data to compare outputs on")
+    build(job.config, task, backend)
+    found = recorded.verified(path, found.record)
+    load_weights(found, backend)
+    return found, _batch(data, job.config.eval_batch_size or job.config.batch_size)
+
+
+def _batch(data: Any, size: int) -> HostBatch:
+    """Give the first samples as a batch; the data from its start again where there are fewer."""
+    indices = np.arange(size, dtype=np.int64) % len(data)
+    return HostBatch(
+        step=0,
+        arrays={name: array[None] for name, array in fetch(data, indices).items()},
+        weights=np.ones((1, size), np.float32),
+        total_weight=float(size),
+        indices=indices[None],
+    )
+
+
+def _write(job: Job, backend: Backend, form: str, path: Path, batch: HostBatch) -> Exported:
+    try:
+        return backend.export(form, path, batch)
+    except HvdtrainError:
+        raise
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
+    except Exception as error:
+        said = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
+        raise TaskError(
+            f"the model of task {job.config.task} cannot be exported as {form}: "
+            f"{type(error).__name__}: {said}",
+            f"Other forms: {', '.join(name for name in FORMS if name != form)}. --debug shows all of it.",
+        ) from error
+
+
+def _check_difference(exported: Exported, form: str) -> None:
+    if not exported.relative <= LARGEST_DIFFERENCE:
+        raise EnvironmentFault(
+            f"{form}: loaded back, outputs differ by {exported.difference:.1e}, {exported.relative:.1e} of "
+            f"the largest; up to {LARGEST_DIFFERENCE:.0e} is rounding",
+            "Nothing was written. Does the model compute with anything that is not in its state "
+            "(attributes, random numbers)?",
+        )
+
+
+def _check_packages(form: str) -> None:
+    missing = [
+        name
+        for name in FORMS[form].packages
+        if name not in sys.modules and importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise EnvironmentFault(
+            f"--to {form} needs {', '.join(FORMS[form].packages)}; missing: {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
+        )
+
+
+def _default_output(found: Checkpoint, config: Config, form: str) -> Path:
+    task = Path(config.task.rpartition(":")[2]).stem.lower()
+    suffix = FORMS[form].suffix or f"-{form}"
+    return recorded.run_dir_of(found) / "exports" / f"{task}-{found.path.name}{suffix}"
+
+
+def _check_output(output: Path, form: str, force: bool) -> None:
+    suffix = FORMS[form].suffix
+    if suffix and output.suffix != suffix:
+        raise UsageError(f"--output {output}: a file of --to {form} ends with {suffix}")
+    if not output.exists():
+        return
+    if not force:
+        raise UsageError(f"{output} exists", "Give another --output, or --force to replace it.")
+    if output.is_dir() and (suffix or not (output / "saved_model.pb").exists()):
+        raise UsageError(f"{output} is a directory, and no export: --force does not replace it")
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """Context with a path of the same name in a folder beside; the folder is removed at its end."""
+    folder = output.with_name(f".new-{output.name}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)  # what a killed export left
+        folder.mkdir()
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
+    try:
+        yield folder / output.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_into_place(written: Path, output: Path) -> None:
+    """Rename what was written, and what lies beside it for it; what was there is removed."""
+    # the file itself last: it needs the others
+    for part in sorted(written.parent.iterdir(), key=lambda part: part == written):
+        place = output.with_name(part.name)
+        if part.is_file():
+            part.chmod(output.parent.stat().st_mode & 0o666)  # some libraries' files are the owner's alone
+        try:
+            if place.is_dir():
+                place.rename(written.with_name(".old"))
+            os.replace(part, place)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {place}: {error.strerror or error}") from None
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size + sum(p.stat().st_size for p in path.parent.glob(f"{path.name}.data"))
+    return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())

@@ -1,0 +1,110 @@
+"""Importing weights that another program saved: a checkpoint to start from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hvdtrain
+from hvdtrain import checkpoint
+from hvdtrain.backends.base import Backend
+from hvdtrain.checkpoint import Record
+from hvdtrain.config import Config, Layer
+from hvdtrain.ending import interruptible
+from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.opening import Job, build, check_alone, open_material, prepare, started
+from hvdtrain.quiet import quiet_output
+from hvdtrain.rundir import CHECKPOINTS
+
+# by the end of a file's name
+_FRAMEWORKS = {".pt": "torch", ".pth": "torch", ".safetensors": "torch", ".weights.h5": "tf", ".keras": "tf"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Weights that became a checkpoint.
+
+    Attributes:
+        source: the file.
+        held: what it held, in words.
+        path: the checkpoint.
+        config: the config that the model was built with.
+    """
+
+    source: Path
+    held: str
+    path: Path
+    config: Config
+
+    def in_words(self) -> str:
+        """Say what was read and how to go on."""
+        return (
+            f"read {self.source}: {self.held}\n"
+            f"checkpoint: {self.path}\n"
+            f"to train from it: python -m hvdtrain --framework {self.config.framework} "
+            f"--task {self.config.task} --init {self.path.parent}"
+        )
+
+
+def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
+    """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
+
+    One worker. Nothing in the file is executed.
+
+    Args:
+        path: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras (.weights.h5, .keras).
+        given: the user's config layers, weakest first.
+        output: the folder that the checkpoint goes into; holds none yet.
+
+    Raises:
+        CheckpointError: where the file is missing, damaged, needs code to be run, or does not fit.
+        UsageError: where its kind is unknown or another framework's, or ``output`` has checkpoints.
+        EnvironmentFault: where the checkpoint cannot be written.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
+    framework = _framework_of(path)
+    if checkpoint.checkpoints_in(output) or checkpoint.checkpoints_in(output / CHECKPOINTS):
+        raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
+    with interruptible() as signals:
+        job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given])
+        if job.config.framework != framework:
+            raise UsageError(
+                f"{path.name} is a file of --framework {framework}, not of {job.config.framework}",
+                "A checkpoint fits both: import it with that one, then train with the other.",
+            )
+        with started(job, signals) as backend:
+            check_alone(backend, "import")
+            held, made = _make(job, backend, path, output)
+    return Imported(path, held, made, job.config)
+
+
+def _framework_of(path: Path) -> str:
+    for suffix, framework in _FRAMEWORKS.items():
+        if path.name.endswith(suffix):
+            return framework
+    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FRAMEWORKS)}.")
+
+
+def _make(job: Job, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
+    """Build the model, load the file and write the checkpoint; give what the file held, and the latter."""
+    material = open_material(job)
+    build(job.config, material.task, backend)
+    with quiet_output():
+        held = backend.load_weights_file(path)
+    try:
+        made = checkpoint.write(output, backend.get_state(), _record(job, backend, material.train_data))
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
+    return held, made
+
+
+def _record(job: Job, backend: Backend, train_data: Any) -> Record:
+    return Record(
+        step=0,
+        samples=0,
+        data_size=len(train_data),
+        seconds=0.0,
+        workers=1,
+        config=job.config.model_dump(mode="json"),
+        versions={"hvdtrain": hvdtrain.__version__, **backend.versions()},
+    )

@@ -1,0 +1,241 @@
+"""Opening a job: its config, the meeting of the workers, the task with its data, the model."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import hvdtrain
+from hvdtrain import environment
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.base import Backend, initial_value
+from hvdtrain.cluster import agree
+from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.data.datasets import as_dataset, signature
+from hvdtrain.ending import Signals, answer_expected, close_in_time
+from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
+from hvdtrain.horovod_build import require_horovod
+from hvdtrain.session import Layout
+from hvdtrain.task import load_task_class, make_task, where_raised
+
+_FIRST_ANSWER_SECONDS = 30
+
+DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the task's method
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known before the workers meet: local to each of them.
+
+    Attributes:
+        config: the resolved config.
+        task_class: the task's class, or a function that makes a task.
+        build: the Horovod build, in words.
+        settings: environment variables that hvdtrain set.
+    """
+
+    config: Config
+    task_class: Any
+    build: str
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A worker's task and its data.
+
+    Attributes:
+        task: the task.
+        train_data: the training data, a Dataset.
+        eval_data: the evaluation data, or None.
+        facts: what of the data must be equal on all workers.
+    """
+
+    task: Any
+    train_data: Any
+    eval_data: Any
+    facts: Mapping[str, Any]
+
+
+def prepare(layers: list[Layer], task_class: Any = None) -> Job:
+    """Do what needs neither another worker nor the user's code: find the task, settle the config.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class where the caller has it; found by its name otherwise.
+    """
+    merged = {name: value for layer in layers for name, value in layer.values.items()}
+    spec = str(merged.get("task") or Config.model_fields["task"].default)
+    task_class = task_class or load_task_class(spec)
+    defaults = getattr(task_class, "defaults", {})
+    if not isinstance(defaults, Mapping):
+        raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
+    config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
+    build = require_horovod(config.framework)
+    return Job(config, task_class, build.describe(), environment.prepare())
+
+
+@contextmanager
+def started(job: Job, signals: Signals) -> Iterator[Backend]:
+    """Collective. Context with the job's backend.
+
+    After a good end Horovod stays: a script may train again, and MPI starts only once.
+    """
+    backend = load_backend(job.config)
+    try:
+        yield backend
+    except BaseException:
+        signals.ignore()  # how this ends is settled
+        close_in_time(backend.close)  # workers that wait for this one learn of it
+        raise
+
+
+def new_task(job: Job) -> Any:
+    """Make the task. Local: no collective.
+
+    The backend has started: the device is bound before the user's code can use it, and workers
+    that take long over their data hold up no start of Horovod, which waits for seconds only.
+    """
+    config = job.config
+    return make_task(job.task_class, config.task, config.task_options, config.framework)
+
+
+def open_material(job: Job) -> Material:
+    """Make the task and open its data, with the checks of both. Local: no collective."""
+    task = new_task(job)
+    train_data, train_facts = open_data(task, job.config, "train_data")
+    eval_data, eval_facts = open_data(task, job.config, "eval_data")
+    if train_data is None:
+        raise DataError(f"train_data() of task {job.config.task} gave None")
+    return Material(task, train_data, eval_data, {**train_facts, **eval_facts})
+
+
+def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
+    """Open one of the task's data sets and check that it can be read. Local: no collective.
+
+    Args:
+        task: the task.
+        config: the job's config.
+        method: "train_data" or "eval_data".
+
+    Returns:
+        The data set, or None where the task has none, and what of it must be equal on all workers.
+
+    Raises:
+        DataError: where it cannot be used.
+        TaskError: where the task's method fails.
+    """
+    what = DATA[method]
+    try:
+        source = getattr(task, method)()
+        if source is None:
+            return None, {f"size of the {what}": 0}
+        dataset = as_dataset(source)
+        facts = {f"{key} of the {what}": kind for key, kind in signature(dataset, what).items()}
+        return dataset, {f"size of the {what}": len(dataset), **facts}
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
+
+
+def open_together(job: Job, backend: Backend) -> tuple[Material, list[str]]:
+    """Collective. Agree, open the data and build the model.
+
+    Returns:
+        The task with its data, and the host of each worker.
+    """
+    hosts = meet(job, backend)
+    material = open_material(job)
+    agree(backend.workers, material.facts)
+    # raises before anything is written
+    Layout.of(job.config, backend.workers.size, len(material.train_data))
+    _check_best(job.config, material)
+    build_together(job.config, material.task, backend)
+    return material, hosts
+
+
+def meet(job: Job, backend: Backend) -> list[str]:
+    """Collective. Check that all workers answer, with the same config and versions; give their hosts."""
+    workers = backend.workers
+    with answer_expected(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
+        hosts = workers.allgather_object(workers.host)
+    agree(workers, _facts(job, backend))
+    return hosts
+
+
+def build_together(config: Config, task: Any, backend: Backend) -> None:
+    """Collective. Build the model, give it its initial values and compare its shape."""
+    build(config, task, backend)
+    shapes = {f"shape of {name}": shape for name, shape in backend.parameter_shapes().items()}
+    agree(backend.workers, shapes)
+
+
+def _check_best(config: Config, material: Material) -> None:
+    """Check early what would else come out at the first evaluation.
+
+    Raises:
+        ConfigError: where the metric that keep_best names cannot be there.
+    """
+    if config.keep_best is None:
+        return
+    metric = config.keep_best.metric
+    if material.eval_data is None:
+        raise ConfigError(
+            f"keep_best: {metric} is a metric of the evaluation, and the task has no evaluation data",
+            "Leave keep_best out, or give the task eval_data().",
+            everywhere=True,
+        )
+    known = ["loss", *getattr(material.task, "metrics", {})]
+    own_loss = hasattr(material.task, f"{config.framework}_loss")  # names its metrics when it is called
+    if not own_loss and metric not in known:
+        raise ConfigError(
+            f"keep_best: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
+        )
+
+
+def _facts(job: Job, backend: Backend) -> dict[str, Any]:
+    """What must be equal on all workers before they open their data."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {
+        "hvdtrain": hvdtrain.__version__,
+        "Python": python,
+        "Horovod": job.build,
+        **backend.versions(),
+    }
+    return {
+        **job.config.model_dump(mode="json"),
+        **{f"version of {name}": version for name, version in versions.items()},
+    }
+
+
+def build(config: Config, task: Any, backend: Backend) -> None:
+    """Build the model and give it its initial values. Local: no collective."""
+    try:
+        backend.build(task, config, config.accumulate)
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
+    if config.initial_parameters == "portable":
+        state = backend.get_state()
+        for name in state:
+            if name.startswith("model/"):
+                value = initial_value(name, state[name].shape, config.seed)
+                state[name] = state[name] if value is None else value
+        backend.set_state(state)
+
+
+def check_alone(backend: Backend, command: str) -> None:
+    """Check that this is the only worker. Local: no collective.
+
+    Raises:
+        UsageError: on every worker alike, where there are several.
+    """
+    if backend.workers.size > 1:
+        raise UsageError(
+            f"{command} is done by one worker; there are {backend.workers.size}",
+            f"Start it without a launcher: python -m hvdtrain {command} ...",
+            everywhere=True,
+        )

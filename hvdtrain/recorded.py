@@ -1,0 +1,120 @@
+"""What a checkpoint says of the training that made it, for the commands that go on from there.
+
+Each worker reads it before Horovod starts: framework and task decide what is loaded. Every byte of
+the checkpoint is checked later, by rank 0 alone.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import checkpoint
+from hvdtrain.checkpoint import Checkpoint, Record
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.rundir import CHECKPOINTS
+from hvdtrain.starting import same_task
+from hvdtrain.task import built_in_names
+from hvdtrain.terminal import launched_rank
+
+# where a run was written, started from and which of its checkpoints it kept; and the global batch,
+# which may have fewer samples than there are workers now
+_OF_TRAINING = {"run_dir", "resume", "init", "keep_best", "global_batch_size", "accumulate", "batch_size"}
+
+
+def find_record(path: Path) -> Checkpoint:
+    """Find what a user names, a checkpoint or a run's newest, by its record alone. Local: no collective.
+
+    Raises:
+        CheckpointError: where there is no checkpoint, or no record can be read.
+        EnvironmentFault: where a file cannot be read.
+    """
+    for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
+        record = checkpoint.read_record(candidate)
+        if record is not None:
+            return Checkpoint(candidate, record)
+    try:
+        return checkpoint.locate(path)
+    except CheckpointError as error:
+        if launched_rank() is not None:
+            shared = "Every worker reads the checkpoint: each host needs it, under this path."
+            error = CheckpointError(error.problem, f"{shared} {error.remedy}".strip())
+        raise error from None
+
+
+def verified(path: Path, expected: Record) -> Checkpoint:
+    """Check every byte of the checkpoint that a user names. Local: no collective.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one.
+        expected: the record that the job's config was made from.
+
+    Raises:
+        CheckpointError: where none is good, or the good one's config is another.
+    """
+    found = checkpoint.locate(path)
+    if found.record.config != expected.config:
+        raise CheckpointError(
+            f"the newest checkpoint of {path} is damaged; the one before it, {found.path.name}, was trained "
+            "with another config",
+            f"To use that one, name it: {found.path}",
+        )
+    return found
+
+
+def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
+    """Give a job's config layers, weakest first: the checkpoint's, then those that the user gave.
+
+    Evaluation keeps the samples per worker and batch that it had in training.
+
+    Args:
+        found: the checkpoint.
+        given: the user's layers.
+
+    Raises:
+        UsageError: where the task is a user's code and the user does not name it: code from elsewhere
+            must not run because a checkpoint says so.
+    """
+    config = found.record.config
+    trained_on = str(config.get("task"))
+    task = _value(given, "task")
+    if task is None and trained_on not in built_in_names():
+        raise UsageError(
+            f"checkpoint {found.path} was trained on the task {trained_on}, which is not built in; "
+            "it runs only if you name it",
+            f"If you trust it, add: --task {shlex.quote(trained_on)}",
+        )
+    values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
+    values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either
+    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found.record)
+    values["initial_parameters"] = "model"  # they are about to be replaced
+    if task is not None and not same_task(trained_on, str(task)):
+        values.pop("task_options", None)  # they are another constructor's
+    return [Layer(f"checkpoint {found.path}", values), *given]
+
+
+def run_dir_of(found: Checkpoint) -> Path:
+    """Give the run directory that a checkpoint lies in, or its own folder where it lies in none."""
+    folder = found.path.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
+
+
+def _newest_first(folder: Path) -> Iterable[Path]:
+    try:
+        return reversed(checkpoint.checkpoints_in(folder))
+    except OSError:
+        return ()
+
+
+def _value(layers: list[Layer], name: str) -> Any:
+    merged: Mapping[str, Any] = {key: value for layer in layers for key, value in layer.values.items()}
+    return merged.get(name)
+
+
+def _micro_batch(record: Record) -> int:
+    """Give the samples per worker and micro-batch of the training."""
+    total = record.config.get("global_batch_size")
+    if total is None:
+        return int(record.config.get("batch_size") or Config.model_fields["batch_size"].default)
+    return -(-int(total) // (record.workers * int(record.config.get("accumulate") or 1)))

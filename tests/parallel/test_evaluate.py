@@ -1,0 +1,102 @@
+"""A checkpoint evaluates to what training said, at any worker count and in either framework."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from jobs import Run, launcher, run, train
+from serving import last_eval, newest, trained
+
+SMALL = f"{Path(__file__).parent / 'small_task.py'}:Small"
+METRICS = ("loss", "accuracy")
+
+
+def evaluate(workers: int, checkpoint: Path, *options: str, cwd: Path):
+    start = launcher(workers, "none" if workers == 1 else "mpi")
+    return run([*start, "python", "-m", "hvdtrain", "evaluate", str(checkpoint), *options], cwd)
+
+
+@pytest.mark.parametrize(
+    ("trained_in", "framework", "workers"),
+    [("torch", "torch", 1), ("torch", "torch", 3), ("tf", "tf", 2), ("torch", "tf", 1), ("tf", "torch", 1)],
+)
+def test_metrics_are_those_of_the_trainings_last_evaluation(trained_in, framework, workers, tmp_path):
+    source, output = trained(trained_in), tmp_path / "evaluations.jsonl"
+    options = [] if framework == trained_in else ["--framework", framework]
+    result = evaluate(workers, source.folder, *options, "--output", str(output), cwd=tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    (line,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (line["workers"], line["framework"], line["step"]) == (workers, framework, 90)
+    assert line["checkpoint"] == str(newest(source))
+    expected = [last_eval(source)[name] for name in METRICS]
+    close = 1e-6 if framework == trained_in else 1e-5
+    assert [line[name] for name in METRICS] == pytest.approx(expected, rel=close)
+    (said,) = result.output.splitlines()
+    assert said.startswith(
+        f"eval  loss {expected[0]:.4f}  accuracy {expected[1]:.4f}  (359 samples of digits"
+    )
+
+
+def test_from_python_every_worker_gets_the_same_and_the_run_directory_keeps_it(tmp_path):
+    source = copy(trained("torch"), tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hvdtrain\n"
+        "from hvdtrain.tasks.digits import Digits\n"
+        f"for fields in ({{}}, {{'eval_batch_size': 100, 'task': Digits}}):\n"
+        f"    print('GOT', hvdtrain.evaluate({str(source.folder)!r}, **fields)['loss'])\n"
+    )
+    result = run([*launcher(2, "mpi"), "python", str(script)], tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    found = [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("GOT")]
+    assert found == pytest.approx([last_eval(source)["loss"]] * 4, rel=1e-6)
+    lines = [json.loads(text) for text in (source.folder / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == pytest.approx(sorted(found)[::2], rel=1e-6)
+
+
+def copy(source: Run, folder: Path) -> Run:
+    shutil.copytree(source.folder, folder / "run")
+    return Run(folder / "run", source.result)
+
+
+def test_a_damaged_checkpoint_is_named_and_a_run_has_the_one_before(tmp_path):
+    source = copy(trained("torch"), tmp_path)
+    damaged = source.folder / "checkpoints" / newest(source).name
+    file = damaged / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    refused = evaluate(1, damaged, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert f"checkpoint {damaged} is damaged: the content of model.safetensors has changed" in refused.stderr
+    assert "Beside it: step-00000045." in refused.stderr
+    result = evaluate(1, source.folder, cwd=tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    assert "step 45: " in result.stdout
+    assert damaged.exists(), "evaluating changes nothing"
+
+
+def test_a_users_task_runs_only_where_it_is_named(tmp_path):
+    source = train(1, "none", "--framework", "torch", "--task", SMALL, "--steps", "3", cwd=tmp_path)
+    refused = evaluate(1, source.folder, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert f"If you trust it, add: --task {SMALL}" in refused.stderr
+    result = evaluate(1, source.folder, "--task", SMALL, cwd=tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    line = json.loads((source.folder / "evaluations.jsonl").read_text())
+    assert line["mae"] == pytest.approx(last_eval(source)["mae"], rel=1e-6)
+    shutil.copy(SMALL.partition(":")[0], tmp_path)
+    other = tmp_path / "other.py"
+    other.write_text("from small_task import Small\nclass Bare(Small):\n    eval_data = lambda self: None\n")
+    refused = evaluate(2, source.folder, "--task", f"{other}:Bare", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("gave None: there is nothing to evaluate on") == 1
+
+
+def test_a_worker_that_lacks_the_checkpoint_says_so_with_its_host(tmp_path):
+    result = evaluate(2, tmp_path / "missing", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "rank 0 on " in result.stderr
+    assert f"there is no checkpoint {tmp_path / 'missing'}" in result.stderr
+    assert "each host needs it, under this path" in result.stderr

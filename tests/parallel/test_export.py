@@ -1,0 +1,73 @@
+"""Exports load elsewhere by the line that was printed, and give what training evaluated."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from jobs import launcher, run
+from serving import exports, hvdtrain, last_eval, newest, trained
+
+HERE = Path(__file__).parent
+FORMS = {"torch": ("safetensors", "pt", "torch-export", "onnx"), "tf": ("keras", "saved-model")}
+
+
+def loading_line(printed: str) -> str:
+    return re.search(r"^to load it: (.*)$", printed, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("framework", FORMS)
+def test_every_form_loads_by_its_line_and_gives_the_loss_that_training_evaluated(framework, tmp_path):
+    done = exports(FORMS[framework])
+    assert [error for _, error in done.values()] == [""] * len(done)
+    lines = [loading_line(printed) for printed, _ in done.values()]
+    result = run(["python", str(HERE / "job_load.py"), framework, json.dumps(lines)], tmp_path)
+    losses = [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")]
+    expected = [last_eval(trained(trained_in))["loss"] for trained_in, _ in done]
+    assert losses == pytest.approx(expected, rel=1e-5), result.output[-3000:]
+
+
+@pytest.mark.parametrize("framework", FORMS)
+def test_what_is_printed(framework):
+    for (trained_in, form), (printed, _) in exports(FORMS[framework]).items():
+        checkpoint = newest(trained(trained_in))
+        assert printed.startswith(f"{form}: {checkpoint.parent.parent}/exports/digits-{checkpoint.name}")
+        assert f"of {checkpoint}, step 90" in printed
+        assert float(re.search(r"at most, (\S+) of the largest", printed)[1]) < 1e-5
+        is_program = form in ("torch-export", "onnx", "saved-model")
+        assert ("takes any batch size" in printed) == is_program
+
+
+@pytest.mark.parametrize("framework", FORMS)
+def test_nothing_is_left_beside_the_exports(framework):
+    exports(FORMS[framework])
+    for trained_in in ("torch", "tf"):
+        folder = trained(trained_in).folder / "exports"
+        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_export_that_is_there_is_replaced_by_force_alone(tmp_path):
+    source, output = str(trained("torch").folder), tmp_path / "model.pt"
+    command = ["export", source, "--to", "pt", "--output", str(output)]
+    output.write_text("precious")
+    refused, _ = hvdtrain(command, [*command, "--force"], cwd=tmp_path)
+    assert refused[1].startswith(f"{output} exists\n")
+    assert output.read_bytes() != b"precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_several_workers_are_refused(tmp_path):
+    source = str(trained("torch").folder)
+    command = [*launcher(2, "mpi"), "python", "-m", "hvdtrain", "export", source, "--to", "pt"]
+    result = run([*command, "--output", "x.pt"], tmp_path)
+    assert result.returncode == 2
+    assert "export is done by one worker; there are 2" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "job"), [("torch", "job_torch_exports.py"), ("tf", "job_keras_exports.py")]
+)
+def test_models_of_other_kinds(framework, job, tmp_path):
+    result = run(["python", str(HERE / job)], tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
