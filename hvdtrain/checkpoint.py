@@ -12,11 +12,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hvdtrain.backends._names import is_private
@@ -165,26 +166,30 @@ def verify(path: Path) -> Checkpoint:
         Damage: saying which file is missing, of another size or content, or unreadable as JSON.
         EnvironmentFault: where a file is there but cannot be read.
     """
-    try:
-        record = _read_record(path / RECORD_FILE)
-        for name in (MODEL_FILE, OPTIMIZER_FILE):
-            _check_file(path / name, record.files.get(name))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise Damage(f"{Path(error.filename).name} is missing") from None
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot read the checkpoint {path}: {error.strerror or error}",
-            "Nothing was changed. Mend the disk or the permissions and start again.",
-        ) from None
+    with _readable(path):
+        try:
+            record = _read_record(path / RECORD_FILE)
+            for name in (MODEL_FILE, OPTIMIZER_FILE):
+                _check_file(path / name, record.files.get(name))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise Damage(f"{Path(error.filename).name} is missing") from None
     return Checkpoint(path, record)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Give the checkpoints in a folder, good or not, the newest last."""
+    """Give the checkpoints in a folder, good or not, the newest last.
+
+    Raises:
+        OSError: where the folder cannot be read.
+    """
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Give the step in the name of a checkpoint's directory."""
+    return int(path.name.rpartition("-")[2])
 
 
 def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -197,7 +202,9 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         EnvironmentFault: where a file cannot be read.
     """
     notes: list[str] = []
-    for path in reversed(checkpoints_in(folder)):
+    with _readable(folder):
+        paths = checkpoints_in(folder)
+    for path in reversed(paths):
         try:
             return verify(path), notes
         except Damage as damage:
@@ -207,9 +214,10 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def newest_verified(folder: Path) -> Path | None:
     """Give the newest checkpoint that verifies; nothing is set aside."""
-    for path in reversed(checkpoints_in(folder)):
-        with contextlib.suppress(Damage, EnvironmentFault):
-            return verify(path).path
+    with contextlib.suppress(OSError):
+        for path in reversed(checkpoints_in(folder)):
+            with contextlib.suppress(Damage, EnvironmentFault):
+                return verify(path).path
     return None
 
 
@@ -246,7 +254,7 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what killed runs left half written or half deleted."""
     for path in folder.iterdir():
         if path.name.startswith((_UNFINISHED, _REMOVED)):
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def locate(path: Path) -> Checkpoint:
@@ -258,6 +266,11 @@ def locate(path: Path) -> Checkpoint:
         CheckpointError: where there is none, or the one that was named is damaged.
         EnvironmentFault: where a file cannot be read.
     """
+    with _readable(path):
+        return _locate(path)
+
+
+def _locate(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent))
     if (path / RECORD_FILE).exists() or _NAME.fullmatch(path.name):
@@ -281,6 +294,18 @@ def locate(path: Path) -> Checkpoint:
     )
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Context in which what the system refuses is the environment's fault, and named so."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot read the checkpoint {path}: {error.strerror or error}",
+            "Nothing was changed. Mend the disk or the permissions and start again.",
+        ) from None
+
+
 def _known(folder: Path, other_than: Path | None = None) -> str:
     paths = [path for path in checkpoints_in(folder) if path != other_than]
     return f"Beside it: {', '.join(path.name for path in paths[-4:])}." if paths else ""
@@ -290,8 +315,10 @@ def _write_arrays(path: Path, arrays: PortableState) -> FileFacts:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    # the library writes an array's memory as it lies there, whatever its strides
+    in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
-        save_file(arrays, path)
+        save_file(in_order, path)
     except SafetensorError as error:
         raise _as_os_error(error, path) from None
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library's files are the owner's alone
@@ -389,4 +416,13 @@ def _sync(path: Path) -> None:
 def _delete(path: Path) -> None:
     removed = path.with_name(f"{_REMOVED}{path.name}")
     path.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    _remove(removed)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory with all that is in it, or a file or link of that name, as far as it goes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,10 +1,11 @@
 """One job, from its configuration to its summary: what every way of starting one goes through."""
 
 import signal
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, Requests
 from hvdtrain.checkpoint import newest_verified
 from hvdtrain.cluster import on_root
 from hvdtrain.config import Layer
@@ -83,14 +84,15 @@ def _train_session(
 ) -> Summary:
     """Collective. Train, and say how it ended."""
     backend = session.backend
-    status, problem = "failed", None
+    status, problem, in_order = "failed", None, False
     try:
         backend.broadcast_state(0)
         _say_plan(job, session, start, hosts, hasattr(task, f"{job.config.framework}_optimizer"))
         with signals.go_first():
-            run(session, signals.requests)
+            run(session, _asking(session, signals))
             session.saver.finish()
         status, problem = _status(session, signals)
+        in_order = True
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"
         newest = session.saver.newest
@@ -104,10 +106,10 @@ def _train_session(
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
-        summary = _summarise(session, status, problem)
+        summary = _summarise(session, status, problem, verified=in_order)
         session.report.finish(summary)
-        session.report.close()
         session.saver.finish(_LAST_SAVE_SECONDS)
+        session.report.close()  # last: what is being written waits for the log to be on the disk
     return _end_together(session, summary)
 
 
@@ -153,6 +155,27 @@ def _say_plan(job: Job, session: Session, start: Start, hosts: list[str], own_op
         session.report.note(note)
 
 
+def _asking(session: Session, signals: Signals) -> Callable[[], Requests]:
+    """Give what the loop asks at every step: what signals asked of this worker.
+
+    A request to stop is told, and the summary written, at once: a launcher may leave the workers less
+    time than a step and a save take, as mpirun does after Ctrl-C.
+    """
+    told = False
+
+    def asked() -> Requests:
+        nonlocal told
+        requests = signals.requests()
+        if requests.stop and not told:
+            told = True
+            why = f"{signal.Signals(signals.number or 0).name} came"
+            session.report.say(f"{why} {_where_it_stood(session)}; stopping after this step")
+            session.report.write_summary(_summarise(session, "stopped", why))
+        return requests
+
+    return asked
+
+
 def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
     """Collective. Give how training ended, as all workers see it, and why if not by itself."""
     why = None
@@ -163,7 +186,7 @@ def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
     reasons = session.backend.workers.allgather_object(why)
     why = next((reason for reason in reasons if reason), None)
     if session.stopped:
-        session.report.say(f"{why}; stopped {_where_it_stood(session)}")
+        session.report.say(f"stopped {_where_it_stood(session)}: {why}")
     return ("stopped" if session.stopped else "completed"), why
 
 
@@ -193,10 +216,11 @@ def _where_it_stood(session: Session) -> str:
     return f"{place}, run directory {session.run_dir}"
 
 
-def _summarise(session: Session, status: str, problem: str | None) -> Summary:
+def _summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
+    """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
     seconds = session.report.seconds()
     newest, failures = session.saver.newest, session.saver.failures
-    if newest is not None and status != "failed" and not (problem or "").startswith("interrupted"):
+    if newest is not None and verified:
         newest = newest_verified(newest.parent)
     return Summary(
         status=status,

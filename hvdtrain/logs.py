@@ -28,16 +28,22 @@ class AppendFile:
         """Append a record; give what went wrong, if something did."""
         assert self._descriptor is not None  # not closed
         self._waiting += record
-        rest = memoryview(self._waiting)
+        written = 0
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            while written < len(self._waiting):
+                written += os.write(self._descriptor, self._waiting[written:])
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)
+            try:
+                os.ftruncate(self._descriptor, self._size)
+            except OSError:  # a disk that takes no writes at all: what is there already is not written again
+                self._written(written)
             return error
-        self._size += len(self._waiting)
-        self._waiting = b""
+        self._written(written)
         return None
+
+    def _written(self, count: int) -> None:
+        self._size += count
+        self._waiting = self._waiting[count:]
 
     def sync(self) -> None:
         """Wait until what was appended is on the disk.
@@ -49,8 +55,10 @@ class AppendFile:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; nothing if it is closed."""
+        """Write what waits, if that can be now, and close the file; nothing if it is closed."""
         if self._descriptor is not None:
+            if self._waiting:
+                self.append(b"")
             os.close(self._descriptor)
             self._descriptor = None
 

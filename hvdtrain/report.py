@@ -58,6 +58,10 @@ class Report(Protocol):
         """Wait until what was logged is on the disk; may be called in another thread."""
         ...
 
+    def write_summary(self, summary: Summary) -> None:
+        """Write how the run stands."""
+        ...
+
     def finish(self, summary: Summary) -> None:
         """Write the summary and show the result."""
         ...
@@ -98,6 +102,9 @@ class SilentReport:
 
     def sync(self) -> None:
         """Nothing was written."""
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write nothing."""
 
     def finish(self, summary: Summary) -> None:
         """Write nothing."""
@@ -154,14 +161,18 @@ class RunReport(SilentReport):
         said = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.say(f"eval  step {mark.step:>6,}  epoch {mark.epoch:6.2f}  {said}")
 
-    def finish(self, summary: Summary) -> None:
-        """Write the summary and show the result."""
-        self._progress.stop()
+    def write_summary(self, summary: Summary) -> None:
+        """Write how the run stands."""
         path = self._run_dir / "summary.json"
         try:
             write_json(path, summary.as_dict())
         except OSError as error:
             self._tell(path, error)
+
+    def finish(self, summary: Summary) -> None:
+        """Write the summary and show the result."""
+        self._progress.stop()
+        self.write_summary(summary)
         if summary.failed_saves:
             self.note(
                 f"{counted(summary.failed_saves, 'checkpoint')} could not be written; "

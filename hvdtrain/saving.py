@@ -93,6 +93,7 @@ class BackgroundSaver(NoSaver):
         self._thread: threading.Thread | None = None
         self._step = 0
         self._outcome: Path | Exception | None = None
+        self._told: tuple[object, ...] | None = None
 
     def save(self, backend: Backend, record: Record) -> None:
         """Copy the state off the device and write it in the background."""
@@ -119,9 +120,11 @@ class BackgroundSaver(NoSaver):
             since = time.perf_counter()
             self._thread.join(timeout_seconds)
             waited_seconds = time.perf_counter() - since
-            if waited_seconds > _WAIT_TOLD_SECONDS:
-                written = f"the checkpoint of step {self._step:,} was written"
-                self._report.note(f"{what} waited {waited_seconds:.1f} s until {written}")
+            which = f"the checkpoint of step {self._step:,}"
+            if self._thread.is_alive():
+                self._report.note(f"{which} was not written within {waited_seconds:.1f} s")
+            elif waited_seconds > _WAIT_TOLD_SECONDS:
+                self._report.note(f"{what} waited {waited_seconds:.1f} s until {which} was written")
         self.poll()
 
     def _write(self, snapshot: PendingState, record: Record) -> None:
@@ -155,12 +158,14 @@ class BackgroundSaver(NoSaver):
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
             self.newest = outcome
+            self._told = None
             return
         reason = f"step {self._step:,}: {_in_words(outcome)}"
-        repeated = bool(self.failures) and self.failures[-1].partition(": ")[2] == reason.partition(": ")[2]
         self.failures.append(reason)
-        if repeated:
-            return  # said once; the summary has the number
+        kind = (type(outcome), outcome.errno if isinstance(outcome, OSError) else str(outcome))
+        if kind == self._told:
+            return  # said once while it lasts; the summary has the number
+        self._told = kind
         good = f"{self.newest} is whole" if self.newest else "there is no older one"
         goes_on = "training stops" if self._stop_on_error else "training goes on, the next save tries again"
         self._report.note(f"cannot write the checkpoint of {reason}; {good}; {goes_on}")

@@ -174,7 +174,8 @@ def _short(task: str) -> str:
 
 def _set_newer_aside(found: Checkpoint) -> list[str]:
     """Take checkpoints of a later step out of the way: the run is about to go another way."""
-    newer = [path for path in checkpoint.checkpoints_in(found.path.parent) if path.name > found.path.name]
+    paths = checkpoint.checkpoints_in(found.path.parent)
+    newer = [path for path in paths if checkpoint.step_of(path) > found.record.step]
     return [f"checkpoint {path} is of a later step; {checkpoint.set_aside(path)}" for path in newer]
 
 

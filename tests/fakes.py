@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.errors import TaskError
 from hvdtrain.session import Session
 
 _ANSWER_SECONDS = 20
@@ -74,7 +75,7 @@ def one_worker() -> FakeWorkers:
 
 
 class FakeBackend:
-    """A backend that holds arrays and describes itself; it does not train."""
+    """A backend that holds arrays, gives and takes them, and describes itself; it does not train."""
 
     def __init__(self, workers: Any, parameters: dict[str, np.ndarray]) -> None:
         self.workers = workers
@@ -82,6 +83,18 @@ class FakeBackend:
 
     def describe(self) -> str:
         return "Abacus 1.0 on the desk"
+
+    def versions(self) -> dict[str, str]:
+        return {"Abacus": "1.0"}
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return {name: array.copy() for name, array in self._parameters.items()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        shapes = [{name: array.shape for name, array in one.items()} for one in (self._parameters, state)]
+        if shapes[0] != shapes[1]:
+            raise TaskError("the state does not fit the model: misshapen")
+        self._parameters = {name: state[name].copy() for name in self._parameters}
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         yield from self._parameters.items()

@@ -165,10 +165,10 @@ def train(
 @functools.cache
 def shared_run(workers: int, controller: str, *options: str) -> Run:
     """Train once per set of options; tests that compare curves share their runs."""
-    return train(workers, controller, *options, cwd=_shared_folder())
+    return train(workers, controller, *options, cwd=temporary_folder())
 
 
-def _shared_folder() -> Path:
+def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(dir=_root()))
 
 

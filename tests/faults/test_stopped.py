@@ -79,11 +79,6 @@ def interrupted(request, tmp_path_factory):
     return stopped(command, tmp_path_factory.mktemp("job"), press_ctrl_c)
 
 
-def killed_by_mpirun(ending: Ending) -> bool:
-    """Whether mpirun, which gives workers 0.3 s after Ctrl-C, was faster than they."""
-    return ending.returncode == 1 and not (ending.folder / "run" / "summary.json").exists()
-
-
 def test_ctrl_c_ends_all_workers_soon(interrupted):
     assert interrupted[1] < 10
 
@@ -93,10 +88,9 @@ def test_ctrl_c_is_not_a_success(interrupted):
 
 
 def test_ctrl_c_says_once_where_training_stood(interrupted):
-    if killed_by_mpirun(interrupted[0]):
-        pytest.skip("mpirun killed the workers before they could say anything")
     said = re.findall(
-        r"(?:interrupted by SIG\w+|SIGTERM came; stopped) "
+        # mpirun sends its workers a SIGTERM, and gives them 0.3 s to stop in order
+        r"(?:interrupted by SIG\w+|SIGTERM came) "
         r"at step ([\d,]+) of 100,000 \(epoch [\d.]+\), run directory run",
         interrupted[0].output,
     )
@@ -109,8 +103,6 @@ def test_ctrl_c_shows_no_traceback(interrupted):
 
 
 def test_ctrl_c_leaves_a_summary(interrupted):
-    if killed_by_mpirun(interrupted[0]):
-        pytest.skip("mpirun killed the workers before they could write it")
     assert interrupted[0].summary["status"] == "stopped"
 
 

@@ -16,7 +16,8 @@ from hvdtrain.errors import ConfigError, UsageError
 DESIGN = [
     "framework", "task", "epochs", "steps", "batch-size", "global-batch-size", "accumulate", "learning-rate",
     "lr-scaling", "base-batch-size", "lr-schedule", "warmup-epochs", "optimizer", "weight-decay", "momentum",
-    "clip-norm", "compression", "device", "seed", "run-dir", "log-every", "eval-every", "set",
+    "clip-norm", "compression", "device", "seed", "run-dir", "resume", "init", "log-every", "eval-every",
+    "save-every", "set",
 ]  # fmt: skip
 HEAVY = {"torch", "tensorflow", "keras", "horovod", "mpi4py"}
 NOT_NEEDED_FOR_HELP = {"numpy", "grain", "tensorboard", "sklearn"}
@@ -91,11 +92,28 @@ def test_options_that_are_not_given_are_not_handed_on(layers):
     assert layers("--steps", "7")[-1].values == {"steps": 7}
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("--resume",), {"resume": "auto"}),
+        (("--resume", "auto"), {"resume": "auto"}),
+        (("--resume", "runs/x"), {"resume": "runs/x"}),
+        (("--resume=runs/x",), {"resume": "runs/x"}),
+        (("--resume", "--seed", "3"), {"resume": "auto", "seed": 3}),
+        (("--seed", "3", "--resume"), {"resume": "auto", "seed": 3}),
+    ],
+    ids=str,
+)
+def test_resume_alone_takes_the_newest_of_the_run_directory(layers, words, values):
+    assert layers(*words)[-1].values == values
+
+
 @pytest.mark.parametrize("name", cli.OPTIONS)
 def test_every_option_reaches_its_field(layers, name):
     given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
              "compression": "fp16", "device": "cpu", "task": "t", "run_dir": "r", "log_every": "2epoch",
-             "eval_every": "5", "momentum": "0.5"}.get(name, "3")  # fmt: skip
+             "eval_every": "5", "save_every": "0.5epoch", "keep_best": "loss:min", "on_save_error": "stop",
+             "momentum": "0.5"}.get(name, "3")  # fmt: skip
     values = layers(f"--{name.replace('_', '-')}", given)[-1].values
     assert list(values) == [name]
     config = resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)])

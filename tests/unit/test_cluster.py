@@ -3,8 +3,8 @@
 import pytest
 from fakes import on_every_rank
 
-from hvdtrain.cluster import agree
-from hvdtrain.errors import AgreementError
+from hvdtrain.cluster import agree, on_root
+from hvdtrain.errors import AgreementError, CheckpointError
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 
@@ -74,3 +74,23 @@ def test_many_differences_fit_on_a_screen():
     said = disagreement(lambda rank: {f"field {i:02d}": rank for i in range(20)}).splitlines()
     assert [line for line in said if "field" in line] == [line for line in said if "field 0" in line][:8]
     assert "  and 12 more" in said
+
+
+def test_what_rank_0_finds_is_known_to_all():
+    assert on_every_rank(HOSTS, lambda workers: on_root(workers, lambda: {"step": 7})) == [{"step": 7}] * 4
+
+
+def test_only_rank_0_looks():
+    looked = []
+    on_every_rank(HOSTS, lambda workers: on_root(workers, lambda: looked.append(workers.rank)))
+    assert looked == [0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_rank_0_raises_is_raised_by_all_so_that_one_can_speak(size):
+    def fail() -> None:
+        raise CheckpointError("a: damaged", "Take b.")
+
+    outcomes = on_every_rank(["here"] * size, lambda workers: on_root(workers, fail))
+    assert [type(outcome) for outcome in outcomes] == [CheckpointError] * size
+    assert {(o.problem, o.remedy, o.everywhere) for o in outcomes} == {("a: damaged", "Take b.", True)}

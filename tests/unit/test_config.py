@@ -127,6 +127,7 @@ OUT_OF_RANGE = [
     ("read_threads", 0, "should be greater than 0"),
     ("seed", -1, "should be greater than or equal to 0"),
     ("seed", 2**63, f"should be less than {2**63}"),
+    ("keep_last", 0, "should be greater than 0"),
     ("check_replicas_every", 0, "should be greater than 0"),
 ]
 OTHER_OFFENCES = [
@@ -146,6 +147,10 @@ OTHER_OFFENCES = [
     ("log_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
     ("log_every", 0, "must be greater than 0"),
     ("eval_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
+    ("save_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
+    ("keep_best", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
+    ("keep_best", ":min", "must be the name of a metric, or NAME:min or NAME:max"),
+    ("on_save_error", "retry", "should be 'warn' or 'stop'"),
 ]
 
 
@@ -174,6 +179,7 @@ def test_every_offence_is_said_at_once():
     [
         ({"lr_schedule": "step"}, "lr_schedule step needs lr_step_epochs, such as [30, 60, 80]"),
         ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend from 0 or more, found [3.0, 2.0]"),
+        ({"resume": "auto"}, "resume: auto looks in the run directory, so give --run-dir, too"),
         ({"lr_step_epochs": [-1, 2]}, "lr_step_epochs must ascend from 0 or more, found [-1.0, 2.0]"),
     ],
 )
@@ -302,6 +308,9 @@ TASK_DEFAULTS = Layer(
         {"base_batch_size": None},
         {"threads": None},
         {"eval_every": None},
+        {"save_every": None, "keep_last": None},
+        {"save_every": "0.25epoch", "keep_last": 7, "keep_best": "score:min", "on_save_error": "stop"},
+        {"init": "runs/before/checkpoints/step-00000120"},
         {"eval_every": "0.3333333333333333epoch", "log_every": 1},
         {"lr_schedule": "step", "lr_step_epochs": [1, 2.5]},
         {"learning_rate": 1e-30, "adam_epsilon": 1e22, "seed": 2**63 - 1},
@@ -339,8 +348,9 @@ def test_any_config_survives_being_written_and_read(fields):
     assert resolve([Layer("config.yaml", parse_yaml(config.to_yaml(), "config.yaml"))]) == config
 
 
-def test_the_run_directory_is_not_part_of_what_repeats_a_run():
-    assert "run_dir" not in yaml.safe_load(resolved(run_dir="here").to_yaml())
+def test_where_a_run_lies_and_goes_on_from_is_not_part_of_what_repeats_it():
+    written = yaml.safe_load(resolved(run_dir="here", resume="auto").to_yaml())
+    assert {"run_dir", "resume"} & set(written) == set()
 
 
 def test_every_field_is_described():

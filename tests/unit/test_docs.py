@@ -7,6 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 from documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
 
+from hvdtrain.best import Best
 from hvdtrain.cli import OPTIONS, cli
 from hvdtrain.config import Config
 from hvdtrain.schedule import Cadence
@@ -49,7 +50,7 @@ def _type(field: Any) -> str:
     kinds = [field.annotation]
     if get_origin(field.annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(field.annotation) if kind is not types.NoneType]
-    kind = get_args(kinds[0])[0] if Cadence in get_args(kinds[0]) else kinds[0]
+    kind = get_args(kinds[0])[0] if {Best, Cadence} & set(get_args(kinds[0])) else kinds[0]
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
@@ -58,6 +59,7 @@ def _type(field: Any) -> str:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
     said[Cadence] = "steps, or epochs as `0.5epoch`"
+    said[Best] = "metric, or `metric:min`, `metric:max`"
     return said[kind] + _range(field.metadata, kind)
 
 

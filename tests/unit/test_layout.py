@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
-from hvdtrain.session import Layout
+from hvdtrain.session import Layout, Progress
 
 
 def layout(workers: int = 4, data_size: int = 1437, **fields: object) -> Layout:
@@ -106,3 +106,62 @@ def test_a_global_batch_smaller_than_its_slots_is_refused(fields, slots):
         ConfigError, match=rf"global_batch_size {slots - 1} is smaller .*\nUse .* at least {slots}, or"
     ):
         layout(global_batch_size=slots - 1, **fields)
+
+
+def going_on(step: int, samples: int, **fields: object) -> Layout:
+    """Give the layout of one worker over 100 samples that goes on from there."""
+    config = Config(**{"framework": "torch", "epochs": 2, **fields})
+    return Layout.of(config, 1, 100, Progress(step, samples))
+
+
+@pytest.mark.parametrize(
+    ("progress", "batch_size", "last_sample", "steps"),
+    [
+        ((0, 0), 10, 200, 20),
+        ((4, 40), 10, 200, 20),
+        ((4, 40), 20, 200, 4 + 8),
+        ((4, 40), 7, 200, 4 + 23),
+        ((20, 200), 10, 200, 20),
+        ((30, 300), 10, 200, 30),
+    ],
+)
+def test_epochs_end_at_the_same_sample_whatever_the_batch_was(progress, batch_size, last_sample, steps):
+    found = going_on(*progress, batch_size=batch_size)
+    assert (found.last_sample, found.steps) == (last_sample, steps)
+
+
+@pytest.mark.parametrize(
+    ("progress", "batch_size", "last_sample", "steps"),
+    [
+        ((0, 0), 10, 60, 6),
+        ((4, 40), 10, 60, 6),
+        ((4, 40), 20, 80, 6),
+        ((4, 40), 7, 54, 6),
+        ((6, 60), 20, 60, 6),
+        ((9, 90), 10, 90, 9),
+    ],
+)
+def test_steps_end_at_the_same_step_whatever_the_batch_was(progress, batch_size, last_sample, steps):
+    found = going_on(*progress, batch_size=batch_size, epochs=None, steps=6)
+    assert (found.last_sample, found.steps) == (last_sample, steps)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 20}], ids=str)
+def test_the_schedule_of_a_run_that_goes_on_is_that_of_the_whole(length):
+    fields = {"batch_size": 10, "lr_schedule": "cosine", **length}
+    assert going_on(7, 70, **fields).learning_rate == going_on(0, 0, **fields).learning_rate
+
+
+@given(
+    before=st.integers(0, 500),
+    step=st.integers(0, 50),
+    batch_size=st.integers(1, 64),
+    epochs=st.integers(1, 5),
+)
+def test_a_run_that_goes_on_ends_exactly_where_it_should(before, step, batch_size, epochs):
+    found = going_on(step, before, batch_size=batch_size, epochs=epochs)
+    samples, count = before, step
+    while samples < found.last_sample:
+        samples, count = found.samples_after(samples), count + 1
+    assert count == found.steps
+    assert samples == max(before, epochs * 100)

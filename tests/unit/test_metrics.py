@@ -63,3 +63,21 @@ def test_throughput_survives_a_clock_that_stands_still():
 )
 def test_only_a_number_is_finite(loss, finite):
     assert is_finite(Totals({"loss": loss, "accuracy": float("nan")}, 1.0)) == finite
+
+
+def test_a_window_that_goes_on_has_the_mean_of_all_its_samples():
+    window = Window({"loss": 6.0}, 3.0, untimed_weight=3.0, started_seconds=0.0)
+    window.add(Totals({"loss": 4.0}, weight=1.0), 1.0)
+    assert window.means() == {"loss": 2.5}
+
+
+def test_throughput_leaves_out_what_another_process_did():
+    window = Window({"loss": 1.0}, 1000.0, untimed_weight=1000.0, started_seconds=10.0)
+    window.add(Totals({"loss": 1.0}, weight=30.0), 12.0)
+    assert window.samples_per_second() == 15.0
+
+
+def test_a_window_that_goes_on_may_meet_a_metric_that_it_had_not():
+    window = Window({"loss": 6.0}, 3.0)
+    window.add(Totals({"loss": 2.0, "accuracy": 1.0}, weight=1.0), 1.0)
+    assert window.means() == {"loss": 2.0, "accuracy": 0.25}

@@ -4,14 +4,19 @@ import pytest
 from fakes import FakeWorkers, make_session
 
 from hvdtrain.plan import plan_in_words
+from hvdtrain.session import Progress
+from hvdtrain.starting import Start
+
+NEW = Start()
 
 
 def plan(
-    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, **fields
+    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, start=NEW, **fields
 ) -> dict[str, str]:
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
+    session.progress = start.progress
     text = plan_in_words(
         session,
         session.layout(),
@@ -19,6 +24,7 @@ def plan(
         build="0.28.1 with MPI",
         settings=settings or {},
         own_optimizer=own_optimizer,
+        start=start,
     )
     title, *lines = text.splitlines()
     return {"": title} | {line[2:16].strip(): line[17:] for line in lines}
@@ -31,7 +37,7 @@ def test_the_title_names_task_and_framework():
 def test_the_plan_names_everything_that_decides_the_run():
     assert list(plan(settings={"A": "1"})) == [
         "", "workers", "model", "data", "batch", "length", "learning rate", "optimizer", "gradients",
-        "Horovod", "set for you", "run directory",
+        "checkpoints", "Horovod", "set for you", "run directory",
     ]  # fmt: skip
 
 
@@ -153,3 +159,44 @@ def test_what_was_set_for_the_user_is_said():
 
 def test_an_optimizer_of_the_task_is_called_so():
     assert plan(own_optimizer=True, clip_norm=2)["optimizer"] == "the task's own, gradient clipped to norm 2"
+
+
+RESUMED = Start(
+    origin="runs/y/checkpoints/step-00000004: step 4, sample 512 (epoch 0.28)",
+    progress=Progress(4, 512),
+    changes=("batch_size 64 -> 32", "workers 2 -> 4"),
+)
+
+
+def test_a_run_that_goes_on_says_from_where_and_with_what_changed():
+    found = plan(start=RESUMED)
+    assert found["starts from"] == RESUMED.origin
+    assert found["changed"] == "batch_size 64 -> 32, workers 2 -> 4"
+
+
+def test_a_run_that_goes_on_says_what_is_left():
+    assert plan(start=RESUMED)["length"] == "15 steps = 1 epoch, 11 steps to go, evaluation every epoch"
+
+
+def test_a_run_from_a_checkpoint_has_no_initial_values():
+    assert plan(start=RESUMED)["model"] == "16 parameters in 2 tensors"
+
+
+def test_a_new_run_names_no_origin():
+    assert not {"starts from", "changed"} & set(plan())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "every epoch and at the end, keeping the last 3"),
+        ({"save_every": 50, "keep_last": 1}, "every 50 steps and at the end, keeping the last 1"),
+        ({"save_every": None, "keep_last": None}, "at the end, keeping all"),
+        (
+            {"keep_best": "accuracy"},
+            "every epoch and at the end, keeping the last 3 and the one with the best accuracy",
+        ),
+    ],
+)
+def test_saving_is_said_with_what_is_kept(fields, said):
+    assert plan(**fields)["checkpoints"] == said

@@ -1,185 +1,11 @@
-"""What a run shows and writes."""
+"""What a run shows."""
 
-import io
 import json
-import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
-from rich.console import Console
+from watching import MEANS, TOTALS, mark, summary
 
-from hvdtrain import report as report_module
-from hvdtrain.backends.base import Totals
-from hvdtrain.metrics import StepMark
-from hvdtrain.report import RunReport, SilentReport, write_json
-from hvdtrain.summary import Summary
-
-TOTALS = Totals({"loss": 1.0}, 4.0)
-MEANS = {"loss": 0.5, "accuracy": 0.75}
-
-
-def mark(step: int) -> StepMark:
-    return StepMark(step, (step - 1) * 4, step * 4, step / 4, 2, 0.03125, 0.0)
-
-
-def summary(**changes: object) -> Summary:
-    values = {
-        "status": "completed",
-        "framework": "torch",
-        "task": "digits",
-        "workers": 2,
-        "steps": 1234,
-        "samples": 4936,
-        "epochs": 2.5,
-        "seconds": 12.25,
-        "samples_per_second": 5000.0,
-        "final": {"loss": 0.125, "accuracy": 0.975},
-        "run_dir": "runs/x",
-    }
-    return Summary(**{**values, **changes})
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The seconds that a report reads, moved by hand."""
-    now = SimpleNamespace(seconds=100.0)
-    fake = SimpleNamespace(perf_counter=lambda: now.seconds, time=lambda: 1_700_000_000.0)
-    monkeypatch.setattr(report_module, "time", fake)
-    return now
-
-
-class Watched:
-    """A report on a console that a test can read."""
-
-    def __init__(self, folder, terminal: bool) -> None:
-        self.file = io.StringIO()
-        self.console = Console(file=self.file, force_terminal=terminal, width=160, _environ={})
-        self.report = RunReport(self.console, folder)
-
-    @property
-    def lines(self) -> list[str]:
-        return self.file.getvalue().splitlines()
-
-    def step(self, step: int) -> None:
-        self.report.stepped(mark(step), TOTALS)
-
-    def log(self, step: int) -> None:
-        self.step(step)
-        self.report.trained(mark(step), MEANS, 2000.0)
-
-
-@pytest.fixture
-def plain(tmp_path, clock):
-    watched = Watched(tmp_path, terminal=False)
-    yield watched
-    watched.report.close()
-
-
-@pytest.fixture
-def live(tmp_path, clock):
-    watched = Watched(tmp_path, terminal=True)
-    yield watched
-    watched.report.close()
-
-
-def records(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
-    plain.report.start(10, 0)
-    clock.seconds += 1.5
-    plain.log(6)
-    assert records(tmp_path) == [
-        {
-            "phase": "train",
-            "step": 6,
-            "samples": 24,
-            "epoch": 1.5,
-            "loss": 0.5,
-            "accuracy": 0.75,
-            "learning_rate": 0.03125,
-            "samples_per_second": 2000.0,
-            "workers": 2,
-            "seconds": 1.5,
-        }
-    ]
-
-
-def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
-    plain.report.start(10, 0)
-    plain.step(6)
-    plain.report.evaluated(mark(6), MEANS, 3000.0)
-    assert records(tmp_path) == [
-        {
-            "phase": "eval",
-            "step": 6,
-            "samples": 24,
-            "epoch": 1.5,
-            "loss": 0.5,
-            "accuracy": 0.75,
-            "learning_rate": 0.03125,
-            "samples_per_second": 3000.0,
-            "workers": 2,
-            "seconds": 0.0,
-        }
-    ]
-
-
-def test_lines_are_on_disk_while_the_run_goes_on(plain, tmp_path):
-    plain.report.start(10, 0)
-    plain.log(1)
-    plain.log(2)
-    assert [record["step"] for record in records(tmp_path)] == [1, 2]
-
-
-def test_a_second_part_of_a_run_is_added_to_its_metrics(tmp_path, clock):
-    for step in (1, 2):
-        watched = Watched(tmp_path, terminal=False)
-        watched.report.start(2, 0)
-        watched.log(step)
-        watched.report.close()
-    assert [record["step"] for record in records(tmp_path)] == [1, 2]
-
-
-@pytest.fixture
-def events(monkeypatch):
-    """Reads a folder's scalars with TensorBoard's own reader, without TensorFlow."""
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    def read(folder) -> dict[str, list[tuple[int, float]]]:
-        accumulator = EventAccumulator(str(folder)).Reload()
-        return {
-            tag: [(e.step, e.value) for e in accumulator.Scalars(tag)]
-            for tag in accumulator.Tags()["scalars"]
-        }
-
-    return read
-
-
-def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
-    plain.report.start(10, 0)
-    plain.report.evaluated(mark(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
-    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-    assert records(tmp_path)[0]["recall"] is None
-
-
-def test_tensorboard_reads_the_events(plain, tmp_path, events):
-    plain.report.start(10, 0)
-    plain.log(3)
-    plain.report.evaluated(mark(3), MEANS, 3000.0)
-    plain.log(4)
-    assert events(tmp_path) == {
-        "train/loss": [(3, 0.5), (4, 0.5)],
-        "train/accuracy": [(3, 0.75), (4, 0.75)],
-        "train/learning_rate": [(3, 0.03125), (4, 0.03125)],
-        "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
-        "eval/loss": [(3, 0.5)],
-        "eval/accuracy": [(3, 0.75)],
-        "eval/learning_rate": [(3, 0.03125)],
-        "eval/samples_per_second": [(3, 3000.0)],
-    }
+from hvdtrain.report import SilentReport
 
 
 def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
@@ -272,7 +98,37 @@ def test_the_result_is_short(plain, tmp_path):
     assert plain.lines == [
         "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s",
         f"run directory: {tmp_path}",
+        "checkpoint: none",
     ]
+
+
+def test_the_result_names_the_checkpoint(plain):
+    plain.report.finish(summary(checkpoint="runs/x/checkpoints/step-00001234"))
+    assert plain.lines[-1] == "checkpoint: runs/x/checkpoints/step-00001234"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "lines"),
+    [
+        (None, []),
+        ("c/step-00000003", ["checkpoint: c/step-00000003; the same command with --resume goes on from it"]),
+    ],
+)
+def test_a_run_that_was_stopped_says_how_to_go_on(plain, checkpoint, lines):
+    plain.report.finish(summary(status="stopped", checkpoint=checkpoint))
+    assert plain.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("number", "checkpoint", "said"),
+    [
+        (1, None, "note: 1 checkpoint could not be written; the last: step 9: full; newest good one: none"),
+        (3, "c", "note: 3 checkpoints could not be written; the last: step 9: full; newest good one: c"),
+    ],
+)
+def test_failed_saves_are_counted_at_the_end(plain, number, checkpoint, said):
+    plain.report.finish(summary(failed_saves=number, save_error="step 9: full", checkpoint=checkpoint))
+    assert plain.lines[0] == said
 
 
 def test_a_run_without_evaluation_says_so(plain):
@@ -286,31 +142,6 @@ def test_a_run_that_did_not_end_well_is_not_called_done(plain, tmp_path, status)
     assert plain.lines == []
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["error"]) == (status, "the loss is nan")
-
-
-def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
-    plain.report.finish(summary())
-    assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "status": "completed",
-        "framework": "torch",
-        "task": "digits",
-        "workers": 2,
-        "steps": 1234,
-        "samples": 4936,
-        "epochs": 2.5,
-        "seconds": 12.25,
-        "samples_per_second": 5000.0,
-        "final": {"loss": 0.125, "accuracy": 0.975},
-        "run_dir": "runs/x",
-    }
-
-
-def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "summary.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
 
 
 def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monkeypatch):

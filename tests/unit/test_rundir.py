@@ -1,5 +1,6 @@
 """The run directory: made by rank 0, known to all, never written over."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fakes import on_every_rank
 from hvdtrain import rundir
 from hvdtrain.config import Config, read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.metrics import StepMark
 from hvdtrain.report import RunReport, SilentReport
 from hvdtrain.rundir import open_run
 
@@ -81,14 +83,15 @@ def test_a_directory_that_exists_and_holds_no_run_is_used(folder):
     assert (folder / "run" / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints"])
 def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
     (folder / "run").mkdir()
     (folder / "run" / name).write_text("earlier")
     error = refused(run_dir="run")
     assert isinstance(error, ConfigError)
     assert str(error) == (
-        f"run_dir: run already holds a run ({name})\nChoose another --run-dir, or move it away."
+        f"run_dir: run already holds a run ({name})\nAdd --resume to go on with it, choose another "
+        "--run-dir, or move it away."
     )
     assert [path.name for path in (folder / "run").iterdir()] == [name]
 
@@ -100,3 +103,83 @@ def test_a_directory_that_cannot_be_made_is_named_on_every_rank(folder, run_dir)
     error = refused(run_dir=run_dir)
     assert isinstance(error, EnvironmentFault)
     assert re.match(r"cannot make the run directory: .*(file|runs)", str(error))
+
+
+def lines(*steps: int) -> str:
+    return "".join(json.dumps({"step": step}) + "\n" for step in steps)
+
+
+@pytest.fixture
+def earlier(folder):
+    """A run directory as a run leaves it that was killed after step 4."""
+    run = folder / "run"
+    (run / "indices").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text(lines(1, 2, 3, 4))
+    for rank in range(2):
+        (run / "indices" / f"rank-000{rank}.jsonl").write_text(lines(1, 2, 3, 4))
+    (run / "summary.json").write_text("{}")
+    (run / "config.yaml").write_text("seed: 9\n")
+    (run / "notes.txt").write_text("mine")
+    return run
+
+
+def gone_on(size: int, step: int, **fields: object) -> list[tuple]:
+    """Open the earlier run on every rank, to go on from a step; closes the reports."""
+    outcomes = on_every_rank(
+        ["here"] * size, lambda workers: open_run(config(run_dir="run", **fields), workers, step)
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, tuple), outcome
+        outcome[0].close()
+    return outcomes
+
+
+def test_a_run_that_goes_on_keeps_its_directory(earlier):
+    assert {path for _, path in gone_on(3, 2)} == {Path("run")}
+
+
+def test_a_run_that_goes_on_has_logs_up_to_its_step(earlier):
+    gone_on(2, 2)
+    logs = [earlier / "metrics.jsonl", *(earlier / "indices").iterdir()]
+    assert [log.read_text() for log in logs] == [lines(1, 2)] * 3
+
+
+def test_a_run_that_goes_on_adds_to_its_log(earlier):
+    ((report, _),) = on_every_rank(["here"], lambda workers: open_run(config(run_dir="run"), workers, 2))
+    report.trained(StepMark(3, 8, 12, 0.1, 1, 0.1, 0.0), {"loss": 0.5}, 1.0)
+    report.close()
+    written = (earlier / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in written] == [1, 2, 3]
+
+
+def test_a_run_that_goes_on_has_its_new_config_and_no_old_summary(earlier):
+    gone_on(1, 2, seed=3)
+    assert resolve([read_file(earlier / "config.yaml")]).seed == 3
+    assert not (earlier / "summary.json").exists()
+
+
+def test_a_run_that_goes_on_leaves_checkpoints_and_other_files_alone(earlier):
+    gone_on(1, 2)
+    assert (earlier / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (earlier / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_run_that_starts_anew_in_its_directory_moves_its_logs_away(earlier):
+    gone_on(1, 0)
+    assert (earlier / "metrics.jsonl.old").read_text() == lines(1, 2, 3, 4)
+    assert (earlier / "metrics.jsonl").read_text() == ""
+    assert (earlier / "indices" / "rank-0001.jsonl.old").read_text() == lines(1, 2, 3, 4)
+
+
+def test_a_run_that_may_go_on_makes_its_directory_where_there_is_none(folder):
+    gone_on(2, 0)
+    assert (folder / "run" / "config.yaml").exists()
+
+
+def test_logs_that_cannot_be_cut_are_named_on_every_rank(earlier):
+    (earlier / "metrics.jsonl").unlink()
+    (earlier / "metrics.jsonl").mkdir()
+    outcomes = on_every_rank(["here"] * 2, lambda workers: open_run(config(run_dir="run"), workers, 2))
+    assert [type(outcome) for outcome in outcomes] == [EnvironmentFault] * 2
+    assert "metrics.jsonl" in str(outcomes[1])

@@ -1,0 +1,148 @@
+"""The newest checkpoint is damaged: a run says so, sets it aside and goes on from the one before."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from jobs import Run, temporary_folder
+from resuming import (
+    checkpoint_files,
+    command_for,
+    content_of,
+    finished,
+    killed_at,
+    logged,
+    resumed_from,
+    said,
+)
+
+COMMAND = command_for(1, "none", "Dropping", "--framework", "torch", "--steps", "40")  # saves at every fifth
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return finished(COMMAND, temporary_folder())
+
+
+@pytest.fixture(scope="module")
+def killed():
+    """Train, kill the run in the middle, and give its directory."""
+    folder = temporary_folder()
+    killed_at(22, COMMAND, folder, 0.005)
+    return folder / "run"
+
+
+def truncate_the_model(checkpoint: Path) -> str:
+    path = checkpoint / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return f"model.safetensors has {len(content) // 2:,} bytes, of {len(content):,}"
+
+
+def flip_a_byte_of_the_optimizer(checkpoint: Path) -> str:
+    path = checkpoint / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    return "the content of optimizer.safetensors has changed"
+
+
+def remove_the_record(checkpoint: Path) -> str:
+    (checkpoint / "trainer.json").unlink()
+    return "trainer.json is missing"
+
+
+DAMAGES = (truncate_the_model, flip_a_byte_of_the_optimizer, remove_the_record)
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A run that was resumed after its newest checkpoint had been damaged.
+
+    Args:
+        run: the run.
+        damaged: name of the checkpoint.
+        problem: what the run must say of it.
+        content: its files, after the damage.
+    """
+
+    run: Run
+    damaged: str
+    problem: str
+    content: dict[str, bytes]
+
+
+@pytest.fixture(scope="module", params=DAMAGES, ids=lambda damage: damage.__name__)
+def mended(request, killed):
+    folder = temporary_folder()
+    shutil.copytree(killed, folder / "run")
+    newest = max((folder / "run" / "checkpoints").glob("step-*"))
+    problem, content = request.param(newest), content_of(newest)
+    return Mended(finished([*COMMAND, "--resume"], folder), newest.name, problem, content)
+
+
+def test_it_says_which_checkpoint_is_damaged_and_why(mended):
+    assert f"checkpoint run/checkpoints/{mended.damaged} is damaged: {mended.problem}; " in said(mended.run)
+
+
+def test_the_damaged_checkpoint_is_set_aside_as_it_was(mended):
+    aside = mended.run.folder / "checkpoints" / f"set-aside-{mended.damaged}"
+    assert content_of(aside) == mended.content
+
+
+def test_it_goes_on_from_the_checkpoint_before(mended):
+    assert resumed_from(mended.run)[0] == int(mended.damaged.removeprefix("step-")) - 5
+
+
+def test_it_ends_with_the_state_of_the_uninterrupted_run(mended, uninterrupted):
+    assert checkpoint_files(mended.run) == checkpoint_files(uninterrupted)
+
+
+def test_it_logs_what_the_uninterrupted_run_logs(mended, uninterrupted):
+    assert logged(mended.run) == logged(uninterrupted)
+
+
+@pytest.fixture(scope="module")
+def half_written(killed):
+    """Resume where a save was cut off: a folder under its other name, newer than all checkpoints."""
+    folder = temporary_folder()
+    shutil.copytree(killed, folder / "run")
+    checkpoints = folder / "run" / "checkpoints"
+    newest = max(checkpoints.glob("step-*"))
+    later = f"step-{int(newest.name.removeprefix('step-')) + 5:08d}"
+    shutil.copytree(newest, checkpoints / f".new-{later}", ignore=lambda *_: ["trainer.json"])
+    return finished([*COMMAND, "--resume"], folder), int(newest.name.removeprefix("step-"))
+
+
+def test_a_half_written_checkpoint_is_not_taken_for_one(half_written):
+    run, newest = half_written
+    assert resumed_from(run)[0] == newest
+
+
+def test_a_half_written_checkpoint_is_cleared_away(half_written):
+    assert not list((half_written[0].folder / "checkpoints").glob(".*"))
+
+
+def test_after_a_half_written_checkpoint_the_state_is_that_of_the_uninterrupted_run(
+    half_written, uninterrupted
+):
+    assert checkpoint_files(half_written[0]) == checkpoint_files(uninterrupted)
+
+
+@pytest.fixture(scope="module")
+def all_damaged(killed):
+    """Resume where no checkpoint is good."""
+    folder = temporary_folder()
+    shutil.copytree(killed, folder / "run")
+    for checkpoint in (folder / "run" / "checkpoints").glob("step-*"):
+        flip_a_byte_of_the_optimizer(checkpoint)
+    return finished([*COMMAND, "--resume"], folder)
+
+
+def test_where_no_checkpoint_is_good_the_run_begins_anew(all_damaged, uninterrupted):
+    assert logged(all_damaged) == logged(uninterrupted)
+
+
+def test_where_no_checkpoint_is_good_all_are_set_aside(all_damaged):
+    assert len(list((all_damaged.folder / "checkpoints").glob("set-aside-*"))) == 3

@@ -1,0 +1,311 @@
+"""The disk fills up, fails or goes away while a run trains: training goes on, what was saved stays."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from jobs import Run, started, temporary_folder
+from resuming import await_in, command_for, last_step, said, slow, trained_steps
+
+from hvdtrain.checkpoint import checkpoints_in, verify
+from hvdtrain.logs import AppendFile
+
+MEGABYTES = 8
+SAMPLE_SECONDS = 0.01
+STEPS, LONG = 60, 300
+# a checkpoint has 0.6 MB
+OPTIONS = ("--save-every", "5", "--keep-last", "2", "--set", "task_options.hidden=5000")
+MAKES = {
+    "ext4": lambda folder: ["mount", "-o", "loop", _image(folder), folder],
+    "tmpfs": lambda folder: ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "small-disk", folder],
+}
+
+
+def _image(folder: Path) -> Path:
+    image = folder.with_name("image")
+    image.touch()
+    os.truncate(image, MEGABYTES << 20)
+    run_or_skip(["mkfs.ext4", "-q", "-m", "0", image])
+    return image
+
+
+def run_or_skip(command: list) -> None:
+    """Run what may need root and a kernel that lends it a disk."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot make a small disk: {command[0]}: {getattr(error, 'stderr', None) or error}")
+
+
+@contextmanager
+def small_disk(kind: str) -> Iterator[Path]:
+    """Context with the folder of a small disk of its own."""
+    folder = temporary_folder() / "disk"
+    folder.mkdir()
+    run_or_skip(MAKES[kind](folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path, left: int) -> bool:
+    """Fill a disk up to so many bytes, as another program might; give False."""
+
+    def room() -> int:
+        found = os.statvfs(disk)
+        return found.f_bavail * found.f_frsize - left
+
+    size = room()
+    with (disk / "filler").open("ab") as file:
+        while size >= 1024:
+            try:
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+                size = room()
+            except OSError:  # not all that is free can be had
+                size //= 2
+    return False
+
+
+def keep_full(disk: Path, job: started) -> None:
+    """Leave a disk no room for a checkpoint, but some for the logs, until a job ends."""
+    await_in(job, lambda: job.process.poll() is not None or fill(disk, left=300_000))
+
+
+@dataclass(frozen=True)
+class After:
+    """What is left of a run whose disk something happened to.
+
+    Args:
+        run: the run; its files may be gone.
+        returncode: its exit code.
+        said: what it printed, in one line.
+        metrics: what is in metrics.jsonl.
+        steps: of the checkpoints that are listed; all of them verify.
+        unfinished: names of what is half written or half deleted beside them.
+        summary: what is in summary.json, if it is there.
+    """
+
+    run: Run
+    returncode: int
+    said: str
+    metrics: bytes
+    steps: list[int]
+    unfinished: list[str]
+    summary: dict | None
+
+
+def train(
+    disk: Path, happen: Callable[[started], None], *options: str, framework: str = "torch", workers: int = 1
+) -> After:
+    """Train on a disk; let something happen to it once the checkpoint of step 10 is there."""
+    controller = "none" if workers == 1 else "gloo"
+    command = command_for(workers, controller, "Fit", "--framework", framework, *OPTIONS, *options)
+    checkpoints = disk / "run" / "checkpoints"
+    with slow(command, disk, SAMPLE_SECONDS) as job:
+        await_in(job, (checkpoints / "step-00000010").exists)
+        happen(job)
+        run = Run(disk / "run", job.wait(120))
+    summary, metrics = run.folder / "summary.json", run.folder / "metrics.jsonl"
+    found = checkpoints_in(checkpoints)
+    return After(
+        run,
+        run.result.returncode,
+        said(run),
+        metrics.read_bytes() if metrics.exists() else b"",
+        [verify(path).record.step for path in found],
+        [path.name for path in checkpoints.iterdir() if path not in found],
+        json.loads(summary.read_text()) if summary.exists() else None,
+    )
+
+
+# --- no room for checkpoints any more, to the end
+
+PLACES = [("torch", "ext4"), ("torch", "tmpfs"), ("tf", "ext4")]
+
+
+@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+def full(request):
+    framework, kind = request.param
+    with small_disk(kind) as disk:
+        yield train(disk, partial(keep_full, disk), "--steps", str(STEPS), framework=framework)
+
+
+def test_a_full_disk_does_not_stop_training(full):
+    assert full.returncode == 0
+    assert full.summary["status"] == "completed"
+    assert trained_steps(full.run) == list(range(1, STEPS + 1))
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(full):
+    assert 10 <= full.steps[-1] < STEPS
+    assert len(full.steps) == 2
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(full):
+    assert full.unfinished == []
+
+
+def test_the_run_says_once_that_a_checkpoint_could_not_be_written(full):
+    newest = f"run/checkpoints/step-{full.steps[-1]:08d}"
+    failed = re.findall(
+        r"cannot write the checkpoint of step (\d+): No space left on device \(\S+\); (\S+) is whole; "
+        "training goes on, the next save tries again",
+        full.said,
+    )
+    assert failed == [(str(full.steps[-1] + 5), newest)]
+
+
+def test_the_summary_tells_of_the_saves_that_failed(full):
+    assert full.summary["failed_saves"] == (STEPS - full.steps[-1]) // 5
+    assert full.summary["save_error"].startswith(f"step {STEPS}: No space left on device")
+    assert full.summary["checkpoint"] == f"run/checkpoints/step-{full.steps[-1]:08d}"
+
+
+# --- no room for anything, then some again
+
+
+@pytest.fixture(scope="module")
+def freed():
+    """Fill the disk to the last byte; once checkpoint and log have failed, make room."""
+    while_full = []
+
+    def fill_and_free(job: started) -> None:
+        expected = {"checkpoint", "metrics.jsonl"}
+        await_in(job, lambda: fill(disk, left=0) or expected <= failures(job))
+        while_full.append((disk / "run" / "metrics.jsonl").read_bytes())
+        (disk / "filler").unlink()
+        newest = checkpoints_in(disk / "run" / "checkpoints")[-1]
+        await_in(job, lambda: checkpoints_in(disk / "run" / "checkpoints")[-1].name > newest.name)
+        while_full.append(last_step(disk))
+
+    def failures(job: started) -> set[str]:
+        text = " ".join(job.result().output.split())
+        return {Path(name.rstrip(":")).name for name in re.findall(r"cannot write (?:the )?(\S+)", text)}
+
+    with small_disk("ext4") as disk:
+        yield train(disk, fill_and_free, "--steps", str(LONG)), *while_full
+
+
+def test_a_log_on_a_full_disk_holds_whole_lines(freed):
+    *lines, rest = freed[1].split(b"\n")
+    assert rest == b""
+    steps = [json.loads(line)["step"] for line in lines if b'"train"' in line]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) < LONG
+
+
+def test_once_there_is_room_the_next_save_succeeds(freed):
+    assert freed[2] < LONG
+    assert freed[0].steps[-1] == LONG
+
+
+def test_once_there_is_room_the_log_is_complete(freed):
+    assert trained_steps(freed[0].run) == list(range(1, LONG + 1))
+
+
+def test_saves_that_failed_do_not_make_a_run_fail(freed):
+    assert freed[0].returncode == 0
+    assert freed[0].summary["failed_saves"] >= 1
+
+
+def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
+    with small_disk("ext4") as disk:
+        log = AppendFile(disk / "log")
+        fill(disk, left=0)
+        record = b"x" * 5000
+        assert log.append(record).errno == errno.ENOSPC
+        assert log.path.read_bytes() == b""
+        (disk / "filler").unlink()
+        log.close()
+        assert log.path.read_bytes() == record
+
+
+# --- on_save_error: stop
+
+
+@pytest.fixture(scope="module")
+def stopped():
+    """Fill the disk of a job with two workers that is to stop for it."""
+    with small_disk("ext4") as disk:
+        options = ("--steps", "10000", "--on-save-error", "stop")
+        yield train(disk, partial(keep_full, disk), *options, workers=2)  # fails if a process is left
+
+
+def test_a_run_that_is_to_stop_ends_with_the_exit_code_of_the_environment(stopped):
+    assert stopped.returncode == 3
+
+
+def test_a_run_that_is_to_stop_names_the_newest_good_checkpoint(stopped):
+    newest = f"run/checkpoints/step-{stopped.steps[-1]:08d}"
+    expected = (
+        rf"the checkpoint could not be written: step \d+: No space left on device \(\S+\) "
+        rf"Newest good one: {newest}\. Mend the disk, then go on with --resume\."
+    )
+    assert len(re.findall(expected, stopped.said)) == 1
+
+
+def test_a_run_that_is_to_stop_shows_no_traceback(stopped):
+    assert "Traceback" not in stopped.said
+
+
+def test_a_run_that_is_to_stop_does_so_soon(stopped):
+    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary["steps"] <= stopped.steps[-1] + 30
+
+
+# --- the disk fails: as after an input/output error, the file system takes no writes any more
+
+
+@pytest.fixture(scope="module")
+def failed():
+    with small_disk("ext4") as disk:
+        abort = ["mount", "-o", "remount,abort", disk]
+        yield train(disk, lambda _: subprocess.run(abort, check=True), "--steps", str(STEPS))
+
+
+def test_a_disk_that_takes_no_writes_does_not_stop_training(failed):
+    assert failed.returncode == 0
+    assert "done: loss" in failed.said
+
+
+def test_a_disk_that_takes_no_writes_keeps_its_checkpoints(failed):
+    assert failed.steps[-1] >= 10
+
+
+def test_what_could_not_be_written_is_said_once_each(failed):
+    found = re.findall(r"cannot write (the checkpoint of step \d+|\S+?): Read-only file system", failed.said)
+    names = [re.sub(r"\d+", "*", name) for name in found]
+    assert len(names) == len(set(names))
+    assert {"the checkpoint of step *", "run/summary.json"} <= set(names)
+
+
+def test_a_log_that_could_not_be_written_holds_whole_lines(failed):
+    assert failed.metrics.endswith(b"\n")
+
+
+# --- the run directory is deleted
+
+
+@pytest.fixture(scope="module")
+def vanished():
+    folder = temporary_folder()
+    return train(folder, lambda _: shutil.rmtree(folder / "run", ignore_errors=True), "--steps", str(STEPS))
+
+
+def test_a_run_directory_that_vanishes_does_not_stop_training(vanished):
+    assert vanished.returncode == 0
+    assert "done: loss" in vanished.said
+
+
+def test_after_the_run_directory_vanished_checkpoints_are_written_anew(vanished):
+    assert vanished.steps == [STEPS - 5, STEPS]

@@ -1,0 +1,164 @@
+"""Killed at any moment of a run that saves at every step: no checkpoint is half, no step is lost."""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from jobs import Run, started, temporary_folder
+from resuming import TASKS, await_in, command_for, finished, kill, last_step, logged, trained_steps
+
+from hvdtrain.checkpoint import checkpoints_in, verify
+
+SCRIPT = Path(__file__).with_name("forked_runs.py")
+HIDDEN = "30000"  # neurons: 3.6 MB a checkpoint, so that a kill finds it half written
+STEPS = {1: "250", 2: "50"}  # by number of workers
+KILLS = {1: 30, 2: 4}
+
+
+@dataclass
+class Killed:
+    """What was seen of a run that was killed again and again.
+
+    Args:
+        folder: its working directory.
+        run: the run, once it has ended well.
+        newest: step of the newest checkpoint after each start; 0 where there was none.
+        said: step that each start said it goes on from; None where it was killed before, or said none.
+        unfinished: kills that found a checkpoint half written or half deleted.
+    """
+
+    folder: Path
+    run: Run | None = None
+    newest: list[int] = field(default_factory=list)
+    said: list[int | None] = field(default_factory=list)
+    unfinished: int = 0
+
+    def look(self, printed: str) -> None:
+        """Check every checkpoint that is listed after a start has ended; note the newest."""
+        checkpoints = self.folder / "run" / "checkpoints"
+        found = [verify(path) for path in checkpoints_in(checkpoints)]
+        self.newest.append(found[-1].record.step if found else 0)
+        self.unfinished += bool(list(checkpoints.glob(".*-step-*")))
+        match = re.search(r"starts from\s+\S+:\s+step\s+([\d,]+),", printed)
+        self.said.append(int(match[1].replace(",", "")) if match else None)
+
+
+def kill_while_it_starts(random: random.Random, kill_it: Callable[[], None]) -> None:
+    time.sleep(random.uniform(0, 0.4))
+    kill_it()
+
+
+def kill_while_it_trains(
+    job: started, folder: Path, random: random.Random, kill_it: Callable[[], None]
+) -> None:
+    """Kill when it has trained for some steps more and a bit."""
+    step = last_step(folder) + random.randint(1, 4)
+    await_in(job, lambda: last_step(folder) >= step)
+    time.sleep(random.uniform(0, 0.03))
+    kill_it()
+
+
+def command_of(workers: int, save_every: str) -> list[str]:
+    return command_for(
+        *(workers, "none" if workers == 1 else "gloo", "Fit", "--framework", "torch", "--resume"),
+        *("--set", f"task_options.hidden={HIDDEN}", "--steps", STEPS[workers]),
+        *("--set", f"save_every={save_every}", "--keep-last", "2"),
+    )
+
+
+def killed_alone() -> Killed:
+    """Train without a launcher, killed and started again in child processes of one script."""
+    folder = temporary_folder()
+    seen, random_moments, printed = Killed(folder), random.Random("alone"), 0
+    command = [sys.executable, str(SCRIPT), f"{TASKS}:Fit", HIDDEN, STEPS[1]]
+    with started(command, folder) as job:
+        for number in range(KILLS[1] + 1):
+            (folder / f"start-{number}").touch()
+            if number < KILLS[1]:
+                await_in(job, (folder / f"pid-{number}").exists)
+                kill_it = partial(os.kill, int((folder / f"pid-{number}").read_text()), signal.SIGKILL)
+                if number % 6 == 5:
+                    kill_while_it_starts(random_moments, kill_it)
+                else:
+                    kill_while_it_trains(job, folder, random_moments, kill_it)
+            await_in(job, (folder / f"ended-{number}").exists)
+            output = job.result().stdout
+            code = int((folder / f"ended-{number}").read_text())
+            assert code == (-signal.SIGKILL if number < KILLS[1] else 0), job.result().output[-5000:]
+            seen.look(output[printed:])
+            printed = len(output)
+        result = job.wait(60)
+    assert result.returncode == 0, result.output[-5000:]
+    seen.run = Run(folder / "run", result)
+    return seen
+
+
+def killed_together() -> Killed:
+    """Train with two workers under Gloo; all are killed at once."""
+    folder = temporary_folder()
+    seen, random_moments = Killed(folder), random.Random("together")
+    command = command_of(2, save_every="1")
+    for _ in range(KILLS[2]):
+        with started(command, folder) as job:
+            kill_while_it_trains(job, folder, random_moments, partial(kill, job))
+            seen.look(job.result().stdout)
+    seen.run = finished(command, folder)
+    seen.look(seen.run.result.stdout)
+    return seen
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "two-workers"])
+def workers(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def killed(workers):
+    """Kill a run at random moments; each kill checks the checkpoints that it left."""
+    seen = killed_alone() if workers == 1 else killed_together()
+    print(
+        f"{len(seen.newest) - 1} kills, {seen.unfinished} with a checkpoint half written or half deleted; "
+        f"newest checkpoint after each: {seen.newest}; starts said: {seen.said}"
+    )
+    return seen
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(workers):
+    """Train in one go, and save at the end only."""
+    return finished(command_of(workers, save_every="null"), temporary_folder())
+
+
+def test_kills_come_while_a_checkpoint_is_written(killed, workers):
+    assert killed.unfinished >= KILLS[workers] // 4
+
+
+def test_every_start_goes_on_from_the_newest_checkpoint(killed):
+    before = [0, *killed.newest[:-1]]
+    found = [(said, newest) for said, newest in zip(killed.said, before, strict=True) if said is not None]
+    assert [said for said, _ in found] == [newest for _, newest in found]
+    assert killed.said[-1] is not None
+
+
+def test_no_kill_takes_the_newest_checkpoint_away(killed):
+    assert killed.newest == sorted(killed.newest)
+
+
+def test_every_step_is_logged_once(killed, workers):
+    assert trained_steps(killed.run) == list(range(1, int(STEPS[workers]) + 1))
+
+
+def test_all_that_is_logged_is_that_of_an_uninterrupted_run(killed, uninterrupted):
+    assert logged(killed.run) == logged(uninterrupted)
+
+
+def test_nothing_half_written_is_left(killed):
+    assert sorted(path.name[:5] for path in (killed.run.folder / "checkpoints").iterdir()) == ["step-"] * 2

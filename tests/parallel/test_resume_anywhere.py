@@ -1,0 +1,182 @@
+"""A run goes on with another number of workers, in the other framework, with other settings."""
+
+import shutil
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from jobs import Run, run, temporary_folder
+from resuming import (
+    command_for,
+    content_of,
+    finished,
+    killed_at,
+    random_step,
+    resumed_from,
+    said,
+    stopped_at,
+    stream_of,
+    trained_steps,
+)
+
+TOLERANCE = 1e-4  # relative, per step: the design's promise
+SAMPLES, EPOCHS, STEPS = 1438, 3, 87  # digits in batches of 50, which three workers do not divide
+SAMPLE_SECONDS = 0.001
+DIGITS = (
+    *("--epochs", str(EPOCHS), "--global-batch-size", "50", "--optimizer", "adamw", "--log-every", "1"),
+    *("--learning-rate", "0.001", "--save-every", "5", "--set", "trace_indices=true", "--resume"),
+)
+
+
+@dataclass(frozen=True)
+class Legs:
+    """A run in three legs.
+
+    Args:
+        run: the run, after the last of them.
+        second, third: steps after which the second and the third leg began.
+    """
+
+    run: Run
+    second: int
+    third: int
+
+
+def digits(framework: str, workers: int = 1, controller: str = "none") -> list[str]:
+    return command_for(workers, controller, "ReadSlowly", "--framework", framework, *DIGITS)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """Train in one go, in PyTorch with one worker."""
+    return finished(digits("torch"), temporary_folder())
+
+
+def over_worker_counts(framework: str) -> Legs:
+    """Train with one worker, then three, then two; the one is asked to stop, the three are killed."""
+    folder = temporary_folder()
+    second = stopped_at(random_step(7, 20, framework), digits(framework), folder, SAMPLE_SECONDS)
+    killed_at(random_step(37, 50, framework), digits(framework, 3, "gloo"), folder, SAMPLE_SECONDS)
+    last = finished(digits(framework, 2, "mpi"), folder)
+    return Legs(last, second, resumed_from(last)[0])
+
+
+def over_frameworks() -> Legs:
+    """Train in PyTorch, then in TensorFlow, then in PyTorch again; each is asked to stop."""
+    folder = temporary_folder()
+    second = stopped_at(random_step(7, 20, "first"), digits("torch"), folder, SAMPLE_SECONDS)
+    stopped_at(random_step(37, 50, "second"), digits("tf"), folder, SAMPLE_SECONDS)
+    last = finished(digits("torch"), folder)
+    return Legs(last, second, resumed_from(last)[0])
+
+
+WAYS = {
+    "torch-1-3-2-workers": lambda: over_worker_counts("torch"),
+    "tf-1-3-2-workers": lambda: over_worker_counts("tf"),
+    "torch-tf-torch": over_frameworks,
+}
+
+
+@pytest.fixture(scope="module", params=WAYS.values(), ids=list(WAYS))
+def legs(request):
+    return request.param()
+
+
+def test_every_step_is_logged_once(legs):
+    assert trained_steps(legs.run) == list(range(1, STEPS + 1))
+
+
+def test_the_legs_change_over_in_the_middle_of_an_epoch(legs):
+    assert 0 < legs.second < legs.third < STEPS
+    assert all(step * 50 % SAMPLES for step in (legs.second, legs.third))
+
+
+def test_the_losses_are_those_of_one_worker_in_one_go(legs, uninterrupted):
+    differences = np.abs(np.asarray(legs.run.losses) / np.asarray(uninterrupted.losses) - 1)
+    bounds = [0, legs.second, legs.third, STEPS]
+    largest = [float(differences[first:last].max()) for first, last in pairwise(bounds)]
+    print(f"legs begin after steps {bounds[:-1]}; largest relative difference of each: {largest}")
+    assert max(largest) < TOLERANCE
+
+
+def test_every_epoch_sees_every_sample_once(legs):
+    stream = stream_of(legs.run)
+    assert len(stream) == EPOCHS * SAMPLES
+    for epoch in range(EPOCHS):
+        assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
+
+
+BEFORE = (
+    *("--framework", "torch", "--epochs", "2", "--batch-size", "4", "--learning-rate", "0.01"),
+    *("--set", "trace_indices=true"),
+)
+
+
+@pytest.fixture(scope="module")
+def two_epochs():
+    """Train a small task for two epochs, to be taken up again."""
+    return finished(command_for(1, "none", "Fit", *BEFORE), temporary_folder())
+
+
+@pytest.fixture(scope="module")
+def changed(two_epochs):
+    """Take it up with another batch and learning rate, for one epoch more."""
+    folder = temporary_folder()
+    shutil.copytree(two_epochs.folder, folder / "run")
+    options = (*BEFORE, "--resume", "--epochs", "3", "--batch-size", "6", "--learning-rate", "0.02")
+    return finished(command_for(1, "none", "Fit", *options), folder)
+
+
+def test_another_batch_and_learning_rate_are_allowed_and_said(changed):
+    assert "changed epochs 2 -> 3, batch_size 4 -> 6, learning_rate 0.01 -> 0.02" in said(changed)
+
+
+def test_the_first_step_after_the_change_takes_the_new_batch(changed):
+    before, after = (
+        line for line in changed.metrics if line["phase"] == "train" and line["step"] in (25, 26)
+    )
+    assert (after["samples"] - before["samples"], after["learning_rate"]) == (6, 0.02)
+
+
+def test_a_changed_batch_leaves_every_sample_once_an_epoch(changed):
+    stream = stream_of(changed)
+    for epoch in range(3):
+        assert sorted(stream[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
+
+
+UNFIT = {
+    "another-task": ("Other", (), "was trained on task"),
+    "another-optimizer": ("Fit", ("--optimizer", "sgd"), "optimizer"),
+    "other-shapes": ("Fit", ("--set", "task_options.hidden=17"), "shape"),
+    "other-data": ("Fit", ("--set", "task_options.samples=51"), "was trained on 50 samples"),
+}
+
+
+@pytest.fixture(scope="module", params=UNFIT.values(), ids=list(UNFIT))
+def unfit(request, two_epochs):
+    """Resume what does not fit; give the result, what it must say, and the files before and after."""
+    task, options, expected = request.param
+    before = content_of(two_epochs.folder)
+    command = command_for(1, "none", task, *BEFORE, "--resume", "--epochs", "3", *options)
+    result = run(command, two_epochs.folder.parent)
+    return result, expected, before, content_of(two_epochs.folder)
+
+
+def test_what_does_not_fit_is_a_mistake_of_usage(unfit):
+    assert unfit[0].returncode == 2
+
+
+def test_the_message_names_the_checkpoint_and_what_does_not_fit(unfit):
+    message = " ".join(unfit[0].stderr.split())
+    assert "step-00000025" in message
+    assert unfit[1] in message
+    assert "--init" in message
+
+
+def test_the_message_comes_without_a_traceback(unfit):
+    assert "Traceback" not in unfit[0].output
+
+
+def test_nothing_in_the_run_directory_is_changed(unfit):
+    assert unfit[3] == unfit[2]

@@ -1,0 +1,98 @@
+"""A run whose workers were all killed and that was resumed is, bit for bit, the one that never was."""
+
+import functools
+
+import pytest
+from jobs import FRAMEWORKS, Run, temporary_folder
+from resuming import (
+    checkpoint_files,
+    command_for,
+    content_of,
+    finished,
+    killed_at,
+    logged,
+    random_step,
+    resumed_from,
+    trained_steps,
+)
+
+SAMPLES = 47  # no checkpoint of these runs lies between two epochs
+OPTIONS = (
+    *("--steps", "60", "--batch-size", "3", "--accumulate", "2", "--save-every", "5"),
+    *("--eval-every", "8", "--optimizer", "adamw", "--lr-schedule", "cosine", "--warmup-epochs", "1"),
+    *("--set", "trace_indices=true", "--set", f"task_options.samples={SAMPLES}"),
+)
+SAMPLE_SECONDS = 0.006
+# framework, workers, controller, steps to a logged line
+JOBS = [
+    ("torch", 1, "none", 1),
+    ("torch", 2, "mpi", 1),
+    ("torch", 2, "gloo", 1),
+    ("torch", 1, "none", 7),
+    ("tf", 1, "none", 1),
+    ("tf", 2, "mpi", 1),
+    ("tf", 2, "gloo", 1),
+    ("tf", 1, "none", 7),
+]
+
+
+def command(framework: str, workers: int, controller: str, log_every: int) -> list[str]:
+    options = ("--framework", framework, "--log-every", str(log_every), *OPTIONS)
+    return command_for(workers, controller, "Dropping", *options)
+
+
+@functools.cache
+def uninterrupted(framework: str, workers: int, log_every: int) -> Run:
+    """Train in one go: two workers over MPI, which Gloo must repeat."""
+    controller = "none" if workers == 1 else "mpi"
+    return finished(command(framework, workers, controller, log_every), temporary_folder())
+
+
+@functools.cache
+def resumed(framework: str, workers: int, controller: str, log_every: int) -> Run:
+    """Train until all are killed at a random step, and from there to the end."""
+    job = framework, workers, controller, log_every
+    folder = temporary_folder()
+    step = random_step(7, 28, f"{job}")
+    killed_at(step, command(*job), folder, SAMPLE_SECONDS)
+    return finished([*command(*job), "--resume"], folder)
+
+
+@pytest.fixture(params=JOBS, ids=lambda job: "-".join(map(str, job)))
+def pair(request):
+    framework, workers, controller, log_every = request.param
+    return resumed(framework, workers, controller, log_every), uninterrupted(framework, workers, log_every)
+
+
+def test_it_went_on_from_a_checkpoint_in_mid_epoch(pair):
+    step, samples = resumed_from(pair[0])
+    assert step > 0
+    assert samples % SAMPLES
+
+
+def test_no_step_is_logged_twice_or_left_out(pair):
+    assert trained_steps(pair[0]) == trained_steps(pair[1])
+
+
+def test_all_that_is_logged_is_the_same(pair):
+    assert logged(pair[0]) == logged(pair[1])
+
+
+def test_the_final_parameters_are_the_same(pair):
+    name = "model.safetensors"
+    assert checkpoint_files(pair[0])[name] == checkpoint_files(pair[1])[name]
+
+
+def test_the_final_state_of_the_optimizer_is_the_same(pair):
+    name = "optimizer.safetensors"
+    assert checkpoint_files(pair[0])[name] == checkpoint_files(pair[1])[name]
+
+
+def test_the_same_samples_are_trained_on(pair):
+    assert content_of(pair[0].folder / "indices") == content_of(pair[1].folder / "indices")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_logged_line_straddles_the_checkpoint(framework):
+    step, _ = resumed_from(resumed(framework, 1, "none", 7))
+    assert step % 7

@@ -1,0 +1,142 @@
+"""Runs in several legs: stopped or killed while they train, and resumed."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+from jobs import Run, launcher, run, started
+
+TASKS = Path(__file__).with_name("resumed_tasks.py")
+_NOT_REPEATED = ("seconds", "samples_per_second")  # what a clock decides
+
+
+def command_for(workers: int, controller: str, task: str, *options: str) -> list[str]:
+    """Give the command that trains one of the tasks for this in the directory ``run``."""
+    training = ["python", "-m", "hvdtrain", "--task", f"{TASKS}:{task}", "--run-dir", "run", *options]
+    return [*launcher(workers, controller), *training]
+
+
+def finished(command: list[str], cwd: Path, timeout: float = 150, returncode: int = 0) -> Run:
+    """Run the last leg, or the only one, to its end."""
+    result = run(command, cwd, timeout)
+    assert result.returncode == returncode, f"ended with {result.returncode}:\n{result.output[-5000:]}"
+    return Run(cwd / "run", result)
+
+
+def killed_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> None:
+    """Start a leg and kill all of its processes at once when it has logged a step."""
+    with slow(command, cwd, sample_seconds) as job:
+        await_in(job, lambda: last_step(cwd) >= step, timeout)
+        kill(job)
+    assert not (cwd / "run" / "summary.json").exists(), "the run was over before it was killed"
+    print(f"killed after step {last_step(cwd)}; to be killed from step {step} on")
+
+
+def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> int:
+    """Start a leg without a launcher, ask it to stop when it has logged a step, and give where it did."""
+    with slow(command, cwd, sample_seconds) as job:
+        await_in(job, lambda: last_step(cwd) >= step, timeout)
+        job.process.send_signal(signal.SIGTERM)
+        result = job.wait(timeout)
+    assert result.returncode == 75, f"ended with {result.returncode}:\n{result.output[-5000:]}"
+    stopped = Run(cwd / "run", result).summary["steps"]
+    print(f"stopped at step {stopped}; asked to from step {step} on")
+    return stopped
+
+
+def slow(command: list[str], cwd: Path, sample_seconds: float) -> started:
+    """Start a command whose task takes so long to read a sample."""
+    return started(command, cwd, HVDTRAIN_TEST_SAMPLE_SECONDS=str(sample_seconds))
+
+
+def await_in(job: started, condition: Callable[[], bool], timeout: float = 120) -> None:
+    """Wait for what a job is about to do.
+
+    Raises:
+        AssertionError: where it does not, or ends before.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        ended = job.process.poll() is not None
+        if (ended and not condition()) or time.monotonic() > deadline:
+            raise AssertionError(f"the job did not get there:\n{job.result().output[-5000:]}")
+        time.sleep(0.01)
+
+
+def kill(job: started) -> None:
+    """Kill every process of a job, its launcher included, and see them gone."""
+    deadline = time.monotonic() + 10
+    while (pids := job.pids()) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def random_step(low: int, high: int, seed: str) -> int:
+    """Draw the step after which to step in; the same in every run of a test."""
+    return random.Random(seed).randint(low, high)
+
+
+def last_step(cwd: Path) -> int:
+    """Give the last step that the run in ``cwd`` has logged."""
+    path = cwd / "run" / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def said(run: Run) -> str:
+    """Give what a run has printed, in one line."""
+    return " ".join(run.result.output.split())
+
+
+def resumed_from(run: Run) -> tuple[int, int]:
+    """Give the step and the sample that a run says it starts from."""
+    found = re.search(r"starts from \S+: step ([\d,]+), sample ([\d,]+) ", said(run))
+    assert found, f"it says nothing of resuming:\n{run.result.output}"
+    return tuple(int(number.replace(",", "")) for number in found.groups())
+
+
+def logged(run: Run) -> list[dict]:
+    """Give all that a run has logged, but what depends on the clock."""
+    return [
+        {name: value for name, value in line.items() if name not in _NOT_REPEATED} for line in run.metrics
+    ]
+
+
+def trained_steps(run: Run) -> list[int]:
+    return [line["step"] for line in run.metrics if line["phase"] == "train"]
+
+
+def checkpoint_files(run: Run) -> dict[str, bytes]:
+    """Give the arrays of a run's last checkpoint, as they lie on the disk."""
+    newest = Path(run.folder.parent, run.summary["checkpoint"])
+    return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+
+
+def traced(run: Run) -> dict[int, list[int]]:
+    """Give the indices that all ranks together trained on, by step."""
+    steps: dict[int, list[int]] = {}
+    for path in sorted((run.folder / "indices").iterdir()):
+        for line in map(json.loads, path.read_text().splitlines()):
+            steps.setdefault(line["step"], []).extend(line["indices"])
+    return steps
+
+
+def stream_of(run: Run) -> list[int]:
+    """Give the indices that a run trained on, in the order of its steps."""
+    steps = traced(run)
+    assert sorted(steps) == list(range(1, run.summary["steps"] + 1))
+    return list(chain.from_iterable(steps[step] for step in sorted(steps)))
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Give every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,63 @@
+"""Which checkpoint is the best: how it is said, and what improves on what."""
+
+import math
+
+import pytest
+
+from hvdtrain.best import Best
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "highest"),
+    [
+        ("accuracy", "accuracy", True),
+        ("recall", "recall", True),
+        ("loss", "loss", False),
+        ("eval_loss", "eval_loss", False),
+        ("top_5_error", "top_5_error", False),
+        ("mae", "mae", False),
+        ("rmse", "rmse", False),
+        ("perplexity", "perplexity", False),
+        ("edit_distance", "edit_distance", False),
+        ("lossless", "lossless", True),
+        ("loss_ratio", "loss_ratio", True),
+        ("loss:max", "loss", True),
+        ("score:min", "score", False),
+        ("score:max", "score", True),
+    ],
+)
+def test_a_metric_is_best_when_highest_unless_its_name_or_the_user_says_otherwise(text, metric, highest):
+    assert Best.parse(text) == Best(metric, highest)
+
+
+@pytest.mark.parametrize("text", ["", ":min", "score:", "score:low", "score:min:max", "score: min"])
+def test_another_form_is_refused_with_the_rule(text):
+    with pytest.raises(ValueError, match="must be the name of a metric, or NAME:min or NAME:max"):
+        Best.parse(text)
+
+
+@pytest.mark.parametrize("text", ["accuracy:max", "loss:min", "loss:max"])
+def test_it_is_said_as_it_can_be_read(text):
+    assert str(Best.parse(text)) == text
+    assert Best.parse(Best.parse(text)) == Best.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "better"),
+    [
+        (0.5, None, True),
+        (0.6, 0.5, True),
+        (0.5, 0.5, False),
+        (0.4, 0.5, False),
+        (None, None, False),
+        (None, 0.5, False),
+        (math.nan, None, False),
+        (math.nan, 0.5, False),
+        (math.inf, 0.5, False),
+    ],
+)
+@pytest.mark.parametrize("highest", [True, False])
+def test_a_number_is_better_than_none_and_a_tie_is_no_improvement(new, old, better, highest):
+    sign = 1 if highest else -1
+    signed = [value if value is None else sign * value for value in (new, old)]
+    assert Best("score", highest).improves(*signed) == better

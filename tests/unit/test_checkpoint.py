@@ -1,0 +1,355 @@
+"""Checkpoints on disk: what is written is what is read, whole or not at all."""
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import FILES, contents, equal, make_record, make_state, names, saved
+
+from hvdtrain import checkpoint
+from hvdtrain.checkpoint import Damage
+
+VALUES = np.asarray([[0, 1, 2], [3, 0, 5]])
+
+
+def round_trip(folder, state):
+    return checkpoint.verify(checkpoint.write(folder, state, make_record())).read()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (1, 3, 2, 1)], ids=str)
+def test_an_array_is_read_as_it_was_written(tmp_path, kind, shape):
+    state = {"model/a/kernel": VALUES.astype(kind).reshape(shape)}
+    assert equal(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, np.nan, np.inf, -np.inf, 1e-45, 3.4e38], ids=str)
+def test_every_number_survives(tmp_path, value):
+    state = {"model/a": np.full(3, value, np.float32)}
+    assert equal(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize("value", [np.asarray(3.5), np.asarray(3, np.int64), np.asarray(True)], ids=repr)
+def test_an_array_without_axes_keeps_its_shape(tmp_path, value):
+    assert round_trip(tmp_path, {"optimizer/step": value})["optimizer/step"].shape == ()
+
+
+def test_an_array_without_elements_keeps_its_shape(tmp_path):
+    state = {"model/a": np.zeros((0, 3), np.float32)}
+    assert equal(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a.T,
+        lambda a: a[:, ::2],
+        lambda a: a[::-1],
+        np.asfortranarray,
+        lambda a: np.broadcast_to(a[0, 1], (2, 3)),
+        lambda a: np.moveaxis(a.reshape(2, 3, 2), 0, 2),
+        lambda a: a[0, 1],
+    ],
+    ids=["transposed", "strided", "reversed", "column order", "broadcast", "moved axes", "scalar"],
+)
+def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, view):
+    array = view(np.arange(12, dtype=np.float32).reshape(3, 4))
+    np.testing.assert_array_equal(round_trip(tmp_path, {"model/a": array})["model/a"], array)
+
+
+def test_the_state_that_is_written_is_left_alone(tmp_path):
+    kernel = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    state = {"model/a": kernel}
+    checkpoint.write(tmp_path, state, make_record())
+    assert state["model/a"] is kernel
+    assert kernel.strides == (4, 16)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"model/a": np.ones(2, np.float32)}, {"optimizer/step": np.ones((), np.int64)}],
+    ids=["nothing", "no optimizer", "no model"],
+)
+def test_a_state_may_lack_a_part(tmp_path, state):
+    assert equal(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model/päth/ü", "model/模型/名", "model/a b/c\td", 'model/"q"\\', "model/" + "x" * 500, "model/a\nb",
+     "model//kernel", "model/\U0001f600"],
+    ids=ascii,
+)  # fmt: skip
+def test_a_name_may_be_any_text(tmp_path, name):
+    assert list(round_trip(tmp_path, {name: np.ones(2, np.float32)})) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("optimizer/momentum/a/kernel", True),
+        ("optimizer/step", True),
+        ("torch/optimizer/a", True),
+        ("tf/optimizer/a", True),
+        ("torch/a/optimizer/b", False),
+        ("model/optimizer/kernel", False),
+        ("optimizers/a", False),
+        ("model/optimizer_head/kernel", False),
+        ("model/head/optimizer", False),
+        ("model/a/kernel", False),
+    ],
+)
+def test_a_name_says_which_file_it_goes_to(name, expected):
+    assert checkpoint.is_of_optimizer(name) == expected
+
+
+def test_the_weights_can_be_read_alone(tmp_path):
+    found = checkpoint.verify(saved(tmp_path))
+    assert list(found.read_model()) == ["model/a/bias", "model/a/kernel"]
+
+
+def test_a_checkpoint_is_a_directory_of_three_files(tmp_path):
+    path = saved(tmp_path, step=120)
+    assert path == tmp_path / "step-00000120"
+    assert names(tmp_path) == ["step-00000120"]
+    assert names(path) == list(FILES)
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [(0, "step-00000000"), (99_999_999, "step-99999999"), (10**9, "step-1000000000")]
+)
+def test_a_checkpoint_is_named_by_its_step(step, name):
+    assert checkpoint.name_of(step) == name
+
+
+def test_the_folder_is_made_with_its_parents(tmp_path):
+    assert saved(tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_the_record_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
+    path = saved(tmp_path, step=120, metrics={"loss": 0.5, "recall": None})
+    values = json.loads((path / "trainer.json").read_text())
+    own = values.pop("sha256")
+    assert own == hashlib.sha256((json.dumps(values, indent=2) + "\n").encode()).hexdigest()
+    expected = make_record(120, metrics={"loss": 0.5, "recall": None}).model_dump(mode="json")
+    files = {
+        name: {
+            "sha256": hashlib.sha256((path / name).read_bytes()).hexdigest(),
+            "bytes": (path / name).stat().st_size,
+        }
+        for name in FILES[:2]
+    }
+    assert values == {"format": 1, **expected, "files": files}
+
+
+RECORDS = st.builds(
+    make_record,
+    step=st.integers(0, 10**12),
+    seconds=st.floats(0, 1e12),
+    metrics=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False) | st.none()),
+    window=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False) | st.none()),
+    window_weight=st.floats(0, 1e12),
+    config=st.dictionaries(
+        st.text(), st.recursive(st.none() | st.booleans() | st.text() | st.integers(), st.lists)
+    ),
+)
+
+
+@given(record=RECORDS)
+def test_any_record_is_read_as_it_was_written(tmp_path_factory, record):
+    path = checkpoint.write(tmp_path_factory.mktemp("c"), {}, record)
+    found = checkpoint.verify(path).record
+    assert found.model_copy(update={"files": {}}) == record
+
+
+def test_a_record_that_is_no_json_number_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="Out of range float"):
+        checkpoint.write(tmp_path, make_state(), make_record(seconds=float("nan")))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)])
+def test_permissions_follow_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        path = saved(tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {mode}
+    assert stat.S_IMODE(path.stat().st_mode) == mode | (mode & 0o444) >> 2
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    saved(tmp_path, value=1.0)
+    path = saved(tmp_path, value=2.0)
+    assert equal(checkpoint.verify(path).read(), make_state(2.0))
+    assert names(tmp_path) == ["step-00000120"]
+
+
+@pytest.mark.parametrize(
+    "made", [["old/notes.txt"], ["step-00000120"], ["step-00000120/more/deep.txt"]], ids=str
+)
+def test_what_stands_in_the_way_of_a_step_is_replaced(tmp_path, made):
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    checkpoint.verify(saved(tmp_path, step=120))
+    checkpoint.verify(saved(tmp_path, step=121))
+
+
+@pytest.mark.parametrize("leftover", [".new-step-00000120", ".new-step-00000007", ".removed-step-00000120"])
+def test_what_a_killed_writer_left_is_removed(tmp_path, leftover):
+    (tmp_path / leftover).mkdir()
+    (tmp_path / leftover / "model.safetensors").write_bytes(b"half")
+    saved(tmp_path)
+    assert names(tmp_path) == ["step-00000120"]
+
+
+@pytest.mark.parametrize("make", ["file", "link"])
+def test_leftovers_may_be_no_directories(tmp_path, make):
+    leftover = tmp_path / ".removed-step-00000007"
+    if make == "file":
+        leftover.write_text("x")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "mine").write_text("x")
+        leftover.symlink_to(tmp_path / "elsewhere")
+    saved(tmp_path)
+    assert not leftover.is_symlink()
+    assert not leftover.exists()
+    assert make == "file" or names(tmp_path / "elsewhere") == ["mine"]
+
+
+def test_what_is_of_another_name_is_left_alone(tmp_path):
+    others = ["notes.txt", "set-aside-step-00000001", "step-12", "step-000000001x", "best"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    saved(tmp_path)
+    checkpoint.retain(tmp_path, set())
+    assert names(tmp_path) == sorted(others)
+
+
+@pytest.mark.parametrize("fail_at", range(4))
+def test_an_error_in_the_middle_leaves_nothing(tmp_path, monkeypatch, fail_at):
+    """Three files and their directory are synced before the checkpoint gets its name."""
+    saved(tmp_path, step=100)
+    before, calls, sync = contents(tmp_path), [], os.fsync
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) == fail_at + 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        saved(tmp_path)
+    assert contents(tmp_path) == before
+    assert names(tmp_path) == ["step-00000100"]
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    saved(tmp_path)
+    unfinished = str(tmp_path / ".new-step-00000120")
+    assert synced == [*(f"{unfinished}/{name}" for name in FILES), unfinished, str(tmp_path)]
+
+
+def test_a_save_leaves_no_file_open(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    saved(tmp_path)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_interruption_in_the_middle_leaves_nothing(tmp_path):
+    class Torn(dict):
+        def __getitem__(self, name):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path, Torn(make_state()), make_record())
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", [object, "U3"])
+def test_an_array_of_no_numbers_leaves_nothing(tmp_path, dtype):
+    with pytest.raises(OSError, match="Unknown dtype"):
+        checkpoint.write(tmp_path, {"model/a": np.zeros(3, dtype)}, make_record())
+    assert names(tmp_path) == []
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from states import make_record, names, saved
+from hvdtrain import checkpoint
+folder, limit, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+saved(folder, 100)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    checkpoint.write(folder, {"model/a": np.zeros(size, np.float32)}, make_record(120))
+except OSError as error:
+    print(error.strerror, Path(error.filename or "trainer.json").name, names(folder))
+"""
+
+
+@pytest.mark.parametrize(("size", "file"), [(100_000, "model.safetensors"), (1, "trainer.json")])
+def test_a_disk_that_takes_no_more_is_named_and_nothing_is_left(tmp_path, size, file):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), "500", str(size)],
+        env=environ, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert result.stdout.strip() == f"File too large {file} ['step-00000100']"
+
+
+def test_checkpoints_are_listed_by_their_step(tmp_path):
+    for name in ("step-00000009", "step-100000000", "step-99999999", "step-00000010", "step-1", "x"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint.checkpoints_in(tmp_path)] == [
+        "step-00000009", "step-00000010", "step-99999999", "step-100000000",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_where_there_is_no_folder_there_are_no_checkpoints(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    assert checkpoint.checkpoints_in(tmp_path / name) == []
+
+
+def test_all_but_what_is_kept_is_deleted(tmp_path):
+    paths = [saved(tmp_path, step) for step in (1, 2, 3)]
+    checkpoint.retain(tmp_path, {paths[1]})
+    assert names(tmp_path) == ["step-00000002"]
+
+
+def test_a_file_that_has_the_name_of_a_checkpoint_stops_no_later_save(tmp_path):
+    (tmp_path / "step-00000007").write_text("mine")
+    checkpoint.retain(tmp_path, set())
+    checkpoint.verify(saved(tmp_path))
+
+
+def test_reading_names_a_file_that_is_in_another_format(tmp_path):
+    found = checkpoint.verify(saved(tmp_path))
+    (found.path / "model.safetensors").write_bytes(b"not arrays")
+    with pytest.raises(Damage, match=r"model\.safetensors: "):
+        found.read()
+
+
+def test_a_record_tells_its_epoch():
+    assert make_record(50).epoch == 2.0

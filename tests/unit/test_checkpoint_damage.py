@@ -1,0 +1,351 @@
+"""Damaged checkpoints: never taken for good, never the end of a job, never deleted."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import FILES, contents, equal, make_record, make_state, names, saved
+
+from hvdtrain import checkpoint
+from hvdtrain.checkpoint import Damage
+from hvdtrain.errors import CheckpointError, EnvironmentFault
+
+
+def damage_of(path: Path) -> str:
+    """Give what is said of a damaged checkpoint; it must be called damaged by name, too."""
+    with pytest.raises(Damage) as caught:
+        checkpoint.verify(path)
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.locate(path)
+    assert refused.value.problem == f"checkpoint {path} is damaged: {caught.value}"
+    assert checkpoint.newest_verified(path.parent) is None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_was_cut_short_is_damage(tmp_path, file):
+    path = saved(tmp_path)
+    content = (path / file).read_bytes()
+    for length in np.linspace(0, len(content) - 1, 20, dtype=int):
+        (path / file).write_bytes(content[:length])
+        assert file in damage_of(path)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_with_more_at_its_end_is_damage(tmp_path, file):
+    path = saved(tmp_path)
+    for more in (b"\0", b"\n", b" ", b"}", b"x" * 5000):
+        content = (path / file).read_bytes()
+        (path / file).write_bytes(content + more)
+        assert file in damage_of(path)
+        (path / file).write_bytes(content)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["byte", "bit"])
+def test_a_changed_byte_is_damage(tmp_path, file, kind):
+    path = saved(tmp_path)
+    content = (path / file).read_bytes()
+    chosen = random.Random(0)
+    for place in chosen.sample(range(len(content)), 50):
+        changed = bytearray(content)
+        changed[place] ^= 0xFF if kind == "byte" else 1 << chosen.randrange(8)
+        (path / file).write_bytes(changed)
+        assert file in damage_of(path)
+
+
+@given(data=st.data())
+def test_no_edit_verifies(tmp_path_factory, data):
+    """Bytes replaced, put in or taken out, anywhere."""
+    path = saved(tmp_path_factory.mktemp("c"))
+    file = path / data.draw(st.sampled_from(FILES))
+    content = file.read_bytes()
+    start = data.draw(st.integers(0, len(content)))
+    end = data.draw(st.integers(start, min(len(content), start + 40)))
+    edited = content[:start] + data.draw(st.binary(max_size=40)) + content[end:]
+    file.write_bytes(edited)
+    if edited == content:
+        checkpoint.verify(path)
+    else:
+        damage_of(path)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_damage(tmp_path, file):
+    path = saved(tmp_path)
+    (path / file).unlink()
+    assert damage_of(path) == f"{file} is missing"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path, file):
+    path = saved(tmp_path)
+    (path / file).unlink()
+    (path / file).mkdir()
+    assert file in damage_of(path)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_link_to_nothing_is_damage(tmp_path, file):
+    path = saved(tmp_path)
+    (path / file).unlink()
+    (path / file).symlink_to(tmp_path / "nowhere")
+    assert damage_of(path) == f"{file} is missing"
+
+
+def test_two_files_that_changed_places_are_damage(tmp_path):
+    state = {"model/kernel": np.ones(4, np.float32), "optimizer/ab": np.ones(4, np.float32)}
+    path = checkpoint.write(tmp_path, state, make_record())
+    model, optimizer = (path / name for name in FILES[:2])
+    assert model.stat().st_size == optimizer.stat().st_size
+    model.rename(path / "between")
+    optimizer.rename(model)
+    (path / "between").rename(optimizer)
+    assert damage_of(path) == "the content of model.safetensors has changed"
+
+
+def test_the_files_of_another_checkpoint_are_damage(tmp_path):
+    path, other = saved(tmp_path, value=1.0), saved(tmp_path / "other", value=2.0)
+    shutil.copy(other / FILES[0], path)
+    assert damage_of(path) == "the content of model.safetensors has changed"
+
+
+def test_the_record_of_another_checkpoint_is_damage(tmp_path):
+    path, other = saved(tmp_path, value=1.0), saved(tmp_path / "other", value=2.0)
+    shutil.copy(other / FILES[2], path)
+    assert damage_of(path) == "the content of model.safetensors has changed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "null", "3", '"x"', "[]", "[1, 2]", "{}", "NaN", "Infinity", '{"format": 1}', '{"step": NaN}',
+        '{"format": 1, "sha256": "00"}',
+        "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "9" * 10_000, '{"step": ' + "9" * 10_000 + "}", '"\\ud800"', "{", "\ufeff{}", "{} {}",
+    ],
+    ids=lambda text: repr(text[:12]),
+)  # fmt: skip
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_other_json_in_the_place_of_the_record_is_damage(tmp_path, text, encoding):
+    path = saved(tmp_path)
+    (path / "trainer.json").write_text(text, encoding=encoding)
+    assert damage_of(path) == "trainer.json is not as it was written"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32"])
+def test_the_record_in_another_encoding_is_damage(tmp_path, encoding):
+    path = saved(tmp_path)
+    text = (path / "trainer.json").read_text()
+    (path / "trainer.json").write_text(text, encoding=encoding)
+    assert damage_of(path) == "trainer.json is not as it was written"
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+def test_the_record_in_another_layout_is_damage(tmp_path, indent):
+    """A tool that rewrites it may have changed a number, too."""
+    path = saved(tmp_path)
+    values = json.loads((path / "trainer.json").read_text())
+    (path / "trainer.json").write_text(json.dumps(values, indent=indent))
+    assert damage_of(path) == "trainer.json is not as it was written"
+
+
+def rewrite_record(path: Path, **changes: object) -> None:
+    """Change a record and give it the checksum that belongs to it; None takes a field out."""
+    values = json.loads((path / "trainer.json").read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
+    values["sha256"] = checkpoint._checksum(values)
+    (path / "trainer.json").write_bytes(checkpoint._form(values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": "120"}, "trainer.json: step: Input should be a valid integer"),
+        ({"step": None}, "trainer.json: step: Field required"),
+        ({"config": [1]}, "trainer.json: config: Input should be a valid dictionary"),
+        ({"surplus": 1}, "trainer.json: surplus: Extra inputs are not permitted"),
+        ({"files": {"model.safetensors": 3}}, "trainer.json: files.model.safetensors: Input should be"),
+        ({"files": {}}, "trainer.json does not list model.safetensors"),
+    ],
+    ids=str,
+)
+def test_a_record_of_another_form_is_damage(tmp_path, changes, said):
+    path = saved(tmp_path)
+    rewrite_record(path, **changes)
+    assert damage_of(path).startswith(said)
+
+
+def test_the_damage_says_the_sizes(tmp_path):
+    path = saved(tmp_path)
+    size = (path / FILES[0]).stat().st_size
+    (path / FILES[0]).write_bytes(bytes(5))
+    assert damage_of(path) == f"model.safetensors has 5 bytes, of {size:,}"
+
+
+def test_other_files_beside_are_ignored(tmp_path):
+    path = saved(tmp_path)
+    (path / "notes.txt").write_text("mine")
+    (path / "more").mkdir()
+    assert equal(checkpoint.verify(path).read(), make_state())
+
+
+def test_a_checkpoint_that_was_copied_or_renamed_is_good(tmp_path):
+    path = saved(tmp_path)
+    shutil.copytree(path, tmp_path / "best")
+    assert checkpoint.locate(tmp_path / "best").record.step == 120
+
+
+def spoil_nothing_there(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def spoil_half_written(path: Path) -> None:
+    (path / "trainer.json").unlink()
+    (path / "optimizer.safetensors").unlink()
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def spoil_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("a file")
+
+
+def spoil_byte(path: Path) -> None:
+    content = bytearray((path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "model.safetensors").write_bytes(content)
+
+
+SPOILS = [
+    (spoil_nothing_there, "trainer.json is missing"),
+    (spoil_half_written, "trainer.json is missing"),
+    (spoil_file, "trainer.json is missing"),
+    (spoil_byte, "the content of model.safetensors has changed"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), SPOILS)
+def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tmp_path, spoil, said):
+    good, newest = saved(tmp_path, 100), saved(tmp_path, 120)
+    spoil(newest)
+    before = contents(tmp_path)
+    found, notes = checkpoint.newest_good(tmp_path)
+    assert found.path == good
+    assert notes == [f"checkpoint {newest} is damaged: {said}; set aside as set-aside-step-00000120"]
+    assert contents(tmp_path) == {
+        name.replace("step-00000120", "set-aside-step-00000120"): content for name, content in before.items()
+    }
+
+
+@pytest.mark.parametrize(("spoil", "said"), SPOILS)
+def test_a_damaged_newest_one_is_not_reported_as_saved(tmp_path, spoil, said):
+    good = saved(tmp_path, 100)
+    spoil(saved(tmp_path, 120))
+    before = names(tmp_path)
+    assert checkpoint.newest_verified(tmp_path) == good
+    assert names(tmp_path) == before
+
+
+def test_of_good_ones_the_newest_is_taken_and_nothing_said(tmp_path):
+    saved(tmp_path, 100)
+    newest = saved(tmp_path, 120)
+    found, notes = checkpoint.newest_good(tmp_path)
+    assert (found.path, notes) == (newest, [])
+
+
+def test_an_older_damaged_one_is_left_alone(tmp_path):
+    spoil_byte(saved(tmp_path, 100))
+    saved(tmp_path, 120)
+    assert checkpoint.newest_good(tmp_path)[1] == []
+    assert names(tmp_path) == ["step-00000100", "step-00000120"]
+
+
+def test_where_all_are_damaged_all_are_set_aside(tmp_path):
+    for step in (100, 120):
+        spoil_byte(saved(tmp_path, step))
+    found, notes = checkpoint.newest_good(tmp_path)
+    assert found is None
+    assert [note.split()[1] for note in notes] == [str(tmp_path / f"step-00000{step}") for step in (120, 100)]
+    assert names(tmp_path) == ["set-aside-step-00000100", "set-aside-step-00000120"]
+
+
+def test_one_that_is_set_aside_again_gets_another_name(tmp_path):
+    for _ in range(3):
+        spoil_byte(saved(tmp_path))
+        checkpoint.newest_good(tmp_path)
+    assert names(tmp_path) == [f"set-aside-step-00000120{suffix}" for suffix in ("", "-2", "-3")]
+
+
+def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
+    spoil_byte(saved(tmp_path))
+
+    def refuse(self, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    found, notes = checkpoint.newest_good(tmp_path)
+    assert found is None
+    assert notes[0].endswith("has changed; it stays where it is (Permission denied)")
+
+
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_where_there_is_none_there_is_none(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    assert checkpoint.newest_good(tmp_path / folder) == (None, [])
+    assert checkpoint.newest_verified(tmp_path / folder) is None
+
+
+@pytest.mark.parametrize("method", ["read_bytes", "open", "iterdir"])
+@pytest.mark.parametrize("find", [checkpoint.newest_good, checkpoint.locate], ids=["newest_good", "locate"])
+def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monkeypatch, method, find):
+    saved(tmp_path)
+    before = contents(tmp_path)
+
+    def refuse(self, *arguments, **options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, method, refuse)
+        with pytest.raises(
+            EnvironmentFault,
+            match=rf"^cannot read the checkpoint {tmp_path}.*: Permission denied\nNothing was",
+        ):
+            find(tmp_path)
+        assert checkpoint.newest_verified(tmp_path) is None
+    assert contents(tmp_path) == before
+
+
+def test_a_name_that_no_system_takes_is_the_environments_fault():
+    with pytest.raises(EnvironmentFault, match="File name too long"):
+        checkpoint.locate(Path("x" * 300))
+
+
+def test_another_format_is_refused_and_stays(tmp_path):
+    path = saved(tmp_path)
+    rewrite_record(path, format=2)
+    said = rf"checkpoint {path} has format 2; this version of hvdtrain reads 1\nUse the version that wrote it"
+    for find in (checkpoint.newest_good, checkpoint.locate):
+        with pytest.raises(EnvironmentFault, match=said):
+            find(tmp_path)
+    assert names(tmp_path) == ["step-00000120"]
+
+
+def test_a_record_can_be_read_by_itself(tmp_path):
+    path = saved(tmp_path, metrics={"loss": 0.25})
+    (path / "model.safetensors").unlink()
+    assert checkpoint.read_record(path).metrics == {"loss": 0.25}
+
+
+@pytest.mark.parametrize("spoil", [spoil_nothing_there, spoil_file], ids=["nothing", "file"])
+def test_a_damaged_record_is_none(tmp_path, spoil):
+    path = saved(tmp_path)
+    spoil(path)
+    assert checkpoint.read_record(path) is None

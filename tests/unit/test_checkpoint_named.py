@@ -1,0 +1,99 @@
+"""The checkpoint that a user names: found by its directory or a run's, or refused with what is there."""
+
+import pytest
+from states import names, saved
+
+from hvdtrain import checkpoint
+from hvdtrain.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(path) -> tuple[str, str]:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.locate(path)
+    return caught.value.problem, caught.value.remedy
+
+
+def spoil(path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-00000120"])
+def test_a_checkpoint_is_found_by_its_directory_its_folder_or_its_run(tmp_path, named):
+    saved(tmp_path / "run" / "checkpoints", 100)
+    saved(tmp_path / "run" / "checkpoints", 120)
+    assert checkpoint.locate(tmp_path / named).record.step == 120
+
+
+def test_an_older_one_can_be_named(tmp_path):
+    for step in (100, 120):
+        saved(tmp_path, step)
+    assert checkpoint.locate(tmp_path / "step-00000100").record.step == 100
+
+
+@pytest.mark.parametrize("name", ["set-aside-step-00000120", "best"])
+def test_one_of_another_name_can_be_named(tmp_path, name):
+    saved(tmp_path, 120).rename(tmp_path / name)
+    assert checkpoint.locate(tmp_path / name).record.step == 120
+
+
+def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
+    good = saved(tmp_path / "checkpoints", 100)
+    spoil(saved(tmp_path / "checkpoints", 120))
+    assert checkpoint.locate(tmp_path).path == good
+    assert names(tmp_path / "checkpoints") == ["step-00000100", "step-00000120"]
+
+
+def test_what_is_not_there_is_named_with_where_it_was_looked_for(tmp_path):
+    problem, remedy = refused(tmp_path / "run" / "step-00000001")
+    assert problem == f"there is no checkpoint {tmp_path / 'run' / 'step-00000001'} (looked in {tmp_path})"
+    assert remedy == ""
+
+
+def test_what_is_beside_what_is_not_there_is_named(tmp_path):
+    for step in (1, 2, 3, 4, 5):
+        saved(tmp_path, step)
+    _, remedy = refused(tmp_path / "step-00000009")
+    assert remedy == "Beside it: step-00000002, step-00000003, step-00000004, step-00000005."
+
+
+def test_what_is_beside_a_damaged_one_is_named(tmp_path):
+    saved(tmp_path, 100)
+    path = saved(tmp_path, 120)
+    spoil(path)
+    problem, remedy = refused(path)
+    assert problem == f"checkpoint {path} is damaged: model.safetensors is missing"
+    assert remedy == "Beside it: step-00000100."
+
+
+@pytest.mark.parametrize("make", ["folder", "file"])
+def test_what_holds_no_checkpoint_is_named_with_what_would(tmp_path, make):
+    path = tmp_path / "x"
+    path.mkdir() if make == "folder" else path.write_text("x")
+    problem, remedy = refused(path)
+    assert problem == f"no checkpoint in {path}"
+    assert remedy == "Give a run directory, or a directory such as RUN_DIR/checkpoints/step-00000120."
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_says_how(tmp_path):
+    for step in (100, 120):
+        spoil(saved(tmp_path / "checkpoints", step))
+    assert refused(tmp_path)[0] == (
+        f"no good checkpoint in {tmp_path}; step-00000120: model.safetensors is missing; "
+        "step-00000100: model.safetensors is missing"
+    )
+
+
+def test_many_damaged_ones_fit_on_a_screen(tmp_path):
+    for step in range(20):
+        spoil(saved(tmp_path / "checkpoints", step))
+    assert refused(tmp_path)[0].count("is missing") == 4
+
+
+def test_an_empty_folder_with_the_name_of_a_checkpoint_is_damaged(tmp_path):
+    (tmp_path / "step-00000001").mkdir()
+    assert refused(tmp_path / "step-00000001")[0].endswith("is damaged: trainer.json is missing")

@@ -1,0 +1,364 @@
+"""Whole jobs in this process, without a framework: stopped, killed and gone on with, over real files."""
+
+import errno
+import json
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from abacus import Abacus
+from fakes import one_worker
+from states import equal, names
+
+from hvdtrain import checkpoint, opening
+from hvdtrain.config import Layer
+from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
+from hvdtrain.job import run_job
+from hvdtrain.report import RunReport
+from hvdtrain.saving import BackgroundSaver
+
+FIELDS = {
+    "framework": "torch",
+    "task": "small",
+    "epochs": 2,
+    "batch_size": 4,
+    "log_every": 1,
+    "run_dir": "run",
+}
+
+
+class Small:
+    loss = "mse"
+    metrics = {"accuracy": "accuracy"}  # noqa: RUF012
+
+    def train_data(self) -> object:
+        return {"inputs": np.arange(10.0), "targets": np.arange(10)}
+
+    def eval_data(self) -> object:
+        return {"inputs": np.arange(7.0), "targets": np.arange(7)}
+
+    def torch_model(self) -> object:
+        raise AssertionError("the abacus needs none")
+
+
+class Learning(Abacus):
+    """An abacus with weights that depend on every sample, in its order, and on the rate.
+
+    ``at`` holds what to do before a step, by its number.
+    """
+
+    def __init__(self, at=None) -> None:
+        super().__init__(one_worker())
+        self.state = {"model/w/kernel": np.zeros(2), "optimizer/momentum/w/kernel": np.zeros(2)}
+        self._at = at or {}
+
+    def describe(self) -> str:
+        return "Abacus 1.0 on the desk"
+
+    def build(self, task, config, accumulate) -> None:
+        pass
+
+    def train_step(self, batch, learning_rate, requests) -> None:
+        self._at.get(batch.step + 1, lambda: None)()
+        super().train_step(batch, learning_rate, requests)
+        model, momentum = self.state.values()
+        momentum *= 0.9
+        for place, index in enumerate(batch.indices[batch.weights > 0]):
+            momentum += np.asarray([index, index * place])
+        model += learning_rate * momentum
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"model/w/kernel": (2,)}
+
+    def snapshot(self):
+        state = self.get_state()
+        return SimpleNamespace(read=lambda: state)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return {name: array.copy() for name, array in self.state.items()}
+
+    def set_state(self, state) -> None:
+        self.state = {name: state[name].copy() for name in self.state}
+
+    def broadcast_state(self, root) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs a job in ``tmp_path``; ``at`` holds what happens before a step."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(opening, "require_horovod", lambda framework: SimpleNamespace(describe=str))
+    monkeypatch.setattr(opening.environment, "prepare", dict)
+
+    def start(at=None, **fields):
+        monkeypatch.setattr(opening, "load_backend", lambda config: Learning(at))
+        return run_job([Layer("options", {**FIELDS, **fields})], Small)
+
+    return start
+
+
+def send(number: int):
+    return lambda: signal.raise_signal(number)
+
+
+def fail() -> None:
+    raise RuntimeError("a bug of the task")
+
+
+def written(folder) -> list[dict]:
+    """Give the log without what depends on the clock."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k not in ("seconds", "samples_per_second")} for r in records]
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def final_state(folder):
+    found = checkpoint.locate(folder)
+    assert found.record.step == 5
+    return found.read()
+
+
+@pytest.fixture
+def whole(train, tmp_path):
+    """The directory of a run that nothing happened to."""
+    train(run_dir="whole")
+    return tmp_path / "whole"
+
+
+def test_a_run_ends_with_a_checkpoint_of_its_last_step(train, tmp_path):
+    found = train()
+    assert (found.status, found.checkpoint) == ("completed", "run/checkpoints/step-00000005")
+    assert checkpoint.verify(tmp_path / found.checkpoint).record.samples == 20
+    assert summary(tmp_path / "run")["checkpoint"] == found.checkpoint
+
+
+INTERRUPTIONS = [
+    (send(signal.SIGTERM), Stopped, {}),
+    (send(signal.SIGUSR2), Stopped, {}),
+    (send(signal.SIGTERM), Stopped, {"save_every": None}),
+    (send(signal.SIGINT), Interrupted, {"save_every": 1}),
+    (fail, WorkerFailure, {"save_every": 1}),
+    (fail, WorkerFailure, {"save_every": 2}),
+    (fail, WorkerFailure, {"save_every": None}),
+]
+
+
+@pytest.mark.parametrize("interruption", INTERRUPTIONS)
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    train, tmp_path, interruption, step, log_every
+):
+    what, error, fields = interruption
+    train(run_dir="whole", log_every=log_every)
+    fields = {**fields, "resume": "auto", "log_every": log_every, "trace_indices": True}
+    with pytest.raises(error):
+        train({step: what}, **fields)
+    found = train(**fields)
+    assert (found.status, found.steps, found.failed_saves) == ("completed", 5, 0)
+    assert equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+    lines = (tmp_path / "run" / "indices" / "rank-0000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_is_interrupted_at_every_step_still_ends_the_same(train, tmp_path, whole):
+    for step in (1, 2, 3, 4, 5):
+        with pytest.raises(WorkerFailure):
+            train({step: fail}, resume="auto", save_every=1)
+    train(resume="auto", save_every=1)
+    assert equal(final_state(tmp_path / "run"), final_state(whole))
+    assert written(tmp_path / "run") == written(whole)
+
+
+def test_a_stop_is_told_in_the_summary_with_where_to_go_on_from(train, tmp_path):
+    with pytest.raises(Stopped):
+        train({2: send(signal.SIGTERM)}, save_every=None)
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["error"], found["steps"]) == ("stopped", "SIGTERM came", 3)
+    assert found["checkpoint"] == "run/checkpoints/step-00000003"
+
+
+def test_a_signal_to_save_saves_and_training_goes_on(train, tmp_path):
+    assert train({2: send(signal.SIGUSR1)}, save_every=None).status == "completed"
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000003", "step-00000005"]
+
+
+def test_an_interruption_says_what_is_saved(train, tmp_path, capsys):
+    with pytest.raises(Interrupted):
+        train({4: send(signal.SIGINT)}, save_every=1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "interrupted by SIGINT at step 3 of 5 (epoch 1.20), run directory run; --resume goes on from" in said
+    )
+    assert summary(tmp_path / "run")["error"] == "interrupted by SIGINT"
+
+
+def test_what_is_being_written_when_a_job_fails_is_written_before_its_log_is_closed(
+    train, tmp_path, monkeypatch
+):
+    ending, writing = threading.Event(), []
+    finish, close = BackgroundSaver.finish, RunReport.close
+
+    def finish_late(self, timeout_seconds=None):
+        ending.set()
+        finish(self, timeout_seconds)
+
+    def close_watched(self):
+        writing.append("save" in [thread.name for thread in threading.enumerate()])
+        close(self)
+
+    monkeypatch.setattr(RunReport, "sync", lambda self: ending.wait(20))
+    monkeypatch.setattr(BackgroundSaver, "finish", finish_late)
+    monkeypatch.setattr(RunReport, "close", close_watched)
+    with pytest.raises(WorkerFailure):
+        train({5: fail}, save_every=4)
+    assert writing == [False]
+    assert names(tmp_path / "run" / "checkpoints") == ["step-00000004"]
+
+
+def test_a_finished_run_is_finished_again_at_once(train, tmp_path):
+    first = train(resume="auto")
+    log = written(tmp_path / "run")
+    again = train(resume="auto")
+    assert (again.status, again.steps, again.final, again.checkpoint) == (
+        "completed", 5, first.final, first.checkpoint,
+    )  # fmt: skip
+    assert written(tmp_path / "run") == log
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
+def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(
+    train, tmp_path, whole, capsys, file
+):
+    with pytest.raises(WorkerFailure):
+        train({5: fail}, save_every=2)
+    (tmp_path / "run" / "checkpoints" / "step-00000004" / file).write_bytes(b"x")
+    capsys.readouterr()
+    train(resume="auto", save_every=2)
+    said = capsys.readouterr().out
+    assert "step-00000004 is damaged" in " ".join(said.split())
+    assert "run/checkpoints/step-00000002: step 2" in said
+    assert equal(final_state(tmp_path / "run"), final_state(whole))
+    assert (tmp_path / "run" / "checkpoints" / "set-aside-step-00000004" / file).read_bytes() == b"x"
+
+
+def test_going_on_from_an_older_step_ends_the_same(train, tmp_path, whole):
+    train(save_every=1, keep_last=None)
+    train(save_every=1, resume="run/checkpoints/step-00000002")
+    assert equal(final_state(tmp_path / "run"), final_state(whole))
+    assert written(tmp_path / "run") == written(whole)
+
+
+def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
+    with pytest.raises(Stopped):
+        train({2: send(signal.SIGTERM)})
+    log, left = written(tmp_path / "run"), names(tmp_path / "run" / "checkpoints")
+    train(run_dir="second", resume="run")
+    assert (written(tmp_path / "run"), names(tmp_path / "run" / "checkpoints")) == (log, left)
+    assert equal(final_state(tmp_path / "second"), final_state(whole))
+    assert log + written(tmp_path / "second") == written(whole)
+
+
+def test_a_run_from_the_weights_of_another_starts_at_step_0(train, tmp_path, whole):
+    found = train(init="whole", epochs=1)
+    assert (found.steps, written(tmp_path / "run")[0]["step"]) == (3, 1)
+    assert not equal(checkpoint.locate(tmp_path / "run").read(), checkpoint.locate(whole).read())
+
+
+def test_a_run_is_not_written_over_without_resume(train, tmp_path):
+    train()
+    log = written(tmp_path / "run")
+    with pytest.raises(ConfigError, match="run_dir: run already holds a run"):
+        train()
+    assert written(tmp_path / "run") == log
+
+
+def test_a_refused_resume_changes_nothing(train, tmp_path):
+    train()
+    before = summary(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was trained on task small; this job's task is other"):
+        train(resume="auto", task="other")
+    assert summary(tmp_path / "run") == before
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk on which nothing can be synced any more; gives a function that sets it free again."""
+    state = SimpleNamespace(full=True)
+
+    def fsync(descriptor):
+        if state.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    return lambda: setattr(state, "full", False)
+
+
+def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, tmp_path, full_disk, capsys):
+    found = train(save_every=1)
+    assert (found.status, found.checkpoint, found.failed_saves) == ("completed", None, 5)
+    assert found.save_error == "step 5: No space left on device"
+    assert summary(tmp_path / "run")["failed_saves"] == 5
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("cannot write the checkpoint of") == 1
+    assert "5 checkpoints could not be written" in said
+
+
+def test_a_disk_that_has_room_again_gets_the_next_checkpoint(train, full_disk):
+    found = train({4: full_disk}, save_every=1)
+    assert (found.status, found.checkpoint) == ("completed", "run/checkpoints/step-00000005")
+    assert 1 <= found.failed_saves <= 3
+
+
+@pytest.mark.parametrize("save_every", [1, None])
+def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path, full_disk, save_every):
+    with pytest.raises(SaveError) as caught:
+        train(save_every=save_every, on_save_error="stop")
+    assert "No space left on device" in caught.value.problem
+    assert caught.value.remedy.startswith("Newest good one: none.")
+    assert caught.value.everywhere
+    assert (
+        summary(tmp_path / "run")["error"] == "a checkpoint could not be written, and on_save_error is stop"
+    )
+
+
+def test_a_stop_that_could_not_be_saved_is_an_error(train, full_disk):
+    """Exit code 75 would have the job queued again as if its work were safe."""
+    with pytest.raises(SaveError):
+        train({2: send(signal.SIGTERM)})
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_a_metric_of_the_task_or_its_loss_can_be_the_best(train, metric):
+    if metric == "loss":
+        assert train(keep_best=metric).status == "completed"
+    else:  # the abacus does not measure it, so the evaluation is where it is missed
+        with pytest.raises(ConfigError, match="the evaluation gives loss"):
+            train(keep_best=metric)
+
+
+def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(train, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"keep_best: there is no metric 'recall'\nThe task has loss, accuracy\."
+    ):
+        train(keep_best="recall")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_of_a_task_without_evaluation_data_is_refused(train, monkeypatch):
+    monkeypatch.setattr(Small, "eval_data", lambda self: None)
+    with pytest.raises(
+        ConfigError, match="loss is a metric of the evaluation, and the task has no evaluation"
+    ):
+        train(keep_best="loss")

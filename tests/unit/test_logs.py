@@ -1,0 +1,248 @@
+"""Logs: whole records whatever the disk does, and cut back where a run goes on."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain import logs
+from hvdtrain.logs import AppendFile, cut_log
+
+
+@pytest.fixture
+def file(tmp_path):
+    opened = AppendFile(tmp_path / "log")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk with room for ``disk.room`` more bytes; None for no limit."""
+
+    class Disk:
+        room: int | None = None
+
+        def write(self, descriptor, data) -> int:
+            if self.room is None:
+                return write(descriptor, data)
+            if self.room == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            count = write(descriptor, data[: self.room])
+            self.room -= count
+            return count
+
+    write, made = os.write, Disk()
+    monkeypatch.setattr(logs.os, "write", made.write)
+    return made
+
+
+def test_records_are_there_as_soon_as_they_are_appended(file):
+    assert file.append(b"one\n") is None
+    assert file.path.read_bytes() == b"one\n"
+
+
+def test_records_are_added_to_what_was_there(tmp_path):
+    (tmp_path / "log").write_bytes(b"before\n")
+    file = AppendFile(tmp_path / "log")
+    file.append(b"after\n")
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 9])
+def test_a_record_that_does_not_fit_leaves_nothing_of_itself(file, disk, room):
+    file.append(b"one\n")
+    disk.room = room
+    assert file.append(b"number two\n").errno == errno.ENOSPC
+    assert file.path.read_bytes() == b"one\n"
+
+
+def test_what_waits_is_written_first_and_in_order(file, disk):
+    disk.room = 2
+    assert file.append(b"one\n") is not None
+    assert file.append(b"two\n") is not None
+    disk.room = None
+    assert file.append(b"three\n") is None
+    assert file.append(b"four\n") is None
+    assert file.path.read_bytes() == b"one\ntwo\nthree\nfour\n"
+
+
+def test_room_for_only_some_of_what_waits_leaves_whole_records_only(file, disk):
+    disk.room = 0
+    file.append(b"one\n")
+    disk.room = 6
+    assert file.append(b"two\n") is not None
+    assert file.path.read_bytes() == b""
+    disk.room = None
+    file.append(b"three\n")
+    assert file.path.read_bytes() == b"one\ntwo\nthree\n"
+
+
+@given(rooms=st.lists(st.integers(0, 12) | st.none(), max_size=8))
+def test_whatever_the_disk_does_no_record_is_lost_torn_or_twice(tmp_path_factory, rooms):
+    path, write = tmp_path_factory.mktemp("logs") / "log", os.write
+    left = [0]
+
+    def limited(descriptor, data):
+        if left[0] is None:
+            return write(descriptor, data)
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "full")
+        count = write(descriptor, data[: left[0]])
+        left[0] -= count
+        return count
+
+    records = [b"record %d\n" % number for number in range(len(rooms) + 1)]
+    file = AppendFile(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs.os, "write", limited)
+        for room, record in zip([*rooms, None], records, strict=True):
+            left[0] = room
+            file.append(record)
+            seen = path.read_bytes().splitlines(keepends=True)
+            assert seen == records[: len(seen)]
+    file.close()
+    assert path.read_bytes() == b"".join(records)
+
+
+def test_a_limit_of_the_system_is_met_as_a_full_disk(tmp_path):
+    program = """
+import resource, sys
+from pathlib import Path
+from hvdtrain.logs import AppendFile
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))
+file = AppendFile(Path(sys.argv[1]))
+print(file.append(b"one two\\n"), file.append(b"three\\n").strerror, Path(sys.argv[1]).read_bytes())
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+print(file.append(b"four\\n"), Path(sys.argv[1]).read_bytes())
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "log")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert result.stdout.splitlines() == [
+        r"None File too large b'one two\n'",
+        r"None b'one two\nthree\nfour\n'",
+    ]
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_at_once(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        AppendFile(tmp_path)
+
+
+def test_a_file_is_as_readable_as_the_umask_lets_it_be(tmp_path):
+    before = os.umask(0o027)
+    try:
+        AppendFile(tmp_path / "log").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_closed_file_is_given_back_to_the_system(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    AppendFile(tmp_path / "log").close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_waiting_for_the_disk_asks_the_system(file, monkeypatch):
+    synced = []
+    monkeypatch.setattr(logs.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    file.sync()
+    assert synced == [file.path.stat().st_ino]
+
+
+def test_closing_twice_is_harmless_and_nothing_is_left_to_wait_for(file):
+    file.append(b"one\n")
+    file.sync()
+    file.close()
+    file.close()
+    file.sync()
+
+
+def lines(*steps: int) -> str:
+    return "".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in steps)
+
+
+def cut(path, text: str, step: int) -> str | None:
+    """Cut a log of that text; give what is left, None for no log."""
+    path.write_text(text)
+    cut_log(path, step)
+    return path.read_text() if path.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "kept"),
+    [
+        ((1, 2, 3, 4), 2, (1, 2)),
+        ((2, 4, 6), 5, (2, 4)),
+        ((1, 1, 2, 2, 3), 2, (1, 1, 2, 2)),
+        ((5, 6), 4, ()),
+        ((3, 1, 4, 2), 2, (1, 2)),
+    ],
+)
+def test_lines_after_the_step_go(tmp_path, steps, step, kept):
+    assert cut(tmp_path / "log", lines(*steps), step) == lines(*kept)
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2', '{"step": 2, "loss": 0.', "{", "\0\0\0"])
+def test_a_torn_last_line_goes(tmp_path, torn):
+    assert cut(tmp_path / "log", lines(1) + torn, 5) == lines(1)
+
+
+def test_a_last_line_without_its_end_goes_even_if_it_can_be_read(tmp_path):
+    """What is appended next must start a line."""
+    assert cut(tmp_path / "log", lines(1, 2)[:-1], 5) == lines(1)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "null", "3", "[1]", '"x"', "{}", '{"step": "2"}', '{"step": null}', "\ufffd"]
+)
+def test_a_line_without_a_step_goes(tmp_path, line):
+    assert cut(tmp_path / "log", lines(1) + line + "\n" + lines(2), 5) == lines(1, 2)
+
+
+def test_bytes_that_are_no_text_go_with_their_line(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(lines(1).encode() + b"\xff\xfe\x00\n" + lines(2).encode())
+    cut_log(path, 5)
+    assert path.read_text() == lines(1, 2)
+
+
+def test_a_log_with_nothing_to_cut_is_not_touched(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(lines(1, 2, 3))
+    before = path.stat()
+    cut_log(path, 3)
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [p.name for p in tmp_path.iterdir()] == ["log"]
+
+
+def test_an_empty_log_stays(tmp_path):
+    assert cut(tmp_path / "log", "", 0) == ""
+
+
+def test_a_run_that_starts_anew_moves_the_log_away_whole(tmp_path):
+    path = tmp_path / "log"
+    assert cut(path, lines(1, 2), 0) is None
+    assert (tmp_path / "log.old").read_text() == lines(1, 2)
+
+
+def test_what_cutting_left_half_written_is_no_part_of_the_log(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    path.write_text(lines(1, 2, 3))
+    monkeypatch.setattr(
+        type(path), "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        cut_log(path, 2)
+    assert path.read_text() == lines(1, 2, 3)

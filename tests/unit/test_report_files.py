@@ -1,0 +1,208 @@
+"""What a run writes: metrics.jsonl, TensorBoard events, summary.json."""
+
+import errno
+import io
+import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from rich.console import Console
+from watching import MEANS, Watched, mark, records, summary
+
+from hvdtrain import logs
+from hvdtrain import report as report_module
+from hvdtrain.report import RunReport, write_json
+
+
+def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
+    plain.report.start(10, 0)
+    clock.seconds += 1.5
+    plain.log(6)
+    assert records(tmp_path) == [
+        {
+            "phase": "train",
+            "step": 6,
+            "samples": 24,
+            "epoch": 1.5,
+            "loss": 0.5,
+            "accuracy": 0.75,
+            "learning_rate": 0.03125,
+            "samples_per_second": 2000.0,
+            "workers": 2,
+            "seconds": 1.5,
+        }
+    ]
+
+
+def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
+    plain.report.start(10, 0)
+    plain.step(6)
+    plain.report.evaluated(mark(6), MEANS, 3000.0)
+    assert records(tmp_path) == [
+        {
+            "phase": "eval",
+            "step": 6,
+            "samples": 24,
+            "epoch": 1.5,
+            "loss": 0.5,
+            "accuracy": 0.75,
+            "learning_rate": 0.03125,
+            "samples_per_second": 3000.0,
+            "workers": 2,
+            "seconds": 0.0,
+        }
+    ]
+
+
+def test_lines_are_on_disk_while_the_run_goes_on(plain, tmp_path):
+    plain.report.start(10, 0)
+    plain.log(1)
+    plain.log(2)
+    assert [record["step"] for record in records(tmp_path)] == [1, 2]
+
+
+def test_a_second_part_of_a_run_is_added_to_its_metrics(tmp_path, clock):
+    for step in (1, 2):
+        watched = Watched(tmp_path, terminal=False)
+        watched.report.start(2, 0)
+        watched.log(step)
+        watched.report.close()
+    assert [record["step"] for record in records(tmp_path)] == [1, 2]
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Reads a folder's scalars with TensorBoard's own reader, without TensorFlow."""
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(folder) -> dict[str, list[tuple[int, float]]]:
+        accumulator = EventAccumulator(str(folder)).Reload()
+        return {
+            tag: [(e.step, e.value) for e in accumulator.Scalars(tag)]
+            for tag in accumulator.Tags()["scalars"]
+        }
+
+    return read
+
+
+def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
+    plain.report.start(10, 0)
+    plain.report.evaluated(mark(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert records(tmp_path)[0]["recall"] is None
+
+
+@pytest.mark.parametrize(("resumed_step", "kept"), [(2, [1, 2]), (0, []), (None, [1, 2, 3, 4])])
+def test_tensorboard_drops_the_events_that_a_resumed_run_does_again(
+    tmp_path, events, monkeypatch, resumed_step, kept
+):
+    for part, done in enumerate([None, resumed_step]):
+        fake = SimpleNamespace(perf_counter=lambda: 0.0, time=lambda part=part: 1_700_000_000.0 + part)
+        monkeypatch.setattr(report_module, "time", fake)
+        report = RunReport(Console(file=io.StringIO()), tmp_path, done)
+        for step in (1, 2, 3, 4) if part == 0 else (5,):
+            report.trained(mark(step), MEANS, 1.0)
+        report.close()
+    assert [step for step, _ in events(tmp_path)["train/loss"]] == [*kept, 5]
+
+
+def test_the_clock_goes_on_where_a_run_stood(plain, tmp_path, clock):
+    plain.report.start(10, 4, seconds_before=30.0)
+    clock.seconds += 2
+    plain.log(5)
+    assert records(tmp_path)[0]["seconds"] == 32.0
+
+
+def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, monkeypatch):
+    full = True
+    write = os.write
+
+    def write_or_fail(descriptor, data):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(logs.os, "write", write_or_fail)
+    plain.report.start(10, 0)
+    plain.log(1)
+    plain.log(2)
+    full = False
+    plain.log(3)
+    notes = [line for line in plain.lines if line.startswith("note: ")]
+    assert len(notes) == 2
+    assert notes[0] == (
+        f"note: cannot write {tmp_path / 'metrics.jsonl'}: No space left on device; "
+        "training goes on, it is tried again"
+    )
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
+
+
+def test_a_summary_that_cannot_be_written_is_said(plain, tmp_path):
+    (tmp_path / "summary.json").mkdir()
+    plain.report.finish(summary(status="failed"))
+    assert plain.lines[0].startswith(f"note: cannot write {tmp_path / 'summary.json'}: ")
+
+
+def test_what_was_logged_can_be_waited_for(plain):
+    plain.report.start(10, 0)
+    plain.log(1)
+    plain.report.sync()
+    plain.report.close()
+    plain.report.sync()
+
+
+def test_tensorboard_reads_the_events(plain, tmp_path, events):
+    plain.report.start(10, 0)
+    plain.log(3)
+    plain.report.evaluated(mark(3), MEANS, 3000.0)
+    plain.log(4)
+    assert events(tmp_path) == {
+        "train/loss": [(3, 0.5), (4, 0.5)],
+        "train/accuracy": [(3, 0.75), (4, 0.75)],
+        "train/learning_rate": [(3, 0.03125), (4, 0.03125)],
+        "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
+        "eval/loss": [(3, 0.5)],
+        "eval/accuracy": [(3, 0.75)],
+        "eval/learning_rate": [(3, 0.03125)],
+        "eval/samples_per_second": [(3, 3000.0)],
+    }
+
+
+def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
+    plain.report.finish(summary())
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "status": "completed",
+        "framework": "torch",
+        "task": "digits",
+        "workers": 2,
+        "steps": 1234,
+        "samples": 4936,
+        "epochs": 2.5,
+        "seconds": 12.25,
+        "samples_per_second": 5000.0,
+        "final": {"loss": 0.125, "accuracy": 0.975},
+        "run_dir": "runs/x",
+        "checkpoint": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"error": "SIGTERM came"}, {"failed_saves": 2, "save_error": "step 9: full"}], ids=str
+)
+def test_the_summary_says_what_went_wrong_only_where_something_did(plain, tmp_path, wrong):
+    plain.report.finish(summary(**wrong))
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert {
+        name: written[name] for name in ("error", "failed_saves", "save_error") if name in written
+    } == wrong
+
+
+def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}

@@ -1,0 +1,392 @@
+"""Saving in the background: one at a time, what is kept, and what happens when it fails."""
+
+import errno
+import math
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+from abacus import Recorder
+from states import contents, equal, make_record, make_state, names
+
+from hvdtrain import checkpoint, saving
+from hvdtrain.best import Best
+from hvdtrain.saving import BackgroundSaver, NoSaver
+
+
+class Backend:
+    """A backend whose snapshots can be held up or fail."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.error: Exception | None = None
+
+    def snapshot(self):
+        state = make_state(self.value)
+
+        def read():
+            assert self.go_on.wait(20)
+            if self.error is not None:
+                raise self.error
+            return state
+
+        return SimpleNamespace(read=read)
+
+
+class Job:
+    """A saver over a real folder, and what it told."""
+
+    def __init__(self, folder, **options) -> None:
+        self.folder = folder
+        self.report = Recorder()
+        self.backend = Backend()
+        self.saver = BackgroundSaver(folder, self.report, **{"keep_last": None, **options})
+
+    def save(self, step: int, **fields) -> None:
+        """Save and wait until it is done."""
+        self.saver.save(self.backend, make_record(step, **fields))
+        self.saver.finish()
+
+    def save_each(self, values, metric: str = "accuracy") -> list[int]:
+        """Save a step for each value of a metric; give the steps that are left."""
+        for step, value in enumerate(values, 1):
+            self.save(step, metrics={} if value == "none" else {metric: value})
+        return [checkpoint.step_of(path) for path in checkpoint.checkpoints_in(self.folder)]
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that can be full; gives a function that sets the error that it has, None for none."""
+    state = SimpleNamespace(error=None)
+    sync = os.fsync
+
+    def fsync(descriptor):
+        if state.error is not None:
+            raise state.error
+        sync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    return lambda number: setattr(state, "error", number and OSError(number, os.strerror(number)))
+
+
+def test_what_is_saved_is_a_checkpoint(job):
+    job.backend.value = 3.0
+    job.save(7)
+    found = checkpoint.verify(job.folder / "step-00000007")
+    assert found.record.step == 7
+    assert equal(found.read(), make_state(3.0))
+
+
+def test_the_newest_is_known_when_it_is_written(job):
+    job.save(7)
+    job.save(9)
+    assert job.saver.newest == job.folder / "step-00000009"
+    assert (job.saver.failures, job.report.notes) == ([], [])
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(job):
+    job.backend.go_on.clear()
+    job.saver.save(job.backend, make_record(7))
+    assert job.saver.poll() is False
+    assert job.saver.newest is None
+    job.backend.go_on.set()
+    job.saver.finish()
+    assert job.saver.newest is not None
+
+
+def test_a_checkpoint_has_the_state_of_its_step_however_late_it_is_written(job):
+    job.backend.go_on.clear()
+    job.backend.value = 1.0
+    job.saver.save(job.backend, make_record(7))
+    job.backend.value = 2.0
+    job.backend.go_on.set()
+    job.saver.finish()
+    assert equal(checkpoint.verify(job.saver.newest).read(), make_state(1.0))
+
+
+def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
+    writing, most = set(), []
+    write = checkpoint.write
+
+    def watched(folder, state, record):
+        writing.add(record.step)
+        most.append(len(writing))
+        path = write(folder, state, record)
+        writing.remove(record.step)
+        return path
+
+    monkeypatch.setattr(saving.checkpoint, "write", watched)
+    for step in range(1, 9):
+        job.saver.save(job.backend, make_record(step))
+    job.saver.finish()
+    assert most == [1] * 8
+    assert len(names(job.folder)) == 8
+
+
+@pytest.fixture
+def slow(job, monkeypatch):
+    """Has each look at the clock take a second, and what is in flight end when it is waited for."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(saving.time, "perf_counter", lambda: float(next(ticks)))
+    return job
+
+
+def test_waiting_for_the_one_before_is_told(slow):
+    slow.saver.save(slow.backend, make_record(7))
+    slow.saver.save(slow.backend, make_record(9))
+    assert slow.report.notes == ["step 9 waited 1.0 s until the checkpoint of step 7 was written"]
+    slow.saver.finish()
+
+
+def test_waiting_at_the_end_is_told(slow):
+    slow.saver.save(slow.backend, make_record(1200))
+    slow.saver.finish()
+    assert slow.report.notes == ["the end waited 1.0 s until the checkpoint of step 1,200 was written"]
+
+
+def test_a_short_wait_is_not_told(job, monkeypatch):
+    monkeypatch.setattr(saving, "_WAIT_TOLD_SECONDS", 60)
+    for step in (7, 9):
+        job.saver.save(job.backend, make_record(step))
+    job.saver.finish()
+    assert job.report.notes == []
+
+
+def test_an_end_that_cannot_wait_says_what_is_not_written(slow):
+    slow.backend.go_on.clear()
+    slow.saver.save(slow.backend, make_record(7))
+    slow.saver.finish(0.0)
+    assert slow.report.notes == ["the checkpoint of step 7 was not written within 1.0 s"]
+    assert slow.saver.newest is None
+    slow.backend.go_on.set()
+    slow.saver.finish()
+
+
+def test_finishing_with_nothing_in_flight_is_harmless(job):
+    job.saver.finish()
+    job.save(7)
+    job.saver.finish()
+    assert job.report.notes == []
+
+
+def test_the_log_is_on_the_disk_before_the_checkpoint(job):
+    seen = []
+    job.report.sync = lambda: seen.append(job.folder.exists())
+    job.save(7)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "left"), [(None, [1, 2, 3, 4]), (1, [4]), (3, [2, 3, 4]), (9, [1, 2, 3, 4])]
+)
+def test_the_newest_are_kept(tmp_path, keep_last, left):
+    assert Job(tmp_path, keep_last=keep_last).save_each(["none"] * 4) == left
+
+
+@pytest.mark.parametrize(
+    ("best", "values", "left"),
+    [
+        ("accuracy", [0.5, 0.9, 0.7, 0.8], [2, 4]),
+        ("accuracy", [0.9, 0.5, 0.7, 0.8], [1, 4]),
+        ("accuracy", [0.5, 0.6, 0.7, 0.8], [4]),
+        ("accuracy", [0.5, 0.9, 0.9, 0.9], [2, 4]),
+        ("accuracy", ["none", 0.1, "none", "none"], [2, 4]),
+        ("accuracy", ["none"] * 4, [4]),
+        ("accuracy", [None, 0.5, None, 0.4], [2, 4]),
+        ("accuracy", [0.5, None, None, None], [1, 4]),
+        ("accuracy:min", [0.5, 0.1, 0.7, 0.8], [2, 4]),
+        ("accuracy:min", [0.5, 0.1, 0.1, 0.8], [2, 4]),
+        ("recall", [0.5, 0.9, 0.7, 0.8], [4]),
+    ],
+    ids=str,
+)
+def test_the_best_is_kept_beside_the_newest(tmp_path, best, values, left):
+    assert Job(tmp_path, keep_last=1, best=Best.parse(best)).save_each(values) == left
+
+
+def test_a_loss_is_best_when_lowest(tmp_path):
+    job = Job(tmp_path, keep_last=1, best=Best.parse("loss"))
+    assert job.save_each([0.5, 0.1, 0.7, 0.8], "loss") == [2, 4]
+
+
+def test_what_was_best_before_this_job_is_still_the_best(tmp_path):
+    Job(tmp_path).save_each([0.2, 0.9, 0.3])
+    values = {tmp_path / checkpoint.name_of(step): value for step, value in [(1, 0.2), (2, 0.9), (3, 0.3)]}
+    job = Job(tmp_path, keep_last=1, best=Best.parse("accuracy"), values=values)
+    job.save(4, metrics={"accuracy": 0.5})
+    assert names(tmp_path) == ["step-00000002", "step-00000004"]
+
+
+def test_the_good_one_that_training_started_from_is_the_newest_until_there_is_another(tmp_path):
+    Job(tmp_path).save(3)
+    job = Job(tmp_path, newest=tmp_path / "step-00000003")
+    assert job.saver.newest == tmp_path / "step-00000003"
+    job.save(4)
+    assert job.saver.newest == tmp_path / "step-00000004"
+
+
+def test_what_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch):
+    job = Job(tmp_path, keep_last=1)
+    job.save(1)
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_delete", refuse)
+        job.save(2)
+    assert (job.saver.failures, names(tmp_path)) == ([], ["step-00000001", "step-00000002"])
+    job.save(3)
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_a_failure_is_said_with_what_is_still_good(job, disk):
+    job.save(7)
+    disk(errno.ENOSPC)
+    job.save(1200)
+    good = job.folder / "step-00000007"
+    assert job.report.notes == [
+        f"cannot write the checkpoint of step 1,200: No space left on device; {good} is whole; "
+        "training goes on, the next save tries again"
+    ]
+    assert job.saver.failures == ["step 1,200: No space left on device"]
+    assert job.saver.newest == good
+
+
+def test_a_failure_without_an_older_one_says_so(job, disk):
+    disk(errno.ENOSPC)
+    job.save(7)
+    assert "; there is no older one; " in job.report.notes[0]
+
+
+def test_a_failure_leaves_older_ones_as_they_were(tmp_path, disk):
+    job = Job(tmp_path, keep_last=1)
+    job.save(7)
+    before = contents(tmp_path)
+    disk(errno.ENOSPC)
+    job.save(9)
+    assert contents(tmp_path) == before
+    assert names(tmp_path) == ["step-00000007"]
+
+
+def test_a_failure_that_repeats_is_said_once_and_counted(job, disk):
+    disk(errno.ENOSPC)
+    for step in (7, 8, 9):
+        job.save(step)
+    assert len(job.report.notes) == 1
+    assert job.saver.failures == [f"step {step}: No space left on device" for step in (7, 8, 9)]
+
+
+def test_a_failure_that_names_its_file_is_said_once_too(job, monkeypatch):
+    """The file's name has the step in it."""
+
+    def refuse(folder, state, record):
+        raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/.new-step-{record.step}/model")
+
+    monkeypatch.setattr(saving.checkpoint, "write", refuse)
+    for step in (7, 8, 9):
+        job.save(step)
+    assert len(job.report.notes) == 1
+    assert job.saver.failures[-1] == f"step 9: No space left on device ({job.folder}/.new-step-9/model)"
+
+
+def test_another_failure_is_said_again(job, disk):
+    for number in (errno.ENOSPC, errno.EIO, errno.EIO):
+        disk(number)
+        job.save(7)
+    assert [note.split(";")[0].rpartition(": ")[2] for note in job.report.notes] == [
+        "No space left on device", "Input/output error",
+    ]  # fmt: skip
+
+
+def test_a_failure_after_a_good_save_is_said_again(job, disk):
+    for step, number in [(7, errno.ENOSPC), (8, None), (9, errno.ENOSPC)]:
+        disk(number)
+        job.save(step)
+    assert len(job.report.notes) == 2
+
+
+def test_the_next_save_tries_again(job, disk):
+    disk(errno.ENOSPC)
+    job.save(7)
+    disk(None)
+    job.save(8)
+    assert job.saver.newest == job.folder / "step-00000008"
+    assert job.saver.failures == ["step 7: No space left on device"]
+    assert names(job.folder) == ["step-00000008"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_failure(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    job = Job(tmp_path / "run" / "checkpoints")
+    job.save(7)
+    assert job.saver.failures == [f"step 7: Not a directory ({tmp_path / 'run' / 'checkpoints'})"]
+
+
+def test_a_log_that_cannot_be_synced_is_a_failure(job):
+    def refuse():
+        raise OSError(errno.EIO, "Input/output error")
+
+    job.report.sync = refuse
+    job.save(7)
+    assert job.saver.failures == ["step 7: Input/output error"]
+    assert not job.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("lost the device"), MemoryError("no memory"), ValueError("x")], ids=repr
+)
+def test_a_snapshot_that_cannot_be_read_is_a_failure(job, error):
+    job.backend.error = error
+    job.save(7)
+    assert job.saver.failures == [f"step 7: {type(error).__name__}: {error}"]
+    assert not job.folder.exists() or names(job.folder) == []
+    job.backend.error = None
+    job.save(8)
+    assert job.saver.newest == job.folder / "step-00000008"
+
+
+def test_a_snapshot_that_cannot_be_taken_ends_the_job_with_its_error(job):
+    def fail():
+        raise RuntimeError("no such slot")
+
+    job.backend.snapshot = fail
+    with pytest.raises(RuntimeError, match="no such slot"):
+        job.saver.save(job.backend, make_record(7))
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_failure_asks_to_stop_where_the_config_says_so(tmp_path, disk, stop):
+    job = Job(tmp_path, stop_on_error=stop)
+    job.save(7)
+    assert job.saver.poll() is False
+    disk(errno.ENOSPC)
+    job.save(8)
+    assert job.saver.poll() is stop
+    assert job.report.notes[0].endswith(
+        "training stops" if stop else "training goes on, the next save tries again"
+    )
+
+
+def test_a_metric_that_is_no_number_is_no_record_of_json(job):
+    """The session gives null for it; what would not be JSON must not be written."""
+    job.save(7, metrics={"accuracy": math.nan})
+    (failure,) = job.saver.failures
+    assert failure.startswith("step 7: ValueError: Out of range float values are not JSON compliant")
+    assert names(job.folder) == []
+
+
+def test_the_saver_of_other_ranks_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saver = NoSaver()
+    saver.save(Backend(), make_record(7))
+    saver.finish(1.0)
+    assert (saver.poll(), saver.newest, saver.failures, names(tmp_path)) == (False, None, [], [])

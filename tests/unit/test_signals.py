@@ -1,0 +1,149 @@
+"""What signals ask of a worker: at a step where it trains, at once elsewhere."""
+
+import signal
+
+import pytest
+
+from hvdtrain.backends.base import NO_REQUESTS, Requests
+from hvdtrain.ending import HANDLED, Signals, interruptible
+from hvdtrain.errors import Interrupted, PeerLostError
+
+ORDERLY = [signal.SIGTERM, signal.SIGUSR2]
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_while_training_a_stop_waits_for_a_step(number):
+    with interruptible() as signals, signals.at_a_step():
+        signal.raise_signal(number)
+        assert signals.requests() == Requests(stop=True)
+    assert signals.number == number
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_before_training_a_stop_comes_at_once(number):
+    with pytest.raises(Interrupted) as caught, interruptible():
+        signal.raise_signal(number)
+    assert caught.value.signal_number == number
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_after_training_a_stop_comes_at_once(number):
+    def stop_late() -> None:
+        with interruptible() as signals:
+            with signals.at_a_step():
+                pass
+            signal.raise_signal(number)
+
+    with pytest.raises(Interrupted):
+        stop_late()
+
+
+def test_ctrl_c_never_waits():
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible() as signals, signals.at_a_step():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_what_waits_for_a_step():
+    def stop_twice() -> None:
+        with interruptible() as signals, signals.at_a_step():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        stop_twice()
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_a_second_stop_changes_nothing_while_the_first_waits(number):
+    with interruptible() as signals, signals.at_a_step():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
+        assert signals.requests() == Requests(stop=True)
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_after_an_interruption_no_signal_disturbs_the_ending(number):
+    ended = []
+
+    def ends_slowly() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(number)
+            ended.append(True)
+
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+        ends_slowly()
+    assert ended == [True]
+
+
+def test_a_stop_is_asked_for_at_every_step_until_it_is_met():
+    signals = Signals()
+    with signals.at_a_step():
+        signals.handle(signal.SIGTERM, None)
+        assert [signals.requests(), signals.requests()] == [Requests(stop=True)] * 2
+
+
+def test_a_save_is_asked_for_once_for_each_signal():
+    with interruptible() as signals:
+        asked = [signals.requests()]
+        for _ in range(2):
+            signal.raise_signal(signal.SIGUSR1)
+            asked += [signals.requests(), signals.requests()]
+    assert asked == [NO_REQUESTS, *[Requests(save=True), NO_REQUESTS] * 2]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_request_to_save_interrupts_nothing(training):
+    with interruptible() as signals:
+        if training:
+            with signals.at_a_step():
+                signal.raise_signal(signal.SIGUSR1)
+        else:
+            signal.raise_signal(signal.SIGUSR1)
+        assert signals.number is None
+
+
+def test_a_save_and_a_stop_are_asked_for_together():
+    signals = Signals()
+    with signals.at_a_step():
+        signals.handle(signal.SIGUSR1, None)
+        signals.handle(signal.SIGTERM, None)
+        assert signals.requests() == Requests(stop=True, save=True)
+
+
+def test_where_nothing_came_nothing_is_asked():
+    assert Signals().requests() is NO_REQUESTS
+
+
+def test_an_error_after_a_signal_counts_as_the_signal():
+    def fail(signals: Signals) -> None:
+        with signals.go_first():
+            signals.number = signal.SIGTERM
+            raise PeerLostError("left alone")
+
+    with pytest.raises(Interrupted, match="SIGTERM") as caught:
+        fail(Signals())
+    assert isinstance(caught.value.__cause__, PeerLostError)
+
+
+def test_an_error_without_a_signal_stays_itself():
+    with pytest.raises(PeerLostError), Signals().go_first():
+        raise PeerLostError("left alone")
+
+
+def test_every_handler_comes_back():
+    handler = lambda number, frame: None  # noqa: E731
+    for number in HANDLED:
+        signal.signal(number, handler)
+    with interruptible():
+        assert {signal.getsignal(number) for number in HANDLED} != {handler}
+    assert {signal.getsignal(number) for number in HANDLED} == {handler}

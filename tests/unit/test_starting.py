@@ -1,0 +1,355 @@
+"""Where a run starts from, and what is refused, changed or kept on the way."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+from fakes import FakeBackend, FakeWorkers, one_worker
+from states import contents, equal, make_state, names, saved
+
+import hvdtrain
+from hvdtrain.checkpoint import step_of
+from hvdtrain.config import Config
+from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.session import Progress
+from hvdtrain.starting import Start, find_start, with_nan
+
+BASE = {"framework": "torch", "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_backend(value: float = 0.0, **changes: np.ndarray) -> FakeBackend:
+    return FakeBackend(one_worker(), {**make_state(value), **changes})
+
+
+def start(backend=None, data_size: int = 100, **fields) -> Start:
+    return find_start(Config(**{**BASE, **fields}), backend or make_backend(), data_size)
+
+
+def refused(backend=None, data_size: int = 100, **fields) -> CheckpointError:
+    """Give the error; the backend must be as it was."""
+    backend = backend or make_backend(9.0)
+    before = backend.get_state()
+    with pytest.raises(CheckpointError) as caught:
+        start(backend, data_size, **fields)
+    assert equal(backend.get_state(), before)
+    return caught.value
+
+
+def make_run(folder, steps=(100, 120), **fields):
+    """Write checkpoints of those steps, each with its step as its value, into a run directory."""
+    return [saved(folder / "checkpoints", step, float(step), **fields) for step in steps]
+
+
+def spoil(path) -> None:
+    (path / "model.safetensors").write_bytes(b"x")
+
+
+def test_a_new_run_starts_from_nothing(tmp_path):
+    make_run(tmp_path / "run")
+    backend = make_backend(9.0)
+    assert start(backend, run_dir="run") == Start()
+    assert equal(backend.get_state(), make_state(9.0))
+
+
+def test_auto_takes_the_newest_good_one(tmp_path):
+    newest = make_run(tmp_path / "run")[-1].relative_to(tmp_path)
+    backend = make_backend()
+    found = start(backend, resume="auto", run_dir="run")
+    assert found.origin == f"{newest}: step 120, sample 480 (epoch 4.80)"
+    assert (found.progress, found.resumed_step, found.newest) == (Progress(120, 480), 120, newest)
+    assert (found.notes, found.changes) == ((), ())
+    assert equal(backend.get_state(), make_state(120.0))
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_auto_starts_from_nothing_where_there_is_none(tmp_path, made):
+    """In the directory that is there, if it is."""
+    if made:
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert start(resume="auto", run_dir="run") == Start(resumed_step=0)
+
+
+def test_auto_sets_a_damaged_newest_one_aside_and_takes_the_one_before(tmp_path):
+    good, newest = make_run(tmp_path / "run")
+    spoil(newest)
+    found = start(resume="auto", run_dir="run")
+    assert found.newest == good.relative_to(tmp_path)
+    assert len(found.notes) == 1
+    assert "step-00000120 is damaged: model.safetensors has 1 bytes" in found.notes[0]
+    assert names(good.parent) == ["set-aside-step-00000120", "step-00000100"]
+
+
+def test_auto_starts_from_nothing_where_all_are_damaged_and_says_so(tmp_path):
+    for path in make_run(tmp_path / "run"):
+        spoil(path)
+    found = start(resume="auto", run_dir="run")
+    assert (found.progress, found.resumed_step, found.record) == (Progress(), 0, None)
+    assert [("is damaged" in note) for note in found.notes] == [True, True]
+
+
+@pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-00000120"])
+def test_a_checkpoint_of_another_run_leaves_that_run_alone(tmp_path, named):
+    make_run(tmp_path / "run")
+    before = contents(tmp_path)
+    found = start(resume=named, run_dir="elsewhere")
+    assert (found.progress, found.resumed_step) == (Progress(120, 480), None)
+    assert (found.newest, found.values) == (None, {})
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("named", ["run", "run/checkpoints/step-00000120", "{here}/run", "./x/../run"])
+def test_a_checkpoint_of_the_run_itself_goes_on_in_place(tmp_path, named):
+    make_run(tmp_path / "run")
+    (tmp_path / "x").mkdir()
+    assert start(resume=named.format(here=tmp_path), run_dir="run").resumed_step == 120
+
+
+def test_a_link_to_the_run_is_the_run(tmp_path):
+    make_run(tmp_path / "run")
+    (tmp_path / "link").symlink_to("run")
+    assert start(resume="link", run_dir="run").resumed_step == 120
+
+
+def test_newer_ones_are_set_aside_where_a_run_goes_on_from_an_older_one(tmp_path):
+    paths = make_run(tmp_path / "run", (80, 100, 120))
+    found = start(resume=str(paths[1]), run_dir="run")
+    assert found.resumed_step == 100
+    assert found.notes == (f"checkpoint {paths[2]} is of a later step; set aside as set-aside-step-00000120",)
+    assert names(paths[0].parent) == ["set-aside-step-00000120", "step-00000080", "step-00000100"]
+
+
+def test_newer_is_by_number_not_by_name(tmp_path):
+    paths = make_run(tmp_path / "run", (99_999_999, 100_000_000))
+    start(resume=str(paths[0]), run_dir="run")
+    assert names(paths[0].parent) == ["set-aside-step-100000000", "step-99999999"]
+    shutil.rmtree(tmp_path / "run")
+    paths = make_run(tmp_path / "run", (99_999_999, 100_000_000))
+    assert start(resume=str(paths[1]), run_dir="run").notes == ()
+
+
+def test_a_run_may_go_on_from_one_that_was_set_aside(tmp_path):
+    older, newer = make_run(tmp_path / "run")
+    aside = newer.rename(newer.with_name("set-aside-step-00000120"))
+    found = start(resume=str(aside), run_dir="run")
+    assert (found.resumed_step, found.notes) == (120, ())
+    assert older.exists()
+
+
+def test_newer_ones_of_another_run_stay(tmp_path):
+    paths = make_run(tmp_path / "run")
+    start(resume=str(paths[0]), run_dir="elsewhere")
+    assert names(paths[0].parent) == ["step-00000100", "step-00000120"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("digits", "text"),
+        ("package.module:Task", "package.module:Other"),
+        ("a/one.py:Task", "a/two.py:Task"),
+        ("digits", "digits.py:Digits"),
+    ],
+)
+def test_another_task_is_refused(tmp_path, before, now):
+    (path,) = make_run(tmp_path / "run", (120,), config=Config(**BASE, task=before).model_dump(mode="json"))
+    error = refused(resume="run", task=now)
+    shown = path.relative_to(tmp_path)
+    assert error.problem == f"checkpoint {shown} was trained on task {before}; this job's task is {now}"
+    assert error.remedy == f"To start anew from its weights, use --init {shown} instead of --resume."
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("a/one.py:Task", "/other/place/one.py:Task"), ("old.package.one:Task", "one.py:Task")],
+)
+def test_a_task_that_moved_is_the_same_task(tmp_path, before, now):
+    make_run(tmp_path / "run", (120,), config=Config(**BASE, task=before).model_dump(mode="json"))
+    found = start(resume="run", task=now)
+    assert found.changes == (f"task {before} -> {now}",)
+
+
+def test_data_of_another_size_is_refused(tmp_path):
+    make_run(tmp_path / "run", data_size=1437)
+    error = refused(data_size=1400, resume="run")
+    assert error.problem == (
+        "checkpoint run/checkpoints/step-00000120 was trained on 1,437 samples; the training data now has "
+        "1,400, so its place in the data means nothing"
+    )
+    assert "--init run/checkpoints/step-00000120" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model/a/kernel": np.zeros((3, 5), np.float32)}, {"model/b/kernel": np.zeros(3, np.float32)}],
+    ids=["shape", "name"],
+)
+def test_a_model_of_another_shape_is_refused(tmp_path, changes):
+    make_run(tmp_path / "run")
+    error = refused(make_backend(**changes), resume="run")
+    assert error.problem == (
+        "checkpoint run/checkpoints/step-00000120: the state does not fit the model: misshapen"
+    )
+    assert error.remedy == "To take its weights alone, without the optimizer's state, use --init."
+
+
+def test_a_refused_run_sets_nothing_aside(tmp_path):
+    paths = make_run(tmp_path / "run")
+    refused(resume=str(paths[0]), run_dir="run", task="text")
+    refused(make_backend(**{"model/b": np.zeros(3)}), resume=str(paths[0]), run_dir="run")
+    assert names(paths[0].parent) == ["step-00000100", "step-00000120"]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused():
+    assert refused(resume="nowhere").problem.startswith("there is no checkpoint nowhere (looked in ")
+
+
+def test_a_named_one_that_is_damaged_is_refused_although_there_are_others(tmp_path):
+    paths = make_run(tmp_path / "run")
+    spoil(paths[1])
+    error = refused(resume=str(paths[1]))
+    assert "step-00000120 is damaged" in error.problem
+    assert error.remedy == "Beside it: step-00000100."
+
+
+def test_a_folder_that_cannot_be_read_is_the_environments_fault(monkeypatch, tmp_path):
+    make_run(tmp_path / "run")
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    with pytest.raises(
+        EnvironmentFault, match="cannot read the checkpoint run/checkpoints: Permission denied"
+    ):
+        start(resume="auto", run_dir="run")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ()),
+        ({"batch_size": 64}, ("batch_size 32 -> 64",)),
+        ({"learning_rate": 0.5}, ("learning_rate 0.01 -> 0.5",)),
+        ({"framework": "tf"}, ("framework torch -> tf",)),
+        ({"epochs": None, "steps": 500}, ("epochs 1 -> none", "steps none -> 500")),
+        ({"clip_norm": 1.0}, ("clip_norm none -> 1",)),
+        ({"save_every": 10, "keep_best": "loss"}, ("save_every 1epoch -> 10", "keep_best none -> loss:min")),
+        ({"lr_schedule": "step", "lr_step_epochs": (1, 2)},
+         ("lr_schedule constant -> step", "lr_step_epochs [] -> [1.0, 2.0]")),
+        ({"run_dir": "elsewhere"}, ()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_changed_in_the_config_is_said(tmp_path, fields, said):
+    make_run(tmp_path / "run")
+    assert start(resume="run", **fields).changes == said
+
+
+def test_another_number_of_workers_is_said(tmp_path):
+    make_run(tmp_path / "run", workers=2)
+    backend = FakeBackend(FakeWorkers(0, ["here"] * 4, None, []), make_state())
+    assert start(backend, resume="run").changes == ("workers 2 -> 4",)
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"Abacus": "0.9"}, ("Abacus 0.9 -> 1.0",)),
+        ({"hvdtrain": "0.0"}, (f"hvdtrain 0.0 -> {hvdtrain.__version__}",)),
+        ({"Slide rule": "3"}, ()),
+    ],
+)
+def test_other_versions_are_said_of_what_both_have(tmp_path, versions, said):
+    make_run(tmp_path / "run", versions=versions)
+    assert start(resume="run").changes == said
+
+
+def test_a_field_that_the_older_version_had_not_is_no_change(tmp_path):
+    config = Config(**BASE).model_dump(mode="json")
+    del config["keep_best"]
+    make_run(tmp_path / "run", config=config)
+    assert start(resume="run", keep_best="loss").changes == ()
+
+
+def test_another_seed_is_warned_of(tmp_path):
+    make_run(tmp_path / "run")
+    found = start(resume="run", seed=3)
+    assert found.changes == ("seed 0 -> 3",)
+    assert found.notes == (
+        "another seed is another order: of this epoch, some samples come twice and some never",
+    )
+
+
+def test_init_takes_the_weights_and_leaves_optimizer_and_progress(tmp_path):
+    make_run(tmp_path / "run")
+    backend = make_backend(9.0)
+    found = start(backend, init="run", run_dir="elsewhere")
+    assert found == Start(origin="weights of run/checkpoints/step-00000120, step 120")
+    expected = {
+        name: (make_state(9.0) if name.startswith("optimizer") else make_state(120.0))[name]
+        for name in make_state()
+    }
+    assert equal(backend.get_state(), expected)
+
+
+def test_init_takes_weights_of_another_task_and_other_data(tmp_path):
+    make_run(tmp_path / "run")
+    assert start(init="run", task="text", data_size=7).progress == Progress()
+
+
+def test_init_from_another_shape_is_refused(tmp_path):
+    make_run(tmp_path / "run")
+    assert "does not fit" in refused(make_backend(**{"model/b": np.zeros(3)}), init="run").problem
+
+
+def test_a_run_that_goes_on_does_not_start_from_init_again(tmp_path):
+    """So the same command can be given again after a stop."""
+    make_run(tmp_path / "before", (500,))
+    make_run(tmp_path / "run", (120,))
+    backend = make_backend()
+    assert start(backend, init="before", resume="auto", run_dir="run").progress.step == 120
+    assert equal(backend.get_state(), make_state(120.0))
+
+
+def test_a_run_that_has_nothing_yet_starts_from_init(tmp_path):
+    make_run(tmp_path / "before", (500,))
+    found = start(init="before", resume="auto", run_dir="run")
+    assert found.origin == "weights of before/checkpoints/step-00000500, step 500"
+    assert found.resumed_step == 0
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "values", "best"),
+    [
+        ("accuracy", [0.5, 0.9, 0.7], 0.9),
+        ("accuracy:min", [0.5, 0.3, 0.7], 0.3),
+        ("accuracy", [None, 0.2, None], 0.2),
+        ("recall", [0.5, 0.9, 0.7], None),
+        (None, [0.5, 0.9, 0.7], None),
+    ],
+)
+def test_the_best_value_so_far_is_known_again(tmp_path, keep_best, values, best):
+    for step, value in enumerate(values, 1):
+        make_run(tmp_path / "run", (step,), metrics={"accuracy": value})
+    config = Config(**BASE, resume="auto", run_dir="run", keep_best=keep_best)
+    assert find_start(config, make_backend(), 100).best_value(config) == best
+
+
+def test_values_are_told_by_checkpoint(tmp_path):
+    make_run(tmp_path / "run", (1,), metrics={"loss": 0.5})
+    make_run(tmp_path / "run", (2,))
+    found = start(resume="auto", run_dir="run", keep_best="loss")
+    assert {step_of(path): value for path, value in found.values.items()} == {1: 0.5, 2: None}
+    assert {str(path.parent) for path in found.values} == {"run/checkpoints"}
+
+
+def test_null_is_no_number():
+    found = with_nan({"loss": None, "accuracy": 0.5})
+    assert math.isnan(found["loss"])
+    assert found["accuracy"] == 0.5

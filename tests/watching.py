@@ -1,0 +1,59 @@
+"""A report on a console that a test can read, and what it is told."""
+
+import io
+import json
+
+from rich.console import Console
+
+from hvdtrain.backends.base import Totals
+from hvdtrain.metrics import StepMark
+from hvdtrain.report import RunReport
+from hvdtrain.summary import Summary
+
+TOTALS = Totals({"loss": 1.0}, 4.0)
+MEANS = {"loss": 0.5, "accuracy": 0.75}
+
+
+def mark(step: int) -> StepMark:
+    return StepMark(step, (step - 1) * 4, step * 4, step / 4, 2, 0.03125, 0.0)
+
+
+def summary(**changes: object) -> Summary:
+    values = {
+        "status": "completed",
+        "framework": "torch",
+        "task": "digits",
+        "workers": 2,
+        "steps": 1234,
+        "samples": 4936,
+        "epochs": 2.5,
+        "seconds": 12.25,
+        "samples_per_second": 5000.0,
+        "final": {"loss": 0.125, "accuracy": 0.975},
+        "run_dir": "runs/x",
+    }
+    return Summary(**{**values, **changes})
+
+
+class Watched:
+    """A report on a console that a test can read."""
+
+    def __init__(self, folder, terminal: bool) -> None:
+        self.file = io.StringIO()
+        self.console = Console(file=self.file, force_terminal=terminal, width=160, _environ={})
+        self.report = RunReport(self.console, folder)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+    def step(self, step: int) -> None:
+        self.report.stepped(mark(step), TOTALS)
+
+    def log(self, step: int) -> None:
+        self.step(step)
+        self.report.trained(mark(step), MEANS, 2000.0)
+
+
+def records(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
