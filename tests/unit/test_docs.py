@@ -160,7 +160,7 @@ def _parse(words: list[str]) -> None:
     """Parse a command line of hvdtrain and run nothing; train may be left out."""
     name, rest = (words[0], words[1:]) if words[0] in cli.commands else ("train", words)
     if "--help" not in rest:
-        cli.commands[name].make_context(name, list(rest))
+        cli.commands[name].make_context(name, list(rest), **cli.context_settings)
 
 
 @pytest.mark.parametrize("document", documents(), ids=by_name)
