@@ -13,7 +13,7 @@ from abacus import Abacus
 from fakes import one_worker
 from states import equal, names
 
-from hvdtrain import checkpoint, job
+from hvdtrain import checkpoint, opening
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.job import run_job
@@ -94,11 +94,13 @@ class Learning(Abacus):
 def train(tmp_path, monkeypatch):
     """Runs a job in ``tmp_path``; ``at`` holds what happens before a step."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1"))
-    monkeypatch.setattr(job.environment, "prepare", dict)
+    monkeypatch.setattr(
+        opening, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1")
+    )
+    monkeypatch.setattr(opening.environment, "prepare", dict)
 
     def start(at=None, **fields):
-        monkeypatch.setattr(job, "load_backend", lambda config: Learning(at))
+        monkeypatch.setattr(opening, "load_backend", lambda config: Learning(at))
         return run_job([Layer("options", {**FIELDS, **fields})], Small)
 
     return start
