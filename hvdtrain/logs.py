@@ -1,5 +1,6 @@
 """Files that grow by whole records, whatever the disk does, and logs that are cut back on resuming."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -80,9 +81,23 @@ def cut_log(path: Path, step: int) -> None:
     if step == 0:
         path.replace(path.with_name(path.name + ".old"))
         return
+    write_whole(path, "".join(kept))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or, where there is no room for instance, leave what is there as it is.
+
+    Raises:
+        OSError: where it cannot be written.
+    """
     beside = path.with_name(path.name + ".new")
-    beside.write_text("".join(kept), encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def _step_of(line: str) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import Totals
-from hvdtrain.logs import AppendFile
+from hvdtrain.logs import AppendFile, write_whole
 from hvdtrain.metrics import StepMark
 from hvdtrain.summary import Summary
 
@@ -354,10 +354,8 @@ def _finite(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file whole: beside, then renamed into place."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(to_json(values, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write a JSON file whole."""
+    write_whole(path, to_json(values, indent=2) + "\n")
 
 
 def counted(number: float, noun: str) -> str:

@@ -7,7 +7,7 @@ from hvdtrain.backends.base import Workers
 from hvdtrain.cluster import on_root
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.logs import cut_log
+from hvdtrain.logs import cut_log, write_whole
 from hvdtrain.report import Report, RunReport, SilentReport
 from hvdtrain.terminal import open_console
 
@@ -34,9 +34,9 @@ def open_run(config: Config, workers: Workers, resumed_step: int | None = None) 
         try:
             path = _make(config) if resumed_step is None else Path(config.run_dir or "")
             path.mkdir(parents=True, exist_ok=True)
+            write_whole(path / "config.yaml", config.to_yaml())  # first: it tells a full disk
             if resumed_step is not None:
                 _cut_back(path, resumed_step)
-            (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
             report = RunReport(open_console(), path, resumed_step)
         except OSError as error:
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None
@@ -71,7 +71,7 @@ def _make(config: Config) -> Path:
 
 def _cut_back(path: Path, step: int) -> None:
     """Take out of a run's logs what came after a step: it is going to be done again."""
-    (path / _SUMMARY).unlink(missing_ok=True)
     for log in (path / _METRICS, *sorted((path / "indices").glob("rank-*.jsonl"))):
         if log.exists():
             cut_log(log, step)
+    (path / _SUMMARY).unlink(missing_ok=True)

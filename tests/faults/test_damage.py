@@ -146,3 +146,27 @@ def test_where_no_checkpoint_is_good_the_run_begins_anew(all_damaged, uninterrup
 
 def test_where_no_checkpoint_is_good_all_are_set_aside(all_damaged):
     assert len(list((all_damaged.folder / "checkpoints").glob("set-aside-*"))) == 3
+
+
+@pytest.fixture(scope="module")
+def rewound(killed):
+    """Go on from the oldest checkpoint that is there, by its path."""
+    folder = temporary_folder()
+    shutil.copytree(killed, folder / "run")
+    oldest, *newer = sorted(path.name for path in (folder / "run" / "checkpoints").glob("step-*"))
+    return finished([*COMMAND, "--resume", f"run/checkpoints/{oldest}"], folder), oldest, newer
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(rewound):
+    assert resumed_from(rewound[0])[0] == int(rewound[1].removeprefix("step-"))
+
+
+def test_checkpoints_newer_than_the_one_named_are_set_aside(rewound):
+    run, _, newer = rewound
+    aside = sorted(path.name for path in (run.folder / "checkpoints").glob("set-aside-*"))
+    assert aside == [f"set-aside-{name}" for name in newer]
+
+
+def test_from_the_checkpoint_that_is_named_the_run_is_the_uninterrupted_one(rewound, uninterrupted):
+    assert logged(rewound[0]) == logged(uninterrupted)
+    assert checkpoint_files(rewound[0]) == checkpoint_files(uninterrupted)

@@ -13,8 +13,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import Run, started, temporary_folder
-from resuming import await_in, command_for, last_step, said, slow, trained_steps
+from jobs import Run, run, started, temporary_folder
+from resuming import (
+    await_in,
+    command_for,
+    content_of,
+    finished,
+    last_step,
+    said,
+    slow,
+    trained_steps,
+)
 
 from hvdtrain.checkpoint import checkpoints_in, verify
 from hvdtrain.logs import AppendFile
@@ -228,6 +237,30 @@ def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
         (disk / "filler").unlink()
         log.close()
         assert log.path.read_bytes() == record
+
+
+# --- no room to resume
+
+
+@pytest.fixture(scope="module")
+def no_room():
+    """Try to go on with a run on a full disk; give the result, and its files before and after."""
+    with small_disk("ext4") as disk:
+        command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, "--resume")
+        folder = finished([*command, "--steps", "7"], disk).folder
+        fill(disk, left=0)
+        before = content_of(folder)
+        result = run([*command, "--steps", "9"], disk)
+        yield result, before, content_of(folder)
+
+
+def test_without_room_for_its_own_files_a_run_does_not_begin(no_room):
+    assert no_room[0].returncode == 3
+    assert "No space left on device" in no_room[0].stderr
+
+
+def test_a_run_that_could_not_begin_changes_nothing(no_room):
+    assert no_room[2] == no_room[1]
 
 
 # --- on_save_error: stop
