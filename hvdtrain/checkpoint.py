@@ -8,83 +8,28 @@ checkpoint is executed when it is loaded.
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hvdtrain import record as records
 from hvdtrain.backends._names import is_private
 from hvdtrain.backends.base import PortableState
 from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.record import Damage, FileFacts, Record
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RECORD_FILE = "trainer.json"
-_FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
 _SET_ASIDE = "set-aside-"
-
-
-class FileFacts(BaseModel):
-    """What is known of a checkpoint's file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    sha256: str
-    bytes: int
-
-
-class Record(BaseModel):
-    """What ``trainer.json`` holds.
-
-    Attributes:
-        step: steps done.
-        samples: samples seen: the position in the stream of training data.
-        data_size: samples in the training data.
-        seconds: time spent training.
-        workers: number of workers that trained.
-        config: the resolved config, as JSON values.
-        versions: versions of what trained, by name.
-        metrics: the evaluation at this very step; empty if there was none. null stands for a number
-            that is not finite, here and below.
-        last_metrics: the last evaluation at or before this step.
-        window: sums by name of the logged window that the step lies in; empty at its end.
-        window_weight: sum of the samples' weights in that window.
-        files: size and SHA-256 of the other files, by name.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    step: int
-    samples: int
-    data_size: int
-    seconds: float
-    workers: int
-    config: dict[str, Any]
-    versions: dict[str, str]
-    metrics: dict[str, float | None] = {}
-    last_metrics: dict[str, float | None] = {}
-    window: dict[str, float | None] = {}
-    window_weight: float = 0.0
-    files: dict[str, FileFacts] = {}
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the training data so far."""
-        return self.samples / self.data_size
-
-
-class Damage(Exception):
-    """A checkpoint is not what was written; the text says which file and how."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +86,7 @@ def write(folder: Path, state: PortableState, record: Record) -> Path:
         for name in list(state):
             parts[OPTIMIZER_FILE if is_of_optimizer(name) else MODEL_FILE][name] = state[name]
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
-        _write_synced(beside / RECORD_FILE, _to_bytes(record.model_copy(update={"files": files})))
+        _write_synced(beside / RECORD_FILE, records.to_bytes(record.model_copy(update={"files": files})))
         _sync(beside)
         if path.exists():
             _delete(path)
@@ -168,7 +113,7 @@ def verify(path: Path) -> Checkpoint:
     """
     with _readable(path):
         try:
-            record = _read_record(path / RECORD_FILE)
+            record = records.read(path / RECORD_FILE)
             for name in (MODEL_FILE, OPTIMIZER_FILE):
                 _check_file(path / name, record.files.get(name))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -224,7 +169,7 @@ def newest_verified(folder: Path) -> Path | None:
 def read_record(path: Path) -> Record | None:
     """Read what a checkpoint says of itself, its other files unseen; None where that is damaged."""
     try:
-        return _read_record(path / RECORD_FILE)
+        return records.read(path / RECORD_FILE)
     except (Damage, EnvironmentFault, OSError):
         return None
 
@@ -343,47 +288,6 @@ def _read_arrays(path: Path) -> PortableState:
     except (SafetensorError, KeyError) as error:
         raise Damage(f"{path.name}: {error}") from None
     return arrays
-
-
-def _to_bytes(record: Record) -> bytes:
-    """Give a record as JSON of one fixed form, with a checksum of itself."""
-    values = {"format": _FORMAT, **record.model_dump(mode="json")}
-    return _form({**values, "sha256": _checksum(values)})
-
-
-def _form(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _checksum(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_form(values)).hexdigest()
-
-
-def _read_record(path: Path) -> Record:
-    """Read a record.
-
-    Raises:
-        Damage: where one byte differs from what was written.
-        EnvironmentFault: where another version of hvdtrain wrote it.
-    """
-    content = path.read_bytes()
-    try:
-        values = json.loads(content)
-        as_written = isinstance(values, dict) and _form(values) == content
-    except (ValueError, RecursionError):
-        as_written = False
-    if not as_written or values.pop("sha256", None) != _checksum(values):
-        raise Damage(f"{path.name} is not as it was written")
-    if (found := values.pop("format", None)) != _FORMAT:
-        raise EnvironmentFault(
-            f"checkpoint {path.parent} has format {found}; this version of hvdtrain reads {_FORMAT}",
-            "Use the version that wrote it, or a newer one.",
-        )
-    try:
-        return Record.model_validate(values)
-    except ValidationError as error:
-        detail = error.errors()[0]
-        raise Damage(f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
 
 
 def _check_file(path: Path, facts: FileFacts | None) -> None:

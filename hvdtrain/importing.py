@@ -7,12 +7,12 @@ from typing import Any
 import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config, Layer
 from hvdtrain.ending import interruptible
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.opening import Job, build, check_alone, open_material, prepare, started
 from hvdtrain.quiet import quiet_output
+from hvdtrain.record import Record
 from hvdtrain.rundir import CHECKPOINTS
 
 # by the end of a file's name

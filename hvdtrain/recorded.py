@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import checkpoint
-from hvdtrain.checkpoint import Checkpoint, Record
+from hvdtrain.checkpoint import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.record import Record
 from hvdtrain.rundir import CHECKPOINTS
 from hvdtrain.starting import same_task
 from hvdtrain.task import built_in_names

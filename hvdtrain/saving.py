@@ -10,7 +10,7 @@ from typing import Protocol
 from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend, PendingState
 from hvdtrain.best import Best
-from hvdtrain.checkpoint import Record
+from hvdtrain.record import Record
 from hvdtrain.report import Report
 
 _WAIT_TOLD_SECONDS = 0.1

@@ -9,13 +9,13 @@ from typing import Any
 
 import hvdtrain
 from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Feed, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepMark, Window
+from hvdtrain.record import Record
 from hvdtrain.report import Report
 from hvdtrain.saving import NoSaver, Saver
 from hvdtrain.schedule import LearningRate, scaling_factor

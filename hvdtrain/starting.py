@@ -9,9 +9,10 @@ from typing import Any
 import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend, PortableState
-from hvdtrain.checkpoint import Checkpoint, Damage, Record
+from hvdtrain.checkpoint import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.record import Damage, Record
 from hvdtrain.rundir import CHECKPOINTS
 from hvdtrain.session import Progress
 

@@ -6,8 +6,8 @@ import numpy as np
 
 import hvdtrain
 from hvdtrain import checkpoint
-from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config
+from hvdtrain.record import Record
 
 FILES = ("model.safetensors", "optimizer.safetensors", "trainer.json")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from states import FILES, contents, equal, make_record, make_state, names, saved
 
 from hvdtrain import checkpoint
-from hvdtrain.checkpoint import Damage
+from hvdtrain.record import Damage
 
 VALUES = np.asarray([[0, 1, 2], [3, 0, 5]])
 

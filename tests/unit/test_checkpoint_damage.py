@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain import checkpoint
-from hvdtrain.checkpoint import Damage
+from hvdtrain import checkpoint, record
 from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.record import Damage
 
 
 def damage_of(path: Path) -> str:
@@ -159,8 +159,8 @@ def rewrite_record(path: Path, **changes: object) -> None:
     """Change a record and give it the checksum that belongs to it; None takes a field out."""
     values = json.loads((path / "trainer.json").read_text()) | changes
     values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
-    values["sha256"] = checkpoint._checksum(values)
-    (path / "trainer.json").write_bytes(checkpoint._form(values))
+    values["sha256"] = record.checksum(values)
+    (path / "trainer.json").write_bytes(record.in_form(values))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from fakes import dataset, one_worker
 
 from hvdtrain import job
 from hvdtrain.backends.base import Requests
-from hvdtrain.checkpoint import Record
 from hvdtrain.config import Config
 from hvdtrain.loop import run
 from hvdtrain.opening import Job, Material
+from hvdtrain.record import Record
 from hvdtrain.saving import BackgroundSaver
 from hvdtrain.session import Progress, Session
 from hvdtrain.starting import Start

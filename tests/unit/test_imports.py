@@ -15,7 +15,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best", "forms"],
+    ["errors", "quiet", "threads", "summary", "logs", "best", "forms", "record"],
     ["schedule", "terminal", "task", "horovod_build"],
     ["config", "environment", "data", "models", "tasks"],
     [

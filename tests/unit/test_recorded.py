@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from hvdtrain import checkpoint, recorded
-from hvdtrain.checkpoint import Checkpoint, Record
+from hvdtrain.checkpoint import Checkpoint
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.record import Record
 
 
 def record(step: int = 3, workers: int = 2, **fields: object) -> Record:

@@ -1,0 +1,109 @@
+"""What a checkpoint says of itself: ``trainer.json``, in which a changed byte anywhere shows."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hvdtrain.errors import EnvironmentFault
+
+_FORMAT = 1
+
+
+class FileFacts(BaseModel):
+    """What is known of a checkpoint's file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sha256: str
+    bytes: int
+
+
+class Record(BaseModel):
+    """What ``trainer.json`` holds.
+
+    Attributes:
+        step: steps done.
+        samples: samples seen: the position in the stream of training data.
+        data_size: samples in the training data.
+        seconds: time spent training.
+        workers: number of workers that trained.
+        config: the resolved config, as JSON values.
+        versions: versions of what trained, by name.
+        metrics: the evaluation at this very step; empty if there was none. null stands for a number
+            that is not finite, here and below.
+        last_metrics: the last evaluation at or before this step.
+        window: sums by name of the logged window that the step lies in; empty at its end.
+        window_weight: sum of the samples' weights in that window.
+        files: size and SHA-256 of the other files, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int
+    samples: int
+    data_size: int
+    seconds: float
+    workers: int
+    config: dict[str, Any]
+    versions: dict[str, str]
+    metrics: dict[str, float | None] = {}
+    last_metrics: dict[str, float | None] = {}
+    window: dict[str, float | None] = {}
+    window_weight: float = 0.0
+    files: dict[str, FileFacts] = {}
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far."""
+        return self.samples / self.data_size
+
+
+class Damage(Exception):
+    """A checkpoint is not what was written; the text says which file and how."""
+
+
+def to_bytes(record: Record) -> bytes:
+    """Give a record as JSON of one fixed form, with a checksum of itself."""
+    values = {"format": _FORMAT, **record.model_dump(mode="json")}
+    return in_form({**values, "sha256": checksum(values)})
+
+
+def in_form(values: Mapping[str, Any]) -> bytes:
+    """Give JSON of the one form that records are written in."""
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """Give the SHA-256 that a record with these values has in it."""
+    return hashlib.sha256(in_form(values)).hexdigest()
+
+
+def read(path: Path) -> Record:
+    """Read a record.
+
+    Raises:
+        Damage: where one byte differs from what was written.
+        EnvironmentFault: where another version of hvdtrain wrote it.
+    """
+    content = path.read_bytes()
+    try:
+        values = json.loads(content)
+        as_written = isinstance(values, dict) and in_form(values) == content
+    except (ValueError, RecursionError):
+        as_written = False
+    if not as_written or values.pop("sha256", None) != checksum(values):
+        raise Damage(f"{path.name} is not as it was written")
+    if (found := values.pop("format", None)) != _FORMAT:
+        raise EnvironmentFault(
+            f"checkpoint {path.parent} has format {found}; this version of hvdtrain reads {_FORMAT}",
+            "Use the version that wrote it, or a newer one.",
+        )
+    try:
+        return Record.model_validate(values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise Damage(f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
