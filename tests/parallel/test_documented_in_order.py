@@ -1,0 +1,37 @@
+"""Pages whose commands build on one another: they run one after the other, as they stand."""
+
+import json
+import shutil
+from pathlib import Path
+
+from documents import ROOT, hvdtrain_commands
+from jobs import Result, run
+from serving import trained
+
+
+def run_page(page: str, folder: Path) -> list[Result]:
+    """Run a page's commands in a folder; all of them must end well."""
+    results = []
+    for words in hvdtrain_commands(ROOT / "docs" / page):
+        results.append(run(words, folder))
+        assert results[-1].returncode == 0, f"{words}\n{results[-1].output[-3000:]}"
+    return results
+
+
+def test_the_page_on_serving(tmp_path):
+    shutil.copytree(trained("torch").folder, tmp_path / "runs" / "digits")
+    assert len(run_page("serving.md", tmp_path)) == 6
+    assert (tmp_path / "digits.onnx").is_file()
+    assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
+    assert len((tmp_path / "runs" / "digits" / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_page_on_checkpoints(tmp_path):
+    results = run_page("checkpoints.md", tmp_path)
+    assert len(results) == 4
+    assert "starts from    runs/digits/checkpoints/step-00000045: step 45, sample 2,876" in results[1].output
+    assert "changed        framework torch -> tf, epochs 4 -> 5, workers 2 -> 1" in results[2].output
+    metrics = (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()
+    evaluated = [line["epoch"] for line in map(json.loads, metrics) if line["phase"] == "eval"]
+    assert [round(epoch) for epoch in evaluated] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
