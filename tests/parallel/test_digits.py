@@ -84,8 +84,9 @@ def test_the_plan_comes_first_and_the_result_last(run):
     lines = run.result.stdout.strip().splitlines()
     assert lines[0].startswith("hvdtrain ")
     assert "2 on 1 host" in lines[1]
-    assert lines[-2].startswith("done: loss ")
-    assert lines[-1] == f"run directory: {run.folder}"
+    assert lines[-3].startswith("done: loss ")
+    assert lines[-2] == f"run directory: {run.folder}"
+    assert lines[-1] == f"checkpoint: {run.folder}/checkpoints/step-00000338"
 
 
 def test_nothing_is_written_to_standard_error(run):
