@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config, Layer
@@ -14,6 +13,7 @@ from hvdtrain.opening import Job, build, check_alone, open_material, prepare, st
 from hvdtrain.quiet import quiet_output
 from hvdtrain.record import Record
 from hvdtrain.rundir import CHECKPOINTS
+from hvdtrain.session import versions_with
 
 # by the end of a file's name
 _FRAMEWORKS = {".pt": "torch", ".pth": "torch", ".safetensors": "torch", ".weights.h5": "tf", ".keras": "tf"}
@@ -106,5 +106,5 @@ def _record(job: Job, backend: Backend, train_data: Any) -> Record:
         seconds=0.0,
         workers=1,
         config=job.config.model_dump(mode="json"),
-        versions={"hvdtrain": hvdtrain.__version__, **backend.versions()},
+        versions=versions_with(backend),
     )

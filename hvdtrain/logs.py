@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class AppendFile:
@@ -62,6 +65,13 @@ class AppendFile:
                 self.append(b"")
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def finite(value: Any) -> Any:
+    """Give a value, or the values of a mapping, as JSON has them: None for a number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def cut_log(path: Path, step: int) -> None:

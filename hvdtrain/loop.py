@@ -12,6 +12,7 @@ from hvdtrain.backends.base import NO_REQUESTS, Requests, Totals
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
 from hvdtrain.replicas import check_replicas
+from hvdtrain.schedule import Cadence
 from hvdtrain.session import Layout, Progress, Session
 
 
@@ -109,12 +110,15 @@ def _advance(session: Session, layout: Layout) -> StepMark:
     return session.mark(before)
 
 
-def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
-    if session.eval_data is None:
-        return False
-    cadence = session.config.eval_every
+def _is_due(cadence: Cadence | None, session: Session, mark: StepMark, last_sample: int) -> bool:
+    """Whether something is due after this step: by its cadence, and at the end of training."""
     due = cadence is not None and cadence.due(mark.step, mark.samples_before, mark.samples, session.data_size)
-    return due or mark.samples == layout.last_sample
+    return due or mark.samples == last_sample
+
+
+def _eval_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
+    has_data = session.eval_data is not None
+    return has_data and _is_due(session.config.eval_every, session, mark, layout.last_sample)
 
 
 def _is_left_to_evaluate(session: Session, layout: Layout) -> bool:
@@ -124,9 +128,7 @@ def _is_left_to_evaluate(session: Session, layout: Layout) -> bool:
 
 
 def _save_is_due(session: Session, mark: StepMark, layout: Layout) -> bool:
-    cadence = session.config.save_every
-    due = cadence is not None and cadence.due(mark.step, mark.samples_before, mark.samples, session.data_size)
-    return due or mark.samples == layout.last_sample
+    return _is_due(session.config.save_every, session, mark, layout.last_sample)
 
 
 def _note_best(session: Session) -> bool:
@@ -178,7 +180,7 @@ class _Account:
             window = self._session.window
             window.add(totals, mark.clock_seconds)
             self._session.report.stepped(mark, totals)
-            if self._is_due(mark):
+            if _is_due(self._session.config.log_every, self._session, mark, self._last_sample):
                 means, speed = window.means(), window.samples_per_second()
                 self._session.speeds.append(speed)
                 self._session.report.trained(mark, means, speed)
@@ -199,12 +201,6 @@ class _Account:
         stopped_seconds = time.perf_counter()
         yield
         self._session.window.started_seconds += time.perf_counter() - stopped_seconds
-
-    def _is_due(self, mark: StepMark) -> bool:
-        cadence, size = self._session.config.log_every, self._session.data_size
-        return cadence.due(mark.step, mark.samples_before, mark.samples, size) or (
-            mark.samples == self._last_sample
-        )
 
     def _tell_of_missing_gradients(self, mark: StepMark) -> None:
         """Collective: every worker reads the same totals, so all come here at the same step."""

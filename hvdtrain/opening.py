@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import hvdtrain
 from hvdtrain import environment
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, initial_value
@@ -16,7 +15,7 @@ from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.ending import Signals, answer_expected, close_in_time
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.horovod_build import require_horovod
-from hvdtrain.session import Layout
+from hvdtrain.session import Layout, versions_with
 from hvdtrain.task import load_task_class, make_task, where_raised
 
 _FIRST_ANSWER_SECONDS = 30
@@ -198,12 +197,7 @@ def _check_best(config: Config, material: Material) -> None:
 def _facts(job: Job, backend: Backend) -> dict[str, Any]:
     """What must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
-    versions = {
-        "hvdtrain": hvdtrain.__version__,
-        "Python": python,
-        "Horovod": job.build,
-        **backend.versions(),
-    }
+    versions = {"Python": python, "Horovod": job.build, **versions_with(backend)}
     return {
         **job.config.model_dump(mode="json"),
         **{f"version of {name}": version for name, version in versions.items()},

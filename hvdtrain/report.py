@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import Totals
-from hvdtrain.logs import AppendFile, write_whole
+from hvdtrain.logs import AppendFile, finite, write_whole
 from hvdtrain.metrics import StepMark
 from hvdtrain.summary import Summary
 
@@ -344,13 +343,7 @@ class EventFile:
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     """Give JSON that every reader takes: null stands for a number that is not finite."""
-    return json.dumps(_finite(values), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(values), indent=indent, allow_nan=False)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,8 +1,6 @@
 """Everything that one run holds, and what follows from the number of workers."""
 
-import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from hvdtrain.data.feed import Feed, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
+from hvdtrain.logs import finite
 from hvdtrain.metrics import StepMark, Window
 from hvdtrain.record import Record
 from hvdtrain.report import Report
@@ -189,10 +188,10 @@ class Session:
             seconds=self.report.seconds(),
             workers=self.backend.workers.size,
             config=self.config.model_dump(mode="json"),
-            versions={"hvdtrain": hvdtrain.__version__, **self.backend.versions()},
-            metrics=_finite(self.last_eval) if evaluated_now else {},
-            last_metrics=_finite(self.last_eval),
-            window=_finite(self.window.sums),
+            versions=versions_with(self.backend),
+            metrics=finite(self.last_eval) if evaluated_now else {},
+            last_metrics=finite(self.last_eval),
+            window=finite(self.window.sums),
             window_weight=self.window.weight,
         )
 
@@ -222,6 +221,6 @@ class Session:
         return IndexTrace(path, self.progress.step)
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no number that is not finite: None stands for it."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def versions_with(backend: Backend) -> dict[str, str]:
+    """Give the versions of hvdtrain and of what the backend computes with, by name."""
+    return {"hvdtrain": hvdtrain.__version__, **backend.versions()}

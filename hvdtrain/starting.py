@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoint import Checkpoint
@@ -14,7 +13,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.record import Damage, Record
 from hvdtrain.rundir import CHECKPOINTS
-from hvdtrain.session import Progress
+from hvdtrain.session import Progress, versions_with
 
 # fields that say where a run is written or starts from, not what it computes
 _NOT_COMPARED = {"run_dir", "resume", "init"}
@@ -72,9 +71,9 @@ def find_start(config: Config, backend: Backend, data_size: int) -> Start:
     elif config.resume is not None:
         found = checkpoint.locate(Path(config.resume))
     if found is None:
-        in_place = 0 if config.resume == "auto" else None
+        begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
         origin = _initialise(config, backend) if config.init is not None else ""
-        return Start(origin=origin, resumed_step=in_place, notes=tuple(notes))
+        return Start(origin=origin, resumed_step=begun, notes=tuple(notes))
     _check_same_training(found, config, data_size)
     state = _read(found)
     _load(found, backend, state)
@@ -105,7 +104,7 @@ def changes(record: Record, config: Config, backend: Backend) -> list[str]:
         if name in record.config and name not in _NOT_COMPARED
     ]
     pairs.append(("workers", record.workers, backend.workers.size))
-    versions = {"hvdtrain": hvdtrain.__version__, **backend.versions()}
+    versions = versions_with(backend)
     pairs += [(name, record.versions[name], versions[name]) for name in versions if name in record.versions]
     return [f"{name} {_said(old)} -> {_said(value)}" for name, old, value in pairs if old != value]
 
