@@ -18,6 +18,7 @@ import unittest
 from pathlib import Path
 
 import jobs
+from image_hosts import image_hosts
 from machine_hosts import HostFiles, machine_hosts
 from namespaces import Namespaces
 
@@ -97,7 +98,7 @@ class Host:
 
     def start_sshd(self) -> None:
         """Start the ssh daemon, and wait until it listens."""
-        self.namespaces.succeed(*self._files.sshd)
+        self.namespaces.succeed(*self._files.prefix, *self._files.sshd)
         deadline = time.monotonic() + _START_SECONDS
         while not self.namespaces.listens(self._files.port):
             assert time.monotonic() < deadline, f"sshd on {self.name} does not listen"
@@ -153,7 +154,11 @@ class Cluster:
         switch.succeed("ip", "link", "add", "name", "switch", "type", "bridge")
         switch.succeed("ip", "link", "set", "switch", "up")
         addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(self._slots, 1)}
-        for name, files in machine_hosts(folder, addresses).items():
+        if self._root is None:
+            all_files = machine_hosts(folder, addresses)
+        else:
+            all_files = image_hosts(folder, addresses, self._root, self._shared)
+        for name, files in all_files.items():
             host = Host(name, self._slots[name], addresses[name], files, switch)
             stack.callback(host.namespaces.close)
             host.link(self._rate)
@@ -161,11 +166,5 @@ class Cluster:
             self.hosts[name] = host
         lines = [f"{name} slots={count}\n" for name, count in self._slots.items() if count]
         self.hostfile.write_text("".join(lines))
-        self._check()
-
-    def _check(self) -> None:
-        """See that the head's ssh gets to every host, itself included, and that the name is right."""
-        for name in self.hosts:
-            command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", name, "hostname"]
-            answer = self.head.run(command, timeout=_START_SECONDS)
-            assert (answer.returncode, answer.stdout.strip()) == (0, name), f"{command}: {answer.output}"
+        answer = self.head.run(files.ready, timeout=_START_SECONDS)
+        assert answer.returncode == 0, f"not every host lets {self.head.name} in: {answer.output}"

@@ -20,6 +20,11 @@ KbdInteractiveAuthentication no
 UsePAM no
 MaxStartups 100
 """
+_READY = """\
+for host; do
+    [ "$(ssh -o BatchMode=yes -o ConnectTimeout=10 $host hostname)" = $host ] || exit 1
+done
+"""
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,16 @@ class HostFiles:
     Attributes:
         mounts: Commands that set them up, inside the host's namespaces.
         prefix: Words that give a command the host's user and environment.
-        sshd: The command that starts the ssh daemon, and ``port``, on which it listens.
+        sshd: The command that starts the ssh daemon, with that prefix.
+        port: On which the daemon listens.
+        ready: A command for the head that ends well when all hosts let it in.
     """
 
     mounts: list[list[str]]
     prefix: list[str]
     sshd: list[str]
     port: int
+    ready: list[str]
 
 
 def machine_hosts(folder: Path, addresses: dict[str, str]) -> dict[str, HostFiles]:
@@ -60,7 +68,8 @@ def machine_hosts(folder: Path, addresses: dict[str, str]) -> dict[str, HostFile
         (own / "sshd_config").write_text(_SSHD_CONFIG.format(address=address, port=SSH_PORT, folder=own))
     for name in addresses:
         _write_home(folder / name / "home", folder / "key", known)
-    return {name: _host(folder, folder / name, home) for name in addresses}
+    ready = ["sh", "-euc", _READY, "sh", *addresses]
+    return {name: _host(folder, folder / name, home, ready) for name in addresses}
 
 
 def keygen(path: Path) -> None:
@@ -68,7 +77,7 @@ def keygen(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
 
 
-def _host(folder: Path, own: Path, home: Path) -> HostFiles:
+def _host(folder: Path, own: Path, home: Path, ready: list[str]) -> HostFiles:
     binds = [(folder / "hosts", "/etc/hosts"), (folder / "passwd", "/etc/passwd"), (own / "home", home)]
     if Path("/etc/hostname").exists():
         binds.append((own / "hostname", "/etc/hostname"))
@@ -80,7 +89,7 @@ def _host(folder: Path, own: Path, home: Path) -> HostFiles:
         *_sys(),
     ]
     sshd = [shutil.which("sshd") or "sshd", "-f", str(own / "sshd_config"), "-E", str(own / "sshd.log")]
-    return HostFiles(mounts, ["env", f"HOME={home}"], sshd, SSH_PORT)
+    return HostFiles(mounts, ["env", f"HOME={home}"], sshd, SSH_PORT, ready)
 
 
 def _sys() -> list[list[str]]:
