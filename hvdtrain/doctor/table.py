@@ -50,7 +50,7 @@ def _checks(diagnosis: Diagnosis) -> Table:
         for number, name in enumerate(hosts, start=1):
             title = name[:_NAME_WIDTH] if len(hosts) <= _NAMED else str(number)
             table.add_column(title, no_wrap=True, justify="center", min_width=max(2, len(title)))
-    table.add_column("found", overflow="ellipsis", no_wrap=True)
+    table.add_column("found", overflow="fold")
     for check in checks:
         of_check = [finding for finding in diagnosis.findings if finding.check == check]
         table.add_row(check, *_cells(hosts, of_check), _said_once(of_check))
