@@ -5,8 +5,7 @@ from hvdtrain.doctor.findings import Facts, Finding, Host, Verdict
 
 _RUN_FAIL_MIB, _RUN_WARN_MIB = 64, 1024
 _TEMPORARY_FAIL_MIB, _TEMPORARY_WARN_MIB = 8, 256
-_SHARED_MEMORY_FAIL_MIB = 16  # for each worker
-_SHARED_MEMORY_WARN_MIB = 64
+_SHARED_MEMORY_MIB = 16  # what Open MPI takes for each worker
 _LOCKED_WARN_BYTES = 64 * 2**20
 
 
@@ -18,7 +17,7 @@ def check_machines(case: Case) -> list[Finding]:
         findings += [
             _run_disk(host, facts, host.name == first),
             _temporary_disk(host, facts),
-            _shared_memory(host, facts),
+            _shared_memory(host, facts, host.name == first),
             _locked_memory(host, facts),
             _cores(host, facts),
         ]
@@ -84,18 +83,21 @@ def _temporary_disk(host: Host, facts: Facts) -> Finding:
     return Finding(host.name, check, "ok", f"more than {_size(_TEMPORARY_WARN_MIB)} free")
 
 
-def _shared_memory(host: Host, facts: Facts) -> Finding:
-    """Workers of one host talk through it over MPI and NCCL; a worker alone does not need it."""
+def _shared_memory(host: Host, facts: Facts, first: bool) -> Finding:
+    """Horovodrun itself needs some on its host, and NCCL on all; Open MPI makes do with TCP, slowly."""
     disk, check = facts["disks"]["/dev/shm"], "/dev/shm"
     remedy = (
         "Remove old files there, or enlarge it: mount -o remount,size=1g /dev/shm; docker run --shm-size=1g."
     )
-    needed = _SHARED_MEMORY_FAIL_MIB * host.slots
-    if disk["error"] or disk["free_mib"] < needed:
-        found = disk["error"] or f"{_size(disk['free_mib'])} free; {host.slots} workers want {_size(needed)}"
-        return Finding(host.name, check, "fail" if host.slots > 1 else "warn", found, remedy)
-    if disk["free_mib"] < _SHARED_MEMORY_WARN_MIB * host.slots:
-        return Finding(host.name, check, "warn", f"{_size(disk['free_mib'])} free", remedy)
+    if disk["error"]:
+        verdict: Verdict = "fail" if first or facts["gpus"]["cards"] else "warn"
+        who = " (horovodrun starts nothing from this host then)" if first else ""
+        return Finding(
+            host.name, check, verdict, f"nothing can be written to it: {disk['error']}{who}", remedy
+        )
+    if host.slots > 1 and disk["free_mib"] < _SHARED_MEMORY_MIB * host.slots:
+        found = f"{_size(disk['free_mib'])} free for {host.slots} workers"
+        return Finding(host.name, check, "warn", found, remedy)
     return Finding(host.name, check, "ok", "enough free")
 
 

@@ -199,7 +199,7 @@ def ports_blocked(cluster: Cluster, folder: Path) -> Iterator[None]:
 def clock_ahead(cluster: Cluster, folder: Path) -> Iterator[None]:
     """All that ssh starts on h3 sees another time."""
     h3 = cluster.hosts["h3"]
-    setting = f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{CLOCK_AHEAD_SECONDS} FAKETIME_DONT_FAKE_MONOTONIC=1"
+    setting = f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{CLOCK_AHEAD_SECONDS}"
     sshd = h3._files.sshd
     h3.stop_sshd()
     h3._files.sshd.extend(["-o", setting])
