@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,11 @@ class _Agent:
         stderr = self.errors.read().decode(errors="replace")
         return why_not(self.host.name, self.process.poll() or 0, stderr, self.over_ssh)
 
+    def kill(self) -> None:
+        """Kill it with all that it started here; over ssh, the other end sees that nobody listens."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self) -> None:
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
@@ -93,7 +99,7 @@ class _Agent:
         try:
             self.process.wait(_END_SECONDS if self.done else 0.1)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
         self.errors.close()
 
@@ -162,7 +168,7 @@ class Head:
             except queue.Empty:
                 for index in waiting:
                     self.problems[index] = _too_late(agents[index].host.name, step)
-                    agents[index].process.kill()
+                    agents[index].kill()
                 live -= waiting
                 break
             if index not in live:
