@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"\w[\w.-]*")  # what starts with a dash would be an option of ssh
 _LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
 
 

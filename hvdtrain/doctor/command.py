@@ -151,7 +151,7 @@ def _show(diagnosis: Diagnosis, for_machines: bool) -> None:
 
 def _leave(exchange: Exchange, code: int) -> None:
     """Under a launcher, end at once where a member is lost: MPI would wait for it."""
-    if any(values is None for values in exchange.record["facts"]):
+    if isinstance(exchange, ThroughRank0) and exchange.has_lost:
         sys.stdout.flush()
         os._exit(code)
     exchange.close()

@@ -152,10 +152,16 @@ def _measure_pairs(exchange: Exchange, leaders: list[int], places: list[Any], li
             if not link["error"]
         ]
         result: dict[str, Any] | None = None
-        if exchange.index == first and working:
-            try:
-                with conversation(working[0]) as talk:
-                    result = {**message_times(talk.send)}
-            except OSError as error:
-                result = {"error": str(error)}
+        if working and exchange.index in (first, second):
+            result = exchange.time_messages(first, second)
+            if exchange.index == first and result is None:
+                result = _time_messages(working[0])
         exchange.share(f"pair {first} {second}", result, _PAIR_SECONDS)
+
+
+def _time_messages(place: list[Any]) -> dict[str, Any]:
+    try:
+        with conversation(place) as talk:
+            return {**message_times(talk.send), "used": "TCP"}
+    except OSError as error:
+        return {"error": str(error)}

@@ -33,6 +33,9 @@ class Exchange(Protocol):
             seconds: how long to wait for the others.
         """
 
+    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
+        """Collective of two members. Time messages by the launcher's own means; None where it has none."""
+
     def close(self) -> None:
         """Leave; no member waits for another here."""
 
@@ -49,6 +52,9 @@ class Alone:
         """Give the own value."""
         self.record[step] = [value]
         return [value]
+
+    def time_messages(self, first: int, second: int) -> None:
+        """There is nobody to send to."""
 
     def close(self) -> None:
         """Do nothing."""

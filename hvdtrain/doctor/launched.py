@@ -11,12 +11,15 @@ from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from hvdtrain.doctor.exchange import Alone, Exchange, wait_until
+from hvdtrain.doctor.speed import SIZES, message_times
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.terminal import launched_rank
 
 _START_SECONDS = 60.0
 _HUB_SECONDS = 120.0  # what the others wait for rank 0 beyond its own limit
 _REQUEST_SECONDS = 10.0
+_MESSAGES_SECONDS = 40.0
+_MESSAGES_TAG = 30_000  # above all steps
 _SCOPE = "hvdtrain-doctor"
 
 
@@ -50,6 +53,15 @@ class ThroughRank0:
         values = self._collect(value, seconds) if self.index == 0 else self._report(value, seconds)
         self.record[step] = values
         return values
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a member was too late, as far as this one knows."""
+        return len(self._live) < self.size
+
+    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
+        """Nothing: the hosts' own connections are timed."""
+        return None
 
     def _collect(self, value: Any, seconds: float) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -176,6 +188,35 @@ class MpiExchange(ThroughRank0):
         self.world = MPI.COMM_WORLD.Dup()
         self._sent: list[Any] = []  # requests, which hold their buffers
         super().__init__(self.world.rank, self.world.size)
+
+    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
+        """Collective of two members. Time messages by MPI, in a thread: MPI may never come back."""
+        outcome: dict[str, Any] = {}
+        part = {first: self._send_messages, second: self._answer_messages}[self.index]
+        thread = threading.Thread(target=part, args=(first, second, outcome), daemon=True)
+        thread.start()
+        if not wait_until(lambda: not thread.is_alive(), _MESSAGES_SECONDS):
+            return {"error": f"MPI did not get them through in {_MESSAGES_SECONDS:.0f} s"}
+        return outcome
+
+    def _send_messages(self, first: int, second: int, outcome: dict[str, Any]) -> None:
+        answer = bytearray(1)
+
+        def send(message: memoryview) -> None:
+            self.world.Send([message, self._mpi.BYTE], second, _MESSAGES_TAG)
+            self.world.Recv([answer, self._mpi.BYTE], second, _MESSAGES_TAG)
+
+        times = message_times(send)
+        self.world.Send([bytearray(0), self._mpi.BYTE], second, _MESSAGES_TAG)
+        outcome.update(times, used="MPI")
+
+    def _answer_messages(self, first: int, second: int, outcome: dict[str, Any]) -> None:
+        buffer, status = bytearray(SIZES[-1]), self._mpi.Status()
+        while True:
+            self.world.Recv([buffer, self._mpi.BYTE], first, _MESSAGES_TAG, status)
+            if not status.Get_count(self._mpi.BYTE):
+                return
+            self.world.Send([bytearray(1), self._mpi.BYTE], first, _MESSAGES_TAG)
 
     def close(self) -> None:
         """Leave without waiting for members that are lost."""

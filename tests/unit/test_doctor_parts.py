@@ -4,8 +4,12 @@ import json
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from horovod.runner.http.http_server import KVStoreServer
 from rich.console import Console
 from test_doctor_checks import FACTS, case, changed
 
@@ -13,12 +17,13 @@ from hvdtrain.doctor import probes, speed
 from hvdtrain.doctor.agents import Head
 from hvdtrain.doctor.document import as_json
 from hvdtrain.doctor.examination import Request
+from hvdtrain.doctor.launched import RendezvousExchange
 from hvdtrain.doctor.machine import machine_facts, parse_cards
 from hvdtrain.doctor.ports import Listeners, connect, conversation
 from hvdtrain.doctor.ssh import SshOptions, agent_script, why_not
 from hvdtrain.doctor.table import show
 from hvdtrain.doctor.verdicts import diagnose
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.hosts import HostSlots, parse_host_list, read_host_file
 
 
@@ -48,12 +53,12 @@ def test_a_wrong_host_file_is_refused_with_its_line(text, said, tmp_path):
 
 def test_a_host_file_that_is_not_there_is_named():
     with pytest.raises(UsageError, match=r"cannot read the host file missing\.txt"):
-        from pathlib import Path
-
         read_host_file(Path("missing.txt"))
 
 
-@pytest.mark.parametrize("text", ["h1", "h1:0", "h1:x", "h1:1,,h2:1", "h1:1,h1:1", "-oProxyCommand=x;y:1"])
+@pytest.mark.parametrize(
+    "text", ["h1", "h1:0", "h1:x", "h1:1,,h2:1", "h1:1,h1:1", "-oProxyCommand=x;y:1", "-V:1"]
+)
 def test_a_wrong_host_list_is_refused(text):
     with pytest.raises(UsageError):
         parse_host_list(text)
@@ -154,21 +159,55 @@ def test_facts_are_json_and_hold_no_environment(monkeypatch, tmp_path):
 
 
 def test_agents_on_this_host_are_heard_and_a_silent_one_is_named(monkeypatch):
-    request = Request((), "runs", speed=False, seconds=30)
     monkeypatch.setattr("hvdtrain.doctor.agents._FIRST_SECONDS", 0.0)
     monkeypatch.setattr("hvdtrain.doctor.agents.is_this_host", lambda _: True)
     scripts = iter([agent_script(), "sleep 600", "exit 7"])
     monkeypatch.setattr("hvdtrain.doctor.agents.agent_script", lambda: next(scripts))
-    head = Head(
-        [HostSlots(name, 1) for name in ("a", "b", "c")], Request((), "runs", False, 5.0), SshOptions()
-    )
+    hosts = [HostSlots(name, 1) for name in ("a", "b", "c")]
+    head = Head(hosts, Request((), "runs", speed=False, seconds=5.0), SshOptions())
     head.run()
-    assert request.seconds > 5
     assert head.record["facts"][0]["hostname"] == socket.gethostname()
     assert head.record["facts"][1:] == [None, None]
     assert "did not answer in time" in head.problems[1].found
     assert "exit code 7" in head.problems[2].found
     assert 0 not in head.problems
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """The store that horovodrun keeps for Gloo."""
+    server = KVStoreServer(verbose=False)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(server.start_server()))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    yield server
+    server.shutdown_server()
+
+
+def test_a_member_that_never_reports_is_not_waited_for_twice(store):
+    members = [RendezvousExchange(index, 3) for index in range(3)]
+    with ThreadPoolExecutor(2) as pool:
+        first = list(pool.map(lambda one: one.share("facts", one.index, 1.5), members[:2]))
+        start = time.monotonic()
+        second = list(pool.map(lambda one: one.share("links", "x", 30.0), members[:2]))
+    assert first == [[0, 1, None]] * 2
+    assert second == [["x", "x", None]] * 2
+    assert time.monotonic() - start < 10
+    assert members[0].has_lost
+
+
+def test_rank_0_shows_what_it_has_when_the_launcher_ends_the_job(store):
+    member = RendezvousExchange(0, 2)
+    member.hurry.set()
+    assert member.share("facts", "mine", 600.0) == ["mine", None]
+
+
+def test_a_launcher_that_cannot_be_reached_is_named(store):
+    member = RendezvousExchange(1, 2)
+    store.shutdown_server()
+    with pytest.raises(EnvironmentFault, match=r"horovodrun cannot be reached at 127\.0\.0\.1"):
+        member.share("facts", "mine", 1.0)
+    store.start_server()
 
 
 def shown(*facts, width=100, **more) -> str:
@@ -195,7 +234,7 @@ def test_a_trouble_of_several_hosts_is_told_once_with_its_remedy():
     assert "a job would fail because of h2, h3" in text
 
 
-def test_the_document_holds_all(capsys):
+def test_the_document_holds_all():
     diagnosis = diagnose(case(FACTS, changed(cores=0)), "ssh")
     document = json.loads(as_json(diagnosis))
     assert document["format"] == 1
