@@ -386,6 +386,10 @@ FAILURE_STATIC = """\
                                .format(name=name, code=exit_code))
 """
 
+FAILED_ON_HOST = """\
+            raise WorkerFailedError('{} on {}'.format(name, host_alloc_plan[name].hostname), exit_code)
+"""
+
 FAILURE_ELASTIC = """\
                 raise RuntimeError('Horovod detected that one or more processes exited with non-zero '
                                    'status, thus causing the job to be terminated. The first process '
@@ -415,8 +419,20 @@ RUN_COMMANDLINE = """\
             said = f'the workers stopped on request, to go on later (exit code {STOPPED}).'
         else:
             said = f'worker {failure.name} was the first to fail, with exit code {failure.exit_code}.'
+        if failure.exit_code == 255:  # no program's, but that of ssh
+            said += (' That is ssh: it lost the host, or the worker there was killed by a signal. '
+                     + driver_service.DOCTOR)
         print(f'horovodrun: {said}', file=sys.stderr)
-        sys.exit(failure.exit_code)
+        sys.exit(3 if failure.exit_code == 255 else failure.exit_code)
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        wrong_usage = isinstance(error, ValueError)
+        hint = '' if wrong_usage else '\\n  ' + driver_service.DOCTOR
+        print(f'horovodrun: {error}{hint}', file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2 if wrong_usage else 3)  # threads and processes that wait for a host do not hold this up
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best", "forms", "record"],
+    ["errors", "quiet", "threads", "addresses", "summary", "logs", "best", "forms", "record"],
     ["schedule", "terminal", "task", "horovod_build"],
     ["config", "environment", "data", "models", "tasks"],
     [
@@ -25,7 +25,7 @@ LAYERS = [
         "backends._workers",
         "backends._objective",
     ],
-    ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
+    ["metrics", "replicas", "cluster", "ending", "watch", "checkpoint", "backends"],
     ["report"],
     ["saving"],
     ["rundir", "session", "compare"],
