@@ -1,21 +1,20 @@
 """What tests on several hosts share: nothing of a cluster may be left on the machine."""
 
-import subprocess
+import os
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
+from hosts import FOLDER_PREFIX
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _machine_as_it_was():
-    """Fail the session that leaves a mount, an interface or a folder of a cluster behind."""
-    before = _state()
+def _nothing_left_of_any_cluster():
+    """Fail the session that leaves a process, a mount or a folder of a cluster behind."""
     yield
-    left = {kind: sorted(now - before[kind]) for kind, now in _state().items()}
-    assert not any(left.values()), f"left on this machine: {left}"
-
-
-def _state() -> dict[str, set[str]]:
-    mounts = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=False).stdout
-    return {"mounts": mounts, "links": {line.split()[0] for line in links.splitlines()}}
+    processes = psutil.Process().children(recursive=True)
+    holders = [process for process in processes if "namespace_holder" in " ".join(process.cmdline())]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if FOLDER_PREFIX in line]
+    folders = list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
+    assert not holders + mounts + folders, f"left of a cluster in process {os.getpid()}"

@@ -23,6 +23,7 @@ from namespaces import Namespaces
 
 _TOOLS = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "unshare", "nsenter", "mount", "env")
 _START_SECONDS = 30
+FOLDER_PREFIX = f"hvdtrain-hosts-{os.getpid()}-"
 _NETWORK = "10.83.0"
 
 
@@ -146,7 +147,7 @@ class Cluster:
         self._ended.close()
 
     def _start(self, stack: contextlib.ExitStack) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="hvdtrain-hosts-"))
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         switch = Namespaces(None, [], remove=[folder])
         stack.callback(switch.close)
         switch.succeed("ip", "link", "add", "name", "switch", "type", "bridge")
