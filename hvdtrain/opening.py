@@ -15,6 +15,7 @@ from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.ending import Signals, answer_expected, close_in_time, end_at_once
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.horovod_build import require_horovod
+from hvdtrain.hostcheck import check_host
 from hvdtrain.session import Layout, versions_with
 from hvdtrain.task import load_task_class, make_task, where_raised
 from hvdtrain.watch import Watching, watch_hosts
@@ -73,6 +74,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
     build = require_horovod(config.framework)
+    check_host()
     return Job(config, task_class, build.describe(), environment.prepare())
 
 

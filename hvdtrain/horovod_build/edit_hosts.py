@@ -229,13 +229,30 @@ _KEEPALIVE_OLD = """\
 """
 
 _KEEPALIVE_NEW = """\
-    # Open MPI's daemons take five minutes and more to notice that a host is gone. 30 seconds leave
-    # the workers, which may notice it sooner, the time to say so.
+    # Open MPI's daemons take five minutes and more to notice that the host of mpirun is gone.
+    # 50 seconds leave the workers and ssh, which notice it sooner, the time to say so: of a lost
+    # daemon, mpirun ends with exit code 0.
     for prefix in ('PRTE_MCA_', 'OMPI_MCA_') if mpi == _OMPI_IMPL else ():  # Open MPI 5 and 4
-        for name, value in (('time', '10'), ('intvl', '10'), ('probes', '2')):
+        for name, value in (('time', '20'), ('intvl', '15'), ('probes', '2')):
             env = {prefix + 'oob_tcp_keepalive_' + name: value, **env}
 
+    if ssh_args and mpi == _OMPI_IMPL:  # Open MPI 5 does not know plm_rsh_args
+        env = {**env, 'PRTE_MCA_plm_ssh_args': ' '.join([env.get('PRTE_MCA_plm_ssh_args', ''), *ssh_args])}
+
     # we need the driver's PATH and PYTHONPATH in env to run mpirun,
+"""
+
+_SSH_ARGS_OLD = """\
+    ssh_args = []
+    if settings.ssh_port:
+"""
+
+_SSH_ARGS_NEW = """\
+    ssh_args = []
+    if mpi == _OMPI_IMPL and env.get('OMPI_MCA_plm_rsh_agent', 'ssh') == 'ssh':
+        ssh_args = [env['OMPI_MCA_plm_rsh_args']] if env.get('OMPI_MCA_plm_rsh_args') else []
+        ssh_args += ['-o BatchMode=yes', '-o ServerAliveInterval=10', '-o ServerAliveCountMax=3']
+    if settings.ssh_port:
 """
 
 _HOSTFILE_OLD = """\
@@ -452,6 +469,14 @@ HOST_EDITS: tuple[Edit, ...] = (
         find=_KEEPALIVE_OLD,
         replacement=_KEEPALIVE_NEW,
         why="mpirun waited for ever for the daemon of a host that lost its power or its network.",
+        upstream="none found",
+    ),
+    Edit(
+        name="mpirun's ssh",
+        file="horovod/runner/mpi_run.py",
+        find=_SSH_ARGS_OLD,
+        replacement=_SSH_ARGS_NEW,
+        why="As above: its end tells horovodrun that a host is gone. And it must not ask questions.",
         upstream="none found",
     ),
     Edit(

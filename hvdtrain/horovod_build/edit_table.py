@@ -122,7 +122,8 @@ EDITS: tuple[Edit, ...] = (
         name="imports for mpirun",
         file="horovod/runner/mpi_run.py",
         find="import copy\nimport os\nimport sys\n",
-        replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n",
+        replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n"
+        "import time\n\nimport psutil\n\nfrom horovod.runner.util import threads\n",
         why="For the next edits.",
         upstream="none found",
     ),

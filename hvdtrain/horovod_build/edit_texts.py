@@ -466,6 +466,56 @@ def _end_with_this_process(process):
     return watcher, w
 
 
+def _end_without_daemon(process):
+    """
+    Ends mpirun 12 seconds after the ssh to one of its daemons ended, if it does not end by itself.
+    It may wait for a host that is gone for ever.
+
+    :param process: mpirun
+    :return: a list that then holds the names of these hosts
+    """
+    gone, commands = [], {}
+
+    def clients():
+        children = psutil.Process(process.pid).children()
+        return {child.pid: child for child in children
+                if child.name() == 'ssh' and child.status() != psutil.STATUS_ZOMBIE}
+
+    def follow():
+        try:
+            while True:
+                time.sleep(1)
+                running = clients()
+                commands.update({pid: client.cmdline() for pid, client in running.items()
+                                 if pid not in commands})
+                if commands.keys() - running.keys():
+                    break
+            time.sleep(12)
+            left = clients()
+            gone.extend(_unreachable(commands.values()) or ['?'])
+            process.kill()
+            for client in left.values():
+                client.kill()
+        except psutil.Error:
+            pass  # mpirun has ended, or is about to
+
+    threads.in_thread(follow)
+    return gone
+
+
+def _unreachable(commands):
+    """The hosts, of some ssh commands, that ssh cannot get to now."""
+    takes_value, probes = set('BbcDEeFIiJLlmOopQRSWw'), {}
+    for words in commands:
+        at = 1
+        while words[at].startswith('-'):
+            at += 2 if len(words[at]) == 2 and words[at][1] in takes_value else 1
+        probe = [words[0], '-o', 'ConnectTimeout=4', *words[1:at + 1], 'true']
+        probes[words[at]] = subprocess.Popen(probe, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                             stderr=subprocess.DEVNULL)
+    return [host for host, probe in probes.items() if probe.wait() != 0]
+
+
 def _run_and_pass_signals_on(command, env):
     """
     Runs mpirun as this process would have run it: in its place at the terminal, with its files.
@@ -522,8 +572,13 @@ def _run_and_pass_signals_on(command, env):
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     watcher, kept_open = (None, None) if prctl is not None else _end_with_this_process(process)
+    gone = _end_without_daemon(process)
     exit_code = process.wait()
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if gone:
+        print('horovodrun: no connection to host {}; mpirun, which waited for it, was ended.'
+              .format(', '.join(gone)), file=sys.stderr)
+        exit_code = 3
     if watcher is not None:
         watcher.kill()
         watcher.wait()

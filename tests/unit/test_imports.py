@@ -17,6 +17,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 LAYERS = [
     ["errors", "quiet", "threads", "addresses", "summary", "logs", "best", "forms", "record"],
     ["schedule", "terminal", "task", "horovod_build"],
+    ["hostcheck"],
     ["config", "environment", "data", "models", "tasks"],
     [
         "backends.base",
