@@ -64,8 +64,9 @@ _TASKS_NEW = """\
             if exit_code != 0:
                 said = [line for line in host_output.getvalue().splitlines() if line.strip()]
                 print('horovodrun: host {host}: Horovod cannot start there (exit code {code}):\\n  {said}\\n'
-                      '  It runs {python} of the same path on every host. {doctor}'
+                      '  Hosts by number: {hosts}. All run {python}. {doctor}'
                       .format(host=host_name, code=exit_code, python=sys.executable, doctor=DOCTOR,
+                              hosts=', '.join('{} {}'.format(*pair) for pair in enumerate(all_host_names)),
                               said='\\n  '.join(said if settings.verbose else said[-3:])),
                       file=sys.stderr)
                 sys.stderr.flush()
@@ -113,23 +114,6 @@ _MIDDLEMAN_OLD = """\
 _MIDDLEMAN_NEW = """\
                                                           (stderr_r, stderr_w),
                                                           (r, w), stdin_data))
-"""
-
-_POPEN_OLD = """\
-    executor_shell = subprocess.Popen(command, shell=True, env=env,
-                                      stdout=stdout_w, stderr=stderr_w)
-"""
-
-_POPEN_NEW = """\
-    executor_shell = subprocess.Popen(command, shell=True, env=env,
-                                      stdin=None if stdin_data is None else subprocess.PIPE,
-                                      stdout=stdout_w, stderr=stderr_w)
-    if stdin_data is not None:
-        def write():
-            with executor_shell.stdin as stdin:
-                stdin.write(stdin_data.encode())
-
-        in_thread(write, silent=True)  # the command may end before it has read all
 """
 
 _WORKER_OLD = """\
@@ -386,14 +370,6 @@ HOST_EDITS: tuple[Edit, ...] = (
         file=_SHELL_EXEC,
         find="def _exec_middleman(command, env, exit_event, stdout, stderr, rw):\n",
         replacement="def _exec_middleman(command, env, exit_event, stdout, stderr, rw, stdin_data=None):\n",
-        why="As above.",
-        upstream="none found",
-    ),
-    Edit(
-        name="standard input of the shell",
-        file=_SHELL_EXEC,
-        find=_POPEN_OLD,
-        replacement=_POPEN_NEW,
         why="As above.",
         upstream="none found",
     ),

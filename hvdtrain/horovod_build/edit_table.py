@@ -123,7 +123,7 @@ EDITS: tuple[Edit, ...] = (
         file="horovod/runner/mpi_run.py",
         find="import copy\nimport os\nimport sys\n",
         replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n"
-        "import time\n\nimport psutil\n\nfrom horovod.runner.util import threads\n",
+        "import threading\nimport time\n\nimport psutil\n",
         why="For the next edits.",
         upstream="none found",
     ),

@@ -117,7 +117,18 @@ MIDDLEMAN_NEW = """\
         signal.signal(number, lambda signum, frame: None)
 
     executor_shell = subprocess.Popen(command, shell=True, env=env,
+                                      stdin=None if stdin_data is None else subprocess.PIPE,
                                       stdout=stdout_w, stderr=stderr_w)
+
+    def write_stdin():
+        try:
+            with executor_shell.stdin as stdin:
+                stdin.write(stdin_data.encode())
+        except OSError:
+            pass  # the command has ended before it has read all
+
+    if stdin_data is not None:
+        in_thread(write_stdin)
 """
 
 PARENT_OLD = """\
@@ -410,6 +421,8 @@ if(DEFINED HOROVOD_GPU_OPERATIONS AND NOT CMAKE_CUDA_COMPILER)
 """
 
 RUN_COMMANDLINE = """\
+    # Python's own notice, where this process ends at once, is of no use to a person.
+    sys.warnoptions.append('ignore:resource_tracker')
     # SIGUSR1 asks workers to save. It must not end a launcher that has no workers yet.
     signal.signal(signal.SIGUSR1, lambda signum, frame: None)
     try:
@@ -499,7 +512,7 @@ def _end_without_daemon(process):
         except psutil.Error:
             pass  # mpirun has ended, or is about to
 
-    threads.in_thread(follow)
+    threading.Thread(target=follow, daemon=True).start()
     return gone
 
 
@@ -578,6 +591,8 @@ def _run_and_pass_signals_on(command, env):
     if gone:
         print('horovodrun: no connection to host {}; mpirun, which waited for it, was ended.'
               .format(', '.join(gone)), file=sys.stderr)
+        exit_code = 3
+    elif exit_code == 255:  # no program's, but mpirun's own: it lost a host
         exit_code = 3
     if watcher is not None:
         watcher.kill()
