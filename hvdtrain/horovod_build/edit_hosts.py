@@ -63,6 +63,9 @@ _TASKS_NEW = """\
                                                 stdin_data=codec.dumps_base64(settings))
             if exit_code != 0:
                 said = [line for line in host_output.getvalue().splitlines() if line.strip()]
+                if not settings.verbose:  # without the traceback's places, and names of modules
+                    said = [re.sub(r'^[\\w.]+\\.(\\w+: )', r'\\1', line) for line in said
+                            if not line.startswith((' ', 'Traceback'))]
                 print('horovodrun: host {host}: Horovod cannot start there (exit code {code}):\\n  {said}\\n'
                       '  Hosts by number: {hosts}. All run {python}. {doctor}'
                       .format(host=host_name, code=exit_code, python=sys.executable, doctor=DOCTOR,
@@ -94,6 +97,44 @@ _PROBE_NEW = """\
         numbers = ', '.join('{} = {}'.format(*pair) for pair in enumerate(all_host_names))
         raise RuntimeError('{} (hosts by number: {})'.format(error, numbers)) from error
     finally:
+"""
+
+_NO_ADDRESS_OLD = """\
+                'Horovod was unable to connect to {service_name} on any '
+                'of the following addresses: {addresses}.\\n\\n'
+                'One possible cause of this problem is that '
+                'horovod currently requires every host to have at '
+                'least one routable network interface with the same '
+                'name across all of the hosts. '
+                'You can run \\"ifconfig -a\\" '
+                'on every host and check for the common '
+                'routable interface. '
+                'To fix the problem, you can rename interfaces on '
+                'Linux.'.format(service_name=service_name, addresses=addresses))
+"""
+
+_NO_ADDRESS_NEW = """\
+                'host {host} is unable to connect to {service_name} at {addresses}. It has {own} itself. All '
+                'hosts of a job need a network interface of the same name that reaches the others, on all '
+                'ports.'.format(
+                    host=socket.gethostname(), service_name=service_name, addresses=_in_words(addresses),
+                    own=_in_words({name: [(one.address,) for one in found if one.family == socket.AF_INET]
+                                   for name, found in psutil.net_if_addrs().items()})))
+"""
+
+_IN_WORDS_OLD = """\
+class NoValidAddressesFound(Exception):
+    pass
+"""
+
+_IN_WORDS_NEW = """\
+class NoValidAddressesFound(Exception):
+    pass
+
+
+def _in_words(addresses):
+    return ', '.join('{} {}'.format(name, address[0]) for name, found in addresses.items()
+                     for address in found if name != 'lo') or 'loopback only'
 """
 
 _EXECUTE_OLD = """\
@@ -328,7 +369,7 @@ HOST_EDITS: tuple[Edit, ...] = (
         name="imports for the checks",
         file=_DRIVER,
         find="from horovod.runner.common.util import codec, safe_shell_exec\n",
-        replacement="from horovod.runner.common.util import codec, safe_shell_exec, timeout\n",
+        replacement="import re\n\nfrom horovod.runner.common.util import codec, safe_shell_exec, timeout\n",
         why="For the next edit.",
         upstream="none found",
     ),
@@ -347,6 +388,22 @@ HOST_EDITS: tuple[Edit, ...] = (
         find=_PROBE_OLD,
         replacement=_PROBE_NEW,
         why="The messages did not name the hosts.",
+        upstream="none found",
+    ),
+    Edit(
+        name="interfaces that do not meet",
+        file="horovod/runner/common/util/network.py",
+        find=_NO_ADDRESS_OLD,
+        replacement=_NO_ADDRESS_NEW,
+        why="The message named neither the host nor its interfaces.",
+        upstream="none found",
+    ),
+    Edit(
+        name="addresses in words",
+        file="horovod/runner/common/util/network.py",
+        find=_IN_WORDS_OLD,
+        replacement=_IN_WORDS_NEW,
+        why="For the last edit.",
         upstream="none found",
     ),
     Edit(
