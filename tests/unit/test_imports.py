@@ -15,8 +15,9 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best", "forms", "record"],
+    ["errors", "quiet", "threads", "addresses", "summary", "logs", "best", "forms", "record"],
     ["schedule", "terminal", "task", "horovod_build", "hosts"],
+    ["hostcheck"],
     ["config", "environment", "data", "models", "tasks"],
     [
         "backends.base",
@@ -25,7 +26,7 @@ LAYERS = [
         "backends._workers",
         "backends._objective",
     ],
-    ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
+    ["metrics", "replicas", "cluster", "ending", "watch", "checkpoint", "backends"],
     ["report"],
     ["saving"],
     ["rundir", "session", "compare"],
