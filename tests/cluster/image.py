@@ -1,0 +1,186 @@
+"""The CPU image built without a container engine, as a folder that tests can run hosts from.
+
+debootstrap makes the Debian that the Dockerfile starts from, buildah builds on it with chroot
+isolation. Everything lies in a folder of ours; the machine's own images and containers stay alone.
+For development, HVDTRAIN_TEST_IMAGE_ROOT names a root file system that was built before.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BASE = "docker.io/library/debian:bookworm-slim"
+MIRROR = "http://deb.debian.org/debian"
+ENVIRONMENT = "HVDTRAIN_TEST_IMAGE_ROOT"
+_BUILD_SECONDS = 1500
+_TOOLS = ("debootstrap", "buildah", "mount", "chroot")
+# What Debian's own slim image leaves out; dpkg leaves it out of later packages too
+_SLIM = ("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man")
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Say why this machine cannot build the image, or None where it can."""
+    if os.getuid() != 0:
+        return "building the image needs root"
+    missing = [tool for tool in _TOOLS if not shutil.which(tool)]
+    return f"building the image needs {', '.join(missing)}" if missing else None
+
+
+@pytest.fixture(scope="session")
+def image_root() -> Iterator[Path]:
+    """Give the root file system of the CPU image: to be read, not written."""
+    if built := os.environ.get(ENVIRONMENT):
+        yield Path(built)
+        return
+    if reason := unavailable():
+        pytest.skip(reason)
+    cache = Path(tempfile.mkdtemp(prefix="hvdtrain-image-"))
+    try:
+        yield build(cache)
+    finally:
+        remove(cache)
+
+
+def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: str) -> Path:
+    """Build an image and give its root file system.
+
+    Args:
+        cache_dir: an empty folder for everything that is made; `remove` takes it away again.
+        dockerfile: from the project's folder.
+        arguments: build arguments, in place of those that the Dockerfile has.
+
+    Raises:
+        AssertionError: a step failed; with the end of its output.
+    """
+    storage = Storage(cache_dir)
+    if not storage.has(BASE):
+        _make_base(storage)
+    (cache_dir / "pip.conf").write_text(_pip_settings())
+    # Where PyTorch's own index cannot be reached, pip's settings must name the CPU wheel
+    arguments = {"TORCH_INDEX": os.environ.get("HVDTRAIN_TEST_TORCH_INDEX", ""), **arguments}
+    words = ["bud", "--isolation", "chroot", "--pull-never", "--layers=false", "--format", "docker"]
+    for name, value in arguments.items():
+        words += ["--build-arg", f"{name}={value}"]
+    for source, target in _mounts(cache_dir / "pip.conf"):
+        words += ["--volume", f"{source}:{target}:ro"]
+    storage.run(*words, "--file", str(ROOT / dockerfile), "--tag", "hvdtrain:test", str(ROOT))
+    container = storage.run("from", "--pull-never", "hvdtrain:test").split()[-1]
+    return Path(storage.run("mount", container).split()[-1])
+
+
+def remove(cache_dir: Path) -> None:
+    """Unmount and remove what `build` made."""
+    if (cache_dir / "storage").exists():
+        storage = Storage(cache_dir)
+        storage.run("umount", "--all")
+        storage.run("rm", "--all")
+        # the storage of the overlay driver is a mount onto itself
+        for mount in storage.mounts():
+            subprocess.run(["umount", mount], check=True, timeout=30)
+    shutil.rmtree(cache_dir)
+
+
+class Storage:
+    """buildah with images and containers in a folder of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+
+    @functools.cached_property
+    def driver(self) -> str:
+        """Overlays where the file system of the folder can hold them: nothing is copied."""
+        kept = self.folder / "driver"
+        if not kept.exists():
+            lower, upper, work, merged = (self.folder / "trial" / part for part in "luwm")
+            for part in (lower, upper, work, merged):
+                part.mkdir(parents=True)
+            options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+            command = ["mount", "-t", "overlay", "none", "-o", options, str(merged)]
+            works = subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+            if works:
+                subprocess.run(["umount", str(merged)], check=True, timeout=30)
+            shutil.rmtree(self.folder / "trial")
+            kept.write_text("overlay" if works else "vfs")
+        return kept.read_text()
+
+    def run(self, *words: str) -> str:
+        """Run buildah to its good end and give what it printed to stdout."""
+        command = ["buildah", "--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
+        environ = {**os.environ, "STORAGE_DRIVER": self.driver, "TMPDIR": str(self.folder / "tmp")}
+        return succeed([*command, *words], env=environ)
+
+    def has(self, image: str) -> bool:
+        return image in self.run("images", "--format", "{{.Name}}:{{.Tag}}").split()
+
+    def mounts(self) -> list[str]:
+        """Give the mounts in our folder, the innermost first."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return [line.split()[1] for line in lines if line.split()[1].startswith(f"{self.folder}/")][::-1]
+
+
+def succeed(command: list[str], **options: dict[str, str]) -> str:
+    """Run a command of the build to its good end; its output goes to stderr as it comes."""
+    log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
+    with log:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+            **options,
+        )
+        log.seek(0)
+        said = done.stdout + log.read()
+    assert done.returncode == 0, f"{' '.join(command[:8])} ... ended with {done.returncode}:\n{said[-6000:]}"
+    return done.stdout
+
+
+def _make_base(storage: Storage) -> None:
+    """Make the image that the Dockerfiles start from: Debian without documents and translations."""
+    container = storage.run("from", "scratch").strip()
+    base = Path(storage.run("mount", container).strip())
+    succeed(["debootstrap", "--variant=minbase", "bookworm", str(base), MIRROR])
+    for folder in (*_SLIM, "var/lib/apt/lists", "var/cache/apt"):
+        shutil.rmtree(base / folder, ignore_errors=True)
+    (base / "var/cache/apt/archives/partial").mkdir(parents=True)
+    excluded = "".join(f"path-exclude /{folder}/*\n" for folder in _SLIM)
+    (base / "etc/dpkg/dpkg.cfg.d/docker").write_text(f"{excluded}force-unsafe-io\n")
+    storage.run("umount", container)
+    storage.run("commit", "--format", "docker", "--rm", container, BASE)
+
+
+def _pip_settings() -> str:
+    """Give pip's settings on this machine, from files and environment, as one file."""
+    listed = succeed([sys.executable, "-m", "pip", "config", "list"])
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, option = name.rpartition(".")
+        if section in ("global", "install", ":env:"):
+            found[option] = value.strip("'").replace("\\n", " ")
+    return "[global]\n" + "".join(f"{option} = {value}\n" for option, value in found.items())
+
+
+def _mounts(pip_settings: Path) -> list[tuple[str, str]]:
+    """Give what the build sees of this machine: pip's settings, and the local files that they name."""
+    mounts = [(str(pip_settings), "/etc/pip.conf")]
+    for word in pip_settings.read_text().split():
+        path = urlparse(word).path if word.startswith("file://") else word
+        if path.startswith("/") and Path(path).exists():
+            # an index links to files beside it
+            seen = str(Path(path).parent) if word.startswith("file://") else path
+            mounts.append((seen, seen))
+    return sorted(set(mounts))
