@@ -5,9 +5,10 @@ from collections import Counter
 from typing import Any
 
 from hvdtrain.doctor.case import Case, in_short
-from hvdtrain.doctor.findings import Finding
+from hvdtrain.doctor.findings import Finding, Verdict
 
 _CLOCK_SECONDS = 1.0
+_AHEAD_SECONDS = 25.0  # horovodrun gives workers 30 seconds to start, by the wall clock of its own host
 _BLOCKED = (
     "Let the hosts of the job reach each other on all TCP ports (ip_local_port_range at least): a "
     "firewall on that host or between them stops it."
@@ -154,7 +155,10 @@ def _clocks(case: Case) -> list[Finding]:
         if abs(seconds) - uncertain > _CLOCK_SECONDS:
             said = f"{abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {case.hosts[first].name}"
             remedy = "Set its clock by NTP (timedatectl set-ntp true): times of files and logs mislead."
-            findings.append(Finding(host.name, "clock", "warn", said, remedy))
+            verdict: Verdict = "fail" if seconds - uncertain > _AHEAD_SECONDS else "warn"
+            if verdict == "fail":
+                said += ": horovodrun's --start-timeout is over there before it begins"
+            findings.append(Finding(host.name, "clock", verdict, said, remedy))
         else:
             findings.append(Finding(host.name, "clock", "ok", f"within {_CLOCK_SECONDS:.0f} s"))
     return findings

@@ -13,8 +13,6 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from hvdtrain.doctor.exchange import Exchange, wait_until
 from hvdtrain.doctor.speed import SIZES
 
@@ -121,12 +119,16 @@ def _work(framework: str, speed: bool) -> dict[str, Any]:
 
 
 def _agreed_repeats(hvd: Any, framework: str, first_seconds: float) -> int:
+    import numpy as np
+
     own = max(2, min(_REPEATS, int(_SIZE_SECONDS / max(first_seconds, 1e-6))))
     total = hvd.allreduce(_tensor(framework, 4, own), op=hvd.Min, name="hvdtrain.doctor.repeats")
     return int(np.asarray(total)[0])
 
 
 def _tensor(framework: str, size: int, value: float = 0.0) -> Any:
+    import numpy as np
+
     array = np.full(size // 4, value, "float32")
     if framework == "torch":
         return import_module("torch").from_numpy(array)

@@ -16,7 +16,6 @@ from hosts import Cluster, Host
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 CGROUP = Path("/sys/fs/cgroup/cpu")
-CLOCK_AHEAD_SECONDS = 90
 
 
 @contextmanager
@@ -196,10 +195,10 @@ def ports_blocked(cluster: Cluster, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def clock_ahead(cluster: Cluster, folder: Path) -> Iterator[None]:
+def clock_ahead(cluster: Cluster, folder: Path, seconds: int = 10) -> Iterator[None]:
     """All that ssh starts on h3 sees another time."""
     h3 = cluster.hosts["h3"]
-    setting = f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{CLOCK_AHEAD_SECONDS}"
+    setting = f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{seconds}"
     sshd = h3._files.sshd
     h3.stop_sshd()
     h3._files.sshd.extend(["-o", setting])

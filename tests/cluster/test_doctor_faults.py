@@ -94,12 +94,13 @@ def test_a_run_directory_that_is_not_shared_is_a_warning(cluster, folder):
 
 
 @pytest.mark.skipif(not faults.FAKETIME.exists(), reason="needs libfaketime (apt install faketime)")
-def test_a_clock_that_is_ahead_is_a_warning(cluster, folder):
-    with faults.clock_ahead(cluster, folder):
+@pytest.mark.parametrize(("seconds", "verdict", "code"), [(10, "warn", 0), (90, "fail", 3)])
+def test_a_clock_that_is_ahead_is_named(seconds, verdict, code, cluster, folder):
+    with faults.clock_ahead(cluster, folder, seconds):
         result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--quick", "--json")
-    assert result.returncode == 0, result.output[-3000:]
-    assert wrong(result, "warn") == {"h3": {"clock"}}
-    assert f"{faults.CLOCK_AHEAD_SECONDS}.0 s ahead of h1" in said(result, "h3", "clock")
+    assert result.returncode == code, result.output[-3000:]
+    assert wrong(result, verdict) == {"h3": {"clock"}}
+    assert f"{seconds}.0 s ahead of h1" in said(result, "h3", "clock")
 
 
 def test_more_slots_than_cores_are_a_warning(cluster, folder):

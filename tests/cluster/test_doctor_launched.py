@@ -57,6 +57,7 @@ def test_several_faults_are_named_each_with_its_host(controller, cluster, folder
         faults.missing_extension(cluster, work),
         faults.runs_not_shared(cluster, work),
         faults.clock_ahead(cluster, work),
+        faults.own_name_unknown(cluster, work),
     ):
         result = launched(cluster, folder, controller, "--quick", "--json")
     assert result.returncode == 3, result.output[-3000:]
@@ -65,6 +66,7 @@ def test_several_faults_are_named_each_with_its_host(controller, cluster, folder
         ("h2", "PyTorch", "fail"),
         ("h2", "Horovod for PyTorch", "fail"),
         ("h3", "Horovod for PyTorch", "fail"),
+        ("h2", "own name", "fail"),
         ("h2", "run directory", "warn"),
         ("h3", "clock", "warn"),
     }
