@@ -4,6 +4,8 @@ Each is as small as it can be. The same table, for readers, is in docs/horovod.m
 compares the names.
 """
 
+from hvdtrain.horovod_build import edit_ending_texts as ending
+from hvdtrain.horovod_build import edit_launcher_texts as launcher
 from hvdtrain.horovod_build import edit_texts as texts
 from hvdtrain.horovod_build.edit_hosts import HOST_EDITS
 from hvdtrain.horovod_build.edits import Edit
@@ -131,7 +133,7 @@ EDITS: tuple[Edit, ...] = (
         name="running mpirun",
         file="horovod/runner/mpi_run.py",
         find="def mpi_run(settings, nics, env, command, stdout=None, stderr=None):\n",
-        replacement=texts.MPIRUN_FUNCTION,
+        replacement=launcher.MPIRUN_FUNCTION,
         why="mpirun kills its workers 0.3 seconds after a SIGTERM, which is too soon to save, and no "
         "setting changes it. But it passes SIGUSR2 on.",
         upstream="none found",
@@ -149,14 +151,14 @@ EDITS: tuple[Edit, ...] = (
         name="a worker's failure",
         file="horovod/runner/gloo_run.py",
         find="def _pad_rank(rank, size):\n",
-        replacement=texts.FAILURE_CLASS,
+        replacement=launcher.FAILURE_CLASS,
         why="The exit code of the worker that failed was only in the text of a RuntimeError.",
         upstream="none found (the error came with horovod/horovod#1376)",
     ),
     Edit(
         name="a worker's failure, elastic",
         file="horovod/runner/gloo_run.py",
-        find=texts.FAILURE_ELASTIC,
+        find=launcher.FAILURE_ELASTIC,
         replacement="                raise WorkerFailedError(name, exit_code)\n",
         why="As above, in elastic jobs.",
         upstream="none found",
@@ -164,8 +166,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="a worker's failure, fixed size",
         file="horovod/runner/gloo_run.py",
-        find=texts.FAILURE_STATIC,
-        replacement=texts.FAILED_ON_HOST,
+        find=launcher.FAILURE_STATIC,
+        replacement=launcher.FAILED_ON_HOST,
         why="As above, in jobs of a fixed size.",
         upstream="none found",
     ),
@@ -190,39 +192,39 @@ EDITS: tuple[Edit, ...] = (
         name="exit code",
         file="horovod/runner/launch.py",
         find="    _run(args)\n\n\nif __name__ == '__main__':\n",
-        replacement=texts.RUN_COMMANDLINE,
+        replacement=launcher.RUN_COMMANDLINE,
         why="horovodrun --gloo ended with a traceback and exit code 1 whatever the worker's was.",
         upstream="none found",
     ),
     Edit(
         name="signals over Gloo",
         file="horovod/runner/gloo_run.py",
-        find=texts.SHUTDOWN_OLD,
-        replacement=texts.SHUTDOWN_NEW,
+        find=ending.SHUTDOWN_OLD,
+        replacement=ending.SHUTDOWN_NEW,
         why="SIGUSR1 and SIGUSR2 ended horovodrun, and Ctrl-C reached the workers as SIGTERM.",
         upstream="none found",
     ),
     Edit(
         name="a worker that stopped",
         file="horovod/runner/gloo_run.py",
-        find=texts.SAID_OLD,
-        replacement=texts.SAID_NEW,
+        find=ending.SAID_OLD,
+        replacement=ending.SAID_NEW,
         why="A worker that stops on request ends with exit code 75, which is no failure.",
         upstream="none found",
     ),
     Edit(
         name="the others of a worker that stopped",
         file="horovod/runner/gloo_run.py",
-        find=texts.REMAINING_OLD,
-        replacement=texts.REMAINING_NEW,
+        find=ending.REMAINING_OLD,
+        replacement=ending.REMAINING_NEW,
         why="They stop as well, and need the time for it; where all were asked, nobody is asked again.",
         upstream="none found",
     ),
     Edit(
         name="grace time",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.GRACE_OLD,
-        replacement=texts.GRACE_NEW,
+        find=ending.GRACE_OLD,
+        replacement=ending.GRACE_NEW,
         why="Five seconds may be too few for a worker that is asked to stop to save its state; for "
         "the others of one that failed they are enough.",
         upstream="none found",
@@ -230,8 +232,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="SIGTERM for the worker",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.TERMINATE_OLD,
-        replacement=texts.TERMINATE_NEW,
+        find=ending.TERMINATE_OLD,
+        replacement=ending.TERMINATE_NEW,
         why="Where the shell had replaced itself with the worker (bash does), the worker never "
         "got a SIGTERM; and its exit status could be lost to a second waiter.",
         upstream="none found (the code came with horovod/horovod#1915)",
@@ -239,8 +241,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="SIGKILL for the shell",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.KILL_OLD,
-        replacement=texts.KILL_NEW,
+        find=ending.KILL_OLD,
+        replacement=ending.KILL_NEW,
         why="The stopped shell was sent a SIGTERM, which a stopped process does not take, and "
         "five seconds passed before the SIGKILL.",
         upstream="none found (the code came with horovod/horovod#1915)",
@@ -248,8 +250,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="a deaf middleman",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.MIDDLEMAN_OLD,
-        replacement=texts.MIDDLEMAN_NEW,
+        find=ending.MIDDLEMAN_OLD,
+        replacement=ending.MIDDLEMAN_NEW,
         why="Where a scheduler signalled all processes, the one between horovodrun and the worker ended "
         "first, and the worker's exit code was lost.",
         upstream="none found",
@@ -257,8 +259,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="the middleman's orders",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.PARENT_OLD,
-        replacement=texts.PARENT_NEW,
+        find=ending.PARENT_OLD,
+        replacement=ending.PARENT_NEW,
         why="A middleman could only be told to end its worker, with one signal and one grace time for "
         "all reasons.",
         upstream="none found",
@@ -266,24 +268,24 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         name="orders for middlemen",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.PIPES_OLD,
-        replacement=texts.PIPES_NEW,
+        find=ending.PIPES_OLD,
+        replacement=ending.PIPES_NEW,
         why="As above: the part of horovodrun.",
         upstream="none found",
     ),
     Edit(
         name="orders by event",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.EVENTS_OLD,
-        replacement=texts.EVENTS_NEW,
+        find=ending.EVENTS_OLD,
+        replacement=ending.EVENTS_NEW,
         why="As above: a user's or scheduler's wish is told from a failure.",
         upstream="none found",
     ),
     Edit(
         name="no orders after the end",
         file="horovod/runner/common/util/safe_shell_exec.py",
-        find=texts.JOINED_OLD,
-        replacement=texts.JOINED_NEW,
+        find=ending.JOINED_OLD,
+        replacement=ending.JOINED_NEW,
         why="As above: a middleman that has ended is told nothing.",
         upstream="none found",
     ),

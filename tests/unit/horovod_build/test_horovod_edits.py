@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build import edit_ending_texts as ending
+from hvdtrain.horovod_build import edit_launcher_texts as launcher
 from hvdtrain.horovod_build import edit_texts as texts
 from hvdtrain.horovod_build.edit_table import EDITS
 from hvdtrain.horovod_build.edits import Edit, apply_edits, edits_digest
@@ -129,9 +131,9 @@ MIDDLEMAN = "def _exec_middleman(command, env, stdout_w, stderr_w, r, stdin_data
 MIDDLEMAN_END = "    sys.exit(executor_shell.wait() % 256)\n\n\n"
 EXECUTE = "def execute(w, middleman, index, events):\n    stop = threading.Event()\n"
 SHELL_PARTS = (
-    texts.GRACE_OLD, BEFORE_TERMINATE, texts.TERMINATE_OLD, BETWEEN, texts.KILL_OLD, "\n\n", MIDDLEMAN,
-    texts.MIDDLEMAN_OLD, texts.PARENT_OLD, MIDDLEMAN_END, texts.PIPES_OLD, "    pass\n\n\n", EXECUTE,
-    texts.EVENTS_OLD, texts.JOINED_OLD.replace("    stdout_fwd.join()\n", ""),
+    ending.GRACE_OLD, BEFORE_TERMINATE, ending.TERMINATE_OLD, BETWEEN, ending.KILL_OLD, "\n\n", MIDDLEMAN,
+    ending.MIDDLEMAN_OLD, ending.PARENT_OLD, MIDDLEMAN_END, ending.PIPES_OLD, "    pass\n\n\n", EXECUTE,
+    ending.EVENTS_OLD, ending.JOINED_OLD.replace("    stdout_fwd.join()\n", ""),
 )  # fmt: skip
 IMPORTS = "import os, signal, subprocess, sys, threading, time\nimport psutil\n"
 THREADS = """
@@ -360,7 +362,7 @@ def horovodrun(tmp_path):
         (tmp_path / "mpirun.py").write_text(script)
         command = f"{sys.executable} {tmp_path / 'mpirun.py'}"
         text = RUNS_MPIRUN.format(
-            grace=grace, without_prctl=without_prctl, function=texts.MPIRUN_FUNCTION, command=command
+            grace=grace, without_prctl=without_prctl, function=launcher.MPIRUN_FUNCTION, command=command
         )
         (tmp_path / "horovodrun.py").write_text(text)
         process = subprocess.Popen(
