@@ -17,9 +17,14 @@ def threads_per_worker(local_size: int) -> int:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
+    return max(1, int(cores_per_worker(local_size)))
+
+
+def cores_per_worker(local_size: int) -> float:
+    """Give how many cores a worker has: those it is bound to, or its share of the launcher's."""
     own = len(os.sched_getaffinity(0))
     try:
         shared = len(psutil.Process(os.getppid()).cpu_affinity())
     except psutil.Error:
         shared = own
-    return max(1, min(own, shared // local_size))
+    return min(own, shared / local_size)

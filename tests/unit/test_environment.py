@@ -1,9 +1,8 @@
 """What hvdtrain sets for Open MPI and Horovod, and what it leaves alone."""
 
-import os
-
 import pytest
 
+from hvdtrain import environment
 from hvdtrain.environment import prepare
 
 LAUNCHED = {"HOROVOD_RANK": "1"}
@@ -11,7 +10,7 @@ LAUNCHED = {"HOROVOD_RANK": "1"}
 
 @pytest.fixture(autouse=True)
 def _four_cores_and_no_launcher(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(environment, "cores_per_worker", lambda local_size: 4 / local_size)
     for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,6 +39,15 @@ def test_a_stalled_collective_ends_the_job(launched):
 @pytest.mark.parametrize(("local_size", "yields"), [("1", False), ("2", False), ("3", True), ("4", True)])
 def test_open_mpi_yields_where_threads_outnumber_cores(launched, local_size, yields):
     set_for_user = prepare({"OMPI_COMM_WORLD_LOCAL_SIZE": local_size})
+    assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "yields"),
+    [("2(x3),1", "0", False), ("3,2(x2)", "0", True), ("2(x2),3", "2", True), ("3,1", "1", False)],
+)
+def test_workers_of_srun_count_as_those_of_mpirun(launched, tasks, node, yields):
+    set_for_user = prepare({"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node})
     assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
 
 
