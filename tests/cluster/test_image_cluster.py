@@ -1,5 +1,7 @@
 """Three hosts that have nothing but the image, its keys and a run directory in common train digits."""
 
+import json
+
 import pytest
 from hosts import Cluster
 from image import image_root  # noqa: F401 - a fixture
@@ -37,3 +39,17 @@ def test_digits_trains_on_hosts_of_an_image(framework, controller, cluster, fold
     assert run.summary["status"] == "completed"
     assert run.summary["final"]["accuracy"] >= 0.97
     assert (run.folder / "summary.json").stat().st_uid == folder.stat().st_uid != 0
+
+
+@pytest.mark.parametrize("way", ["ssh", "--gloo", "--mpi"])
+def test_the_doctor_finds_nothing_that_would_stop_a_job(way, cluster, folder):
+    hosts = ["-H", cluster.words()]
+    doctor = ["python", "-m", "hvdtrain", "doctor", "--json", "--quick", "--run-dir", str(folder / "runs")]
+    launched = ["horovodrun", way, "-np", "3", *hosts, *doctor]
+    words = [*doctor, *hosts] if way == "ssh" else launched
+    result = cluster.head.run(["hvdtrain-entrypoint", "head", *words], timeout=120)
+    said = next((line for line in result.stdout.splitlines() if line.startswith('{"format"')), "{}")
+    found = json.loads(said)
+    assert [host["name"] for host in found.get("hosts", [])] == list(cluster.hosts), result.output[-5000:]
+    assert [finding for finding in found["findings"] if finding["verdict"] == "fail"] == []
+    assert result.returncode == 0
