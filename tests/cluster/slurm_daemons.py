@@ -145,7 +145,9 @@ class Slurm:
         (folder / "state").mkdir()
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_bytes(os.urandom(128))
-        config = _CONFIG.format(head=self._cluster.head.name, address=self._cluster.head.address, folder=folder)
+        config = _CONFIG.format(
+            head=self._cluster.head.name, address=self._cluster.head.address, folder=folder
+        )
         config += "".join(_NODE.format(name=h.name, address=h.address, slots=h.slots) for h in hosts)
         config += _PARTITIONS.format(nodes=",".join(self._cluster.hosts), grace=GRACE_SECONDS)
         (folder / "slurm.conf").write_text(config)
@@ -165,7 +167,9 @@ class Slurm:
 
     def _start_munged(self, stack: contextlib.ExitStack, host: Host) -> None:
         """Start what signs the messages of a host, and wait until it answers; /run is the host's own."""
-        files = {name: f"--{name}-file={self._folder}/munged-{host.name}.{name}" for name in ("pid", "log", "seed")}
+        files = {
+            name: f"--{name}-file={self._folder}/munged-{host.name}.{name}" for name in ("pid", "log", "seed")
+        }
         host.namespaces.succeed("mkdir", "-m", "755", "/run/munge")
         command = ["munged", "--foreground", f"--key-file={self._folder}/key", *files.values()]
         self._start(stack, host, command)
@@ -175,6 +179,8 @@ class Slurm:
 
     def _await_nodes(self) -> None:
         deadline, count = time.monotonic() + _START_SECONDS, len(self._cluster.hosts)
-        while (said := self.tried(["sinfo", "-h", "-N", "-p", "batch", "-o", "%t"]).stdout.split()) != ["idle"] * count:
+        while (said := self.tried(["sinfo", "-h", "-N", "-p", "batch", "-o", "%t"]).stdout.split()) != [
+            "idle"
+        ] * count:
             assert time.monotonic() < deadline, f"the nodes are {said}\n{self.logs()}"
             time.sleep(0.1)
