@@ -15,6 +15,7 @@ import shutil
 import stat
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 
 import jobs
@@ -119,16 +120,24 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def await_state(self, job: str, *states: str, timeout: float) -> str:
-        """Wait until a job is in one of these states; give it.
+        """Wait until a job is in one of these states; give it."""
+        self.await_that(lambda: self.state(job) in states, f"job {job} is {' or '.join(states)}", timeout)
+        return self.state(job)
+
+    def await_that(self, condition: Callable[[], bool], said: str, timeout: float) -> None:
+        """Wait until something holds.
 
         Raises:
-            AssertionError: where it is not in time.
+            AssertionError: where it does not in time.
         """
         deadline = time.monotonic() + timeout
-        while (state := self.state(job)) not in states:
-            assert time.monotonic() < deadline, f"job {job} is {state}, not {states}\n{self.logs()}"
+        while not condition():
+            assert time.monotonic() < deadline, f"not in {timeout} s: {said}\n{self._all()}"
             time.sleep(0.1)
-        return state
+
+    def _all(self) -> str:
+        """Give the jobs, and the ends of the daemons' logs."""
+        return self.run(["scontrol", "--oneliner", "show", "job"]) + self.logs()
 
     def logs(self) -> str:
         """Give the ends of the daemons' logs."""

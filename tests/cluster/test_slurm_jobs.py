@@ -28,7 +28,7 @@ OPTIONS = (
     *("--steps", str(STEPS), "--batch-size", "3", "--accumulate", "2", "--save-every", "1000"),
     *("--set", "threads=1", "--set", "trace_indices=true"),
 )
-SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.02"}
+SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015"}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 LIMIT_SECONDS = 60
 
