@@ -2,7 +2,7 @@
 
 import json
 import os
-import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +14,7 @@ from resuming import command_for as training
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a pod's process numbers (unshare --pid) need root")
 # The pod: `kubelet` runs the hook when the file is there, and the pod has ended when both have
 POD = """\
-"$@" & job=$!
+$COMMAND & job=$!
 until [ -e stop ]; do sleep 0.1; done
 sh -c "$HOOK"; echo "hook: $?"
 wait $job; echo "job: $?"
@@ -30,16 +30,15 @@ def hook() -> str:
     return script
 
 
-def pod(*words: str) -> list[str]:
-    """Give the command that runs words where they see no other processes of this machine."""
-    assert shutil.which("unshare")
-    return ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", POD, "pod", *words]
+def pod(folder: Path, *words: str, **environ: str) -> started:
+    """Start words where they and the hook see no other processes of this machine."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", POD]
+    return started(command, folder, COMMAND=" ".join(words), HOOK=hook(), **environ)
 
 
 def test_the_hook_stops_the_workers_with_a_checkpoint(tmp_path):
     command = training(2, "mpirun", "Fit", "--framework", "torch", "--steps", "2000", "--save-every", "5000")
-    environ = {"HOOK": hook(), "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.01"}
-    with started(pod(*command), tmp_path, **environ) as job:
+    with pod(tmp_path, *command, HVDTRAIN_TEST_SAMPLE_SECONDS="0.01") as job:
         await_in(job, lambda: last_step(tmp_path) >= 3)
         (tmp_path / "stop").touch()
         result = job.wait(30)
@@ -51,7 +50,7 @@ def test_the_hook_stops_the_workers_with_a_checkpoint(tmp_path):
 
 
 def test_the_hook_ends_where_no_worker_runs(tmp_path):
-    with started(pod("true"), tmp_path, HOOK=hook()) as job:
+    with pod(tmp_path, "true") as job:
         (tmp_path / "stop").touch()
         result = job.wait(10)
     assert "hook: 0\njob: 0\n" in result.stdout
