@@ -18,7 +18,7 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 CONTROLLERS = ("mpi", "gloo")
 FRAMEWORKS = ("torch", "tf")
-_MARK = "HVDTRAIN_TEST_JOB"
+MARK = "HVDTRAIN_TEST_JOB"
 _HELPERS_SECONDS = 5  # in which a launcher's own helper processes end after it
 # "[1,0]<stdout>: " of mpirun and "[0]<stdout>:" of Horovod's Gloo launcher
 _TAG = re.compile(r"^\[(?:1,)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
@@ -76,7 +76,7 @@ class started:  # noqa: N801 - used as a statement
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=environment(**{_MARK: self._mark, **changes}),
+            env=environment(**{MARK: self._mark, **changes}),
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,

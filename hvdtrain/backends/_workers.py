@@ -4,6 +4,8 @@ import os
 import socket
 from typing import Any
 
+import psutil
+
 from hvdtrain.errors import EnvironmentFault, PeerLostError
 
 
@@ -32,6 +34,13 @@ class HorovodWorkers:
                 "Start with `horovodrun --gloo`, or install an MPI and run "
                 "`python -m hvdtrain build-horovod --mpi require`.",
             )
+        tasks = _tasks_of_srun()
+        if self.size == 1 and tasks > 1:
+            raise EnvironmentFault(
+                f"srun started {tasks} processes that do not see one another: each would train alone",
+                "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
+                "docs/clusters.md says what else works.",
+            )
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Give every worker the root's value (anything that pickles)."""
@@ -51,6 +60,16 @@ class HorovodWorkers:
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
         self.allgather_object(None)
+
+
+def _tasks_of_srun() -> int:
+    """Give the number of processes that srun started beside this one; 1 where it did not start it."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1:
+        return 1
+    # a shell of `srun --pty` has the variable, too, and what is typed there may be one worker
+    parent = psutil.Process().parent()
+    return tasks if parent is not None and parent.name() == "slurmstepd" else 1
 
 
 class peer_errors:  # noqa: N801 - used as a statement

@@ -1,0 +1,89 @@
+"""The Slurm section of docs/clusters.md, its commands in order on a real Slurm."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cluster_jobs import YIELDING
+from documents import ROOT, blocks
+from hosts import Cluster
+from slurm_daemons import Slurm
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+NODES = ("n1", "n2", "n3", "n4")  # the command for GPUs asks for four
+LIMIT_SECONDS = 90
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with Cluster(dict.fromkeys(NODES, 4), shared=tmp_path) as cluster, Slurm(cluster) as slurm:
+        yield slurm
+
+
+def scripts(folder: Path) -> list[str]:
+    """Give the section's shell blocks, in order."""
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (folder / "section.md").write_text(text.partition("\n## Slurm\n")[2].partition("\n## ")[0])
+    return [block.text for block in blocks(folder / "section.md") if block.language == "bash"]
+
+
+def said_by(slurm: Slurm, script: str, folder: Path, job: str = "") -> str:
+    return slurm.run(["bash", "-euc", script], folder, **YIELDING, job=job)
+
+
+def summary(folder: Path, job: str) -> dict:
+    return json.loads((folder / "runs" / f"slurm-{job}" / "summary.json").read_text())
+
+
+def trains(slurm: Slurm, folder: Path, job: str) -> None:
+    """Wait until a job has trained since it was last started."""
+    slurm.await_that(
+        lambda: "eval  step" in output(folder, job).rpartition("set for you")[2],
+        f"job {job} trains",
+        LIMIT_SECONDS,
+    )
+
+
+def output(folder: Path, job: str) -> str:
+    path = folder / f"slurm-{job}.out"
+    return path.read_text() if path.exists() else ""
+
+
+def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm, tmp_path):
+    asks, submits, stops, takes_up, _ = scripts(tmp_path)
+    assert "pmix" in said_by(slurm, asks, tmp_path)
+
+    said = said_by(slurm, f'{submits}\necho "number $job"', tmp_path)
+    (job,) = re.findall(r"number (\d+)", said)
+    trains(slurm, tmp_path, job)
+    said_by(slurm, stops, tmp_path, job)
+    slurm.await_that(lambda: slurm.shown(job)["Restarts"] == "1", f"job {job} is requeued", LIMIT_SECONDS)
+    assert summary(tmp_path, job)["status"] == "stopped"
+
+    slurm.await_that(lambda: "starts from" in output(tmp_path, job), f"job {job} goes on", LIMIT_SECONDS)
+    trains(slurm, tmp_path, job)
+    cancels, _, submits = takes_up.partition("\n")
+    said_by(slurm, cancels, tmp_path, job)
+    assert slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS) == "CANCELLED"
+    stopped = summary(tmp_path, job)
+    assert (stopped["status"], stopped["error"]) == ("stopped", "SIGTERM came")
+
+    short = submits.replace("--epochs 30", f"--steps {stopped['steps'] + 5}")
+    (other,) = re.findall(r"Submitted batch job (\d+)", said_by(slurm, short, tmp_path, job))
+    assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
+    assert summary(tmp_path, job)["status"] == "completed"
+    assert "workers        2 on 1 host (n1: 2)" in output(tmp_path, other)
+    assert f"step {stopped['steps']}" in output(tmp_path, other)
+    assert slurm.state(job) == "CANCELLED"  # one that were put back would have shown it by now
+
+
+def test_slurm_takes_the_command_for_gpus(slurm, tmp_path):
+    words = scripts(tmp_path)[-1].split()
+    assert words[0] == "sbatch"
+    slurm.run(["sbatch", "--test-only", *words[1:]], tmp_path)
+    more = [word.replace("gpus-per-node=4", "gpus-per-node=5") for word in words[1:]]
+    refused = slurm.tried(["sbatch", "--test-only", *more], tmp_path)
+    assert refused.returncode
+    assert "node configuration is not available" in refused.output

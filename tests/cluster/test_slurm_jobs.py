@@ -1,0 +1,158 @@
+"""Jobs of examples/slurm on a real Slurm: stopped by it in every way, and taken up where they were."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster_jobs import YIELDING
+from documents import ROOT
+from hosts import Cluster
+from jobs import Run
+from resuming import (
+    TASKS,
+    checkpoint_files,
+    command_for,
+    content_of,
+    finished,
+    last_step,
+    trained_steps,
+)
+from slurm_daemons import GRACE_SECONDS, Slurm
+
+SCRIPT = str(ROOT / "examples" / "slurm" / "train.sbatch")
+STEPS = 50
+OPTIONS = (
+    *("--steps", str(STEPS), "--batch-size", "3", "--accumulate", "2", "--save-every", "1000"),
+    *("--set", "threads=1", "--set", "trace_indices=true"),
+)
+SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015"}
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+LIMIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster({"n1": 2, "n2": 2}, shared=tmp_path_factory.mktemp("shared")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def slurm(cluster):
+    with Slurm(cluster) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def grace(request, slurm):
+    """Seconds that the partition grants a preempted job; without, Slurm's own wait before it kills."""
+    slurm.run(["scontrol", "update", "PartitionName=batch", f"GraceTime={request.param}"])
+    yield
+    slurm.run(["scontrol", "update", "PartitionName=batch", f"GraceTime={GRACE_SECONDS}"])
+
+
+def submitted(slurm: Slurm, folder: Path, framework: str, *options: str) -> str:
+    """Submit a job on both nodes that takes its time; give its number."""
+    task = ("--task", f"{TASKS}:Dropping", "--framework", framework, "--run-dir", "run")
+    return slurm.submit([SCRIPT, *task, *OPTIONS, *options], folder, **SLOW)
+
+
+def preempt(slurm: Slurm, folder: Path, job: str) -> None:
+    """Let a job of higher priority take all nodes, and see it end."""
+    assert slurm.state(job) == "RUNNING"
+    words = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"]
+    other = slurm.submit(words, folder)
+    assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
+
+
+def trains(slurm: Slurm, folder: Path, job: str) -> None:
+    """Wait until a job has done some steps, with most of them still to do."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while (step := last_step(folder)) < 3:
+        state = slurm.state(job)
+        assert state not in ENDED, f"{state}: {output(folder, job)}"
+        assert time.monotonic() < deadline, output(folder, job)
+        time.sleep(0.05)
+    assert step < STEPS // 2
+
+
+def output(folder: Path, job: str) -> str:
+    path = folder / f"slurm-{job}.out"
+    return path.read_text() if path.exists() else "no output"
+
+
+def completed(slurm: Slurm, folder: Path, job: str) -> None:
+    """Wait for a job's good end."""
+    state = slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS)
+    assert state == "COMPLETED", f"{state}: {output(folder, job)}"
+
+
+def is_worker(pid: int) -> bool:
+    return b"hvdtrain" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def evaluated(run: Run) -> list[float]:
+    """Give the losses of a run's evaluations."""
+    return [line["loss"] for line in run.metrics if line["phase"] == "eval"]
+
+
+def run_in(folder: Path) -> Run:
+    return Run(folder / "run", None)
+
+
+@pytest.mark.usefixtures("grace")
+@pytest.mark.parametrize(("framework", "grace"), [("torch", 60), ("tf", 0)], indirect=["grace"])
+def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run(slurm, tmp_path, framework):
+    job = submitted(slurm, tmp_path, framework)
+    trains(slurm, tmp_path, job)
+    preempt(slurm, tmp_path, job)
+    (tmp_path / "alone").mkdir()
+    alone = finished(
+        command_for(2, "mpi", "Dropping", "--framework", framework, *OPTIONS), tmp_path / "alone"
+    )
+    completed(slurm, tmp_path, job)
+
+    said, preempted = output(tmp_path, job), run_in(tmp_path)
+    assert slurm.shown(job)["Restarts"] == "1"
+    assert said.count("2 on 2 hosts (n1: 1, n2: 1), coordinated by MPI") == 2
+    assert "SIGTERM came" in said
+    assert said.count("starts from") == 1
+    assert trained_steps(preempted) == list(range(1, STEPS + 1))
+    assert preempted.losses == alone.losses
+    assert evaluated(preempted) == pytest.approx(evaluated(alone), rel=1e-6)
+    assert checkpoint_files(preempted) == checkpoint_files(alone)
+    assert content_of(preempted.folder / "indices") == content_of(alone.folder / "indices")
+
+
+def test_preempted_before_it_trains_it_is_requeued(slurm, tmp_path):
+    job = submitted(slurm, tmp_path, "torch", "--steps", "3")
+    slurm.await_state(job, "RUNNING", timeout=LIMIT_SECONDS)
+    preempt(slurm, tmp_path, job)
+    completed(slurm, tmp_path, job)
+    assert slurm.shown(job)["Restarts"] == "1"
+
+
+def test_a_worker_that_is_killed_ends_the_job(slurm, tmp_path, cluster):
+    job = submitted(slurm, tmp_path, "torch")
+    trains(slurm, tmp_path, job)
+    (worker,) = (pid for pid in cluster.hosts["n2"].namespaces.pids("python") if is_worker(pid))
+    os.kill(worker, signal.SIGKILL)
+    assert slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS) == "FAILED"
+    assert slurm.shown(job)["Restarts"] == "0"
+
+
+def test_srun_without_pmix_is_refused(slurm, tmp_path):
+    words = ["--nodes=2", "--ntasks-per-node=1", "python", "-m", "hvdtrain", "--framework", "torch"]
+    result = slurm.tried(["srun", "--mpi=none", *words, "--run-dir", "alone"], tmp_path, **YIELDING)
+    assert result.returncode == 3, result.output
+    assert "srun started 2 processes that do not see one another" in result.output
+    assert not (tmp_path / "alone").exists()
+
+
+def test_the_script_is_sound(tmp_path):
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    broken = tmp_path / "broken"
+    broken.write_text(Path(SCRIPT).read_text().replace("esac", ""))
+    assert subprocess.run(["bash", "-n", broken], capture_output=True, check=False).returncode

@@ -1,0 +1,219 @@
+"""The files of examples/kubernetes are what Kubernetes and the MPI Operator take.
+
+Job, volume and both pod templates of the MPIJob are checked against Kubernetes' published schemas, with
+no unknown field allowed; the package kubernetes-validate brings them. No package brings the schema of
+the MPIJob itself: its own fields, all outside the pod templates, are checked against the table below,
+which says what the operator's definition of mpijobs.kubeflow.org, v2beta1, allows. The whole definition
+is checked as well where MPIJOB_CRD names the operator's manifests/base/kubeflow.org_mpijobs.yaml:
+
+    MPIJOB_CRD=kubeflow.org_mpijobs.yaml python -m pytest tests/unit/test_kubernetes.py
+"""
+
+import copy
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from documents import ROOT, commands
+
+from hvdtrain.cli import cli
+
+FOLDER = ROOT / "examples" / "kubernetes"
+FILES = ("job.yaml", "mpijob.yaml", "runs.yaml")
+KUBERNETES = "1.31"
+REPLICAS = ("Launcher", "Worker")
+
+
+def mapping(required: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    """Give the schema of a mapping with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+NUMBER, TEXT, SWITCH, ANYTHING = (
+    {"type": "integer"},
+    {"type": "string"},
+    {"type": "boolean"},
+    {"type": "object"},
+)
+REPLICA = mapping(
+    ("template",), replicas=NUMBER, restartPolicy={"enum": ["Never", "OnFailure"]}, template=ANYTHING
+)
+MPIJOB = mapping(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "kubeflow.org/v2beta1"},
+    kind={"const": "MPIJob"},
+    metadata=ANYTHING,
+    spec=mapping(
+        ("mpiReplicaSpecs",),
+        slotsPerWorker=NUMBER,
+        runLauncherAsWorker=SWITCH,
+        sshAuthMountPath=TEXT,
+        launcherCreationPolicy={"enum": ["AtStartup", "WaitForWorkersReady"]},
+        mpiImplementation={"enum": ["OpenMPI", "Intel", "MPICH"]},
+        runPolicy=mapping(
+            cleanPodPolicy={"enum": ["None", "Running", "All"]},
+            ttlSecondsAfterFinished=NUMBER,
+            activeDeadlineSeconds=NUMBER,
+            backoffLimit=NUMBER,
+            suspend=SWITCH,
+            managedBy=TEXT,
+            schedulingPolicy=ANYTHING,
+        ),
+        mpiReplicaSpecs=mapping(REPLICAS, **dict.fromkeys(REPLICAS, REPLICA)),
+    ),
+)
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def check(resource: dict[str, Any]) -> None:
+    """Check a resource, of an MPIJob all parts that packages have schemas for.
+
+    Raises:
+        jsonschema.ValidationError: where it is not valid.
+    """
+    if resource["kind"] != "MPIJob":
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+        return
+    jsonschema.validate(resource, MPIJOB)
+    named = {"apiVersion": "v1", "metadata": {"name": "one"}}
+    kubernetes_validate.validate(
+        {**named, "kind": "ConfigMap", "metadata": resource["metadata"]}, KUBERNETES, strict=True
+    )
+    for replica in resource["spec"]["mpiReplicaSpecs"].values():
+        template = {**named, "kind": "PodTemplate", "template": replica["template"]}
+        kubernetes_validate.validate(template, KUBERNETES, strict=True)
+
+
+def changed(name: str, path: str, value: Any) -> dict[str, Any]:
+    """Give a file's content with another value at a dotted path."""
+    resource = copy.deepcopy(read(name))
+    *places, last = [int(place) if place.isdecimal() else place for place in path.split(".")]
+    part: Any = resource
+    for place in places:
+        part = part[place]
+    part[last] = value
+    return resource
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_is_valid(name):
+    check(read(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("job.yaml", "spec.backofLimit", 3),
+        ("job.yaml", "spec.template.spec.restartPolicy", 1),
+        ("runs.yaml", "spec.accessModes", "ReadWriteMany"),
+        ("mpijob.yaml", "spec.mpiImplementation", "OpenMpi"),
+        ("mpijob.yaml", "spec.runPolicy.backoffLimit", "20"),
+        ("mpijob.yaml", "spec.mpiReplicaSpecs.Worker.replica", 2),
+        ("mpijob.yaml", "spec.mpiReplicaSpecs.Worker.template.spec.container", []),
+        ("mpijob.yaml", "spec.mpiReplicaSpecs.Launcher.template.spec.containers.0.args", [1]),
+        ("mpijob.yaml", "spec.mpiReplicaSpecs.Launcher.template.spec.volumes.0.secret.name", "x"),
+    ],
+)
+def test_mistake_is_found(name, path, value):
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check(changed(name, path, value))
+
+
+if "MPIJOB_CRD" in os.environ:
+
+    def test_mpijob_fits_the_operators_definition():
+        versions = yaml.safe_load(Path(os.environ["MPIJOB_CRD"]).read_text(encoding="utf-8"))["spec"][
+            "versions"
+        ]
+        (found,) = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v2beta1"]
+        schema = _strict(found)
+        schema["properties"]["metadata"] = ANYTHING  # the definition says no more of it
+        jsonschema.validate(read("mpijob.yaml"), schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(changed("mpijob.yaml", "spec.mpiImplementation", "OpenMpi"), schema)
+
+
+def _strict(schema: Any) -> Any:
+    """Give a schema that refuses the fields that it does not know."""
+    if isinstance(schema, list):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {name: _strict(part) for name, part in schema.items()}
+    if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
+        strict.setdefault("additionalProperties", False)
+    return strict
+
+
+def containers(name: str) -> list[dict[str, Any]]:
+    """Give all containers of a file's pods."""
+    spec = read(name)["spec"]
+    replicas = spec["mpiReplicaSpecs"].values() if name == "mpijob.yaml" else [spec]
+    return [container for replica in replicas for container in replica["template"]["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml"])
+def test_the_command_starts_as_many_workers_as_there_are_places(name):
+    words = containers(name)[0]["args"]
+    launcher, training = words[: words.index("python")], words[words.index("hvdtrain") + 1 :]
+    assert words[words.index("python") :][:3] == ["python", "-m", "hvdtrain"]
+    options = cli.commands["train"].make_context("train", training, **cli.context_settings).params
+    assert options["resume"]
+    places = 2
+    if name == "mpijob.yaml":
+        spec = read(name)["spec"]
+        places = spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+        assert launcher[0] == "head"
+        assert launcher[-2:] == ["--hostfile", "/etc/mpi/hostfile"]  # where the operator writes it
+    assert launcher[launcher.index("-np") + 1] == str(places)
+
+
+def test_pods_get_the_keys_that_the_operator_makes():
+    job = read("mpijob.yaml")
+    for replica in job["spec"]["mpiReplicaSpecs"].values():
+        (secret,) = [
+            volume["secret"] for volume in replica["template"]["spec"]["volumes"] if "secret" in volume
+        ]
+        assert secret["secretName"] == f"{job['metadata']['name']}-ssh"
+        assert secret["defaultMode"] & 0o007 == 0
+        assert {item["key"] for item in secret["items"]} == {"ssh-privatekey"}
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml"])
+def test_runs_are_kept_on_the_volume(name):
+    claim = read("runs.yaml")["metadata"]["name"]
+    assert f"claimName: {claim}" in (FOLDER / name).read_text(encoding="utf-8")
+    mounts = containers(name)[-1]["volumeMounts"]
+    assert {"name": "runs", "mountPath": "/work/runs"} in mounts
+
+
+def test_documented_kubectl_commands_name_what_there_is():
+    found = [words for words in commands(ROOT / "docs" / "clusters.md") if words[0] == "kubectl"]
+    kinds = {"job.yaml": "job", "mpijob.yaml": "mpijob"}
+    named = {f"{kind}/{read(name)['metadata']['name']}" for name, kind in kinds.items()}
+    named.add(f"job/{read('mpijob.yaml')['metadata']['name']}-launcher")  # made by the operator
+    seen = set()
+    for words in found:
+        for place, word in enumerate(words):
+            if word in ("-f", "--filename") and not words[place + 1].startswith("https://"):
+                seen.add(words[place + 1])
+                assert (ROOT / words[place + 1]).is_file(), words
+            if word in ("--patch", "-p"):
+                part = yaml.safe_load(words[place + 1])
+                assert set(part) == {"spec"}, words
+        resources = re.findall(r"\b(?:mpijob|job)/[\w-]+", " ".join(words))
+        assert set(resources) <= named, words
+    assert seen == {f"examples/kubernetes/{name}" for name in FILES}
