@@ -171,6 +171,27 @@ def compare(run_dirs: tuple[Path, ...]) -> None:
     print_table(run_dirs)
 
 
+@cli.command()
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE",
+              help="Examine these hosts over ssh, before a launch: lines such as host1 slots=2.")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOSTS", help="The same, as in -H host1:2,host2:2.")
+@click.option("--framework", type=click.Choice(["torch", "tf"]), help="Look at this one only [both].")
+@click.option("--run-dir", default="runs", help="Run directory to look at. [runs]")
+@click.option("--quick", is_flag=True, help="Measure no speed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
+              help="What a host has to load the frameworks. [60]")  # fmt: skip
+@click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
+@click.option("--ssh-identity-file", type=click.Path(path_type=Path), help="Private key to log in with.")
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@click.option("--agent", is_flag=True, hidden=True)
+def doctor(debug: bool, **options: Any) -> None:
+    """Examine this host, or all hosts of a job: alone, over ssh (--hostfile), or under a launcher."""
+    from hvdtrain.doctor.command import run_doctor
+
+    sys.exit(run_doctor(options))
+
+
 @cli.command("build-horovod")
 @click.option("--frameworks", type=click.Choice(["auto", "torch", "tf", "both"]), default="auto",
               help="Build for these; auto: for what is installed.")  # fmt: skip

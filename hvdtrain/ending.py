@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from hvdtrain.backends.base import NO_REQUESTS, Requests
@@ -153,6 +153,23 @@ def close_in_time(close: Callable[[], None]) -> None:
     thread = threading.Thread(target=close, daemon=True, name="close")
     thread.start()
     thread.join(_CLOSE_SECONDS)
+
+
+def end_at_once(error: PeerLostError, last_words: Callable[[str], None]) -> None:
+    """Say an error and end this process, from a thread: the main one may wait for ever.
+
+    Args:
+        error: what went wrong; said by another worker where it is ``everywhere``.
+        last_words: called with the problem first, to write it down.
+    """
+    with suppress(Exception):
+        last_words(error.problem)
+    if error.everywhere:
+        time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
+    else:
+        _say(error, launched_rank(), debug=False)
+    sys.stdout.flush()
+    os._exit(error.exit_code)
 
 
 def end_if_uncaught() -> None:

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from hvdtrain.terminal import launched_rank
 
 _STALL_SHUTDOWN_SECONDS = 600
+_GLOO_TIMEOUT_SECONDS = 60
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
@@ -15,6 +16,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
     - Where the workers' compute and communication threads outnumber the cores, Open MPI yields
       while it waits; otherwise its waiting thread takes the core that computes.
     - A stalled collective ends the job after ten minutes; Horovod's default is never.
+    - Over Gloo, workers wait a minute for one another's start; Horovod's 30 seconds are too few where a
+      slow host or file system takes long to import a framework.
 
     Returns:
         What was set, by name; nothing that was set already.
@@ -24,6 +27,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
         wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     else:
         wanted["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(_STALL_SHUTDOWN_SECONDS)
+        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
+            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_GLOO_TIMEOUT_SECONDS)
         local_size = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
         if 2 * local_size > (os.cpu_count() or 1):
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

@@ -2,6 +2,8 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -27,8 +29,10 @@ from hvdtrain.session import Session
 from hvdtrain.starting import Start, find_start, with_nan
 from hvdtrain.summary import Summary
 from hvdtrain.task import task_spec, where_raised
+from hvdtrain.watch import Watching
 
 _LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
+_LOST_SAVE_SECONDS = 10  # likewise where a host is gone
 
 
 def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:
@@ -66,15 +70,18 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
     """
     with interruptible() as signals:
         job = prepare(layers, task_class)
-        with started(job, signals) as backend:
-            return _train(job, backend, signals)
+        watching = Watching()
+        with started(job, signals, watching) as backend:
+            return _train(job, backend, signals, watching)
 
 
-def _train(job: Job, backend: Backend, signals: Signals) -> Summary:
+def _train(job: Job, backend: Backend, signals: Signals, watching: Watching) -> Summary:
     """Collective. Agree, build, take up where a checkpoint stands, train."""
     material, hosts = open_together(job, backend)
     start = on_root(backend.workers, lambda: find_start(job.config, backend, len(material.train_data)))
     session = _open_session(job, backend, material, start)
+    watching.last_words = partial(_write_last_words, session)
+    start = replace(start, notes=(*start.notes, *filter(None, [watching.note])))
     with signals.at_a_step():
         return _train_session(job, session, start, hosts, task=material.task, signals=signals)
 
@@ -111,6 +118,12 @@ def _train_session(
         session.saver.finish(_LAST_SAVE_SECONDS)
         session.report.close()  # last: what is being written waits for the log to be on the disk
     return _end_together(session, summary)
+
+
+def _write_last_words(session: Session, problem: str) -> None:
+    """Write how the run stands before the process ends without its main thread."""
+    session.saver.finish(_LOST_SAVE_SECONDS)
+    session.report.write_summary(_summarise(session, "failed", problem))
 
 
 def _open_session(job: Job, backend: Backend, material: Material, start: Start) -> Session:

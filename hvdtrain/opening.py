@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,13 @@ from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import as_dataset, signature
-from hvdtrain.ending import Signals, answer_expected, close_in_time
+from hvdtrain.ending import Signals, answer_expected, close_in_time, end_at_once
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.horovod_build import require_horovod
+from hvdtrain.hostcheck import check_host
 from hvdtrain.session import Layout, versions_with
 from hvdtrain.task import load_task_class, make_task, where_raised
+from hvdtrain.watch import Watching, watch_hosts
 
 _FIRST_ANSWER_SECONDS = 30
 
@@ -72,18 +74,30 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
     build = require_horovod(config.framework)
+    check_host()
     return Job(config, task_class, build.describe(), environment.prepare())
 
 
 @contextmanager
-def started(job: Job, signals: Signals) -> Iterator[Backend]:
-    """Collective. Context with the job's backend.
+def started(job: Job, signals: Signals, watching: Watching | None = None) -> Iterator[Backend]:
+    """Collective. Context with the job's backend, in which the job's hosts are watched.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
+
+    Args:
+        job: the job.
+        signals: what signals asked of this worker.
+        watching: what is done before the process ends because a host is gone.
     """
+    watching = watching or Watching()
     backend = load_backend(job.config)
     try:
-        yield backend
+        with answer_expected(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
+            watch, watching.note = watch_hosts(
+                backend.workers, lambda error: end_at_once(error, watching.last_words)
+            )
+        with closing(watch):
+            yield backend
     except BaseException:
         signals.ignore()  # how this ends is settled
         close_in_time(backend.close)  # workers that wait for this one learn of it

@@ -1,6 +1,7 @@
 """The resolved plan of a run, in words: what rank 0 prints before training."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ from hvdtrain.config import Config
 from hvdtrain.report import counted
 from hvdtrain.session import Layout, Session
 from hvdtrain.starting import Start
+from hvdtrain.threads import threads_per_worker
 
 _WIDTH = 14
 
@@ -48,11 +50,19 @@ def plan_in_words(
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
-        "set for you": ", ".join(f"{name}={value}" for name, value in settings.items()),
+        "set for you": _set_for_you(session, settings),
         "run directory": str(session.run_dir),
     }
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.describe()}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
+
+
+def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
+    said = [f"{name}={value}" for name, value in settings.items()]
+    workers = session.backend.workers
+    if workers.size > 1 and session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        said.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
+    return ", ".join(said)
 
 
 def _workers(session: Session, hosts: list[str]) -> str:

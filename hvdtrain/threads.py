@@ -12,8 +12,11 @@ def threads_per_worker(local_size: int) -> int:
         local_size: workers on this host.
 
     The launcher's own processor set is what the workers share; where the launcher bound this
-    worker to fewer cores, those are all it gets.
+    worker to fewer cores, those are all it gets. OMP_NUM_THREADS of the user's goes before.
     """
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
     own = len(os.sched_getaffinity(0))
     try:
         shared = len(psutil.Process(os.getppid()).cpu_affinity())

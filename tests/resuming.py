@@ -71,13 +71,21 @@ def await_in(job: started, condition: Callable[[], bool], timeout: float = 120) 
 
 
 def kill(job: started) -> None:
-    """Kill every process of a job, its launcher included, and see them gone."""
+    """Kill every process of a job, its launcher included, and see them gone.
+
+    They are stopped first: none sees another one end and says so before its own end.
+    """
     deadline = time.monotonic() + 10
+    _send(signal.SIGSTOP, job.pids())
     while (pids := job.pids()) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _send(signal.SIGKILL, pids)
         time.sleep(0.01)
+
+
+def _send(signal_number: int, pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal_number)
 
 
 def random_step(low: int, high: int, seed: str) -> int:

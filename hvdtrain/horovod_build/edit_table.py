@@ -5,6 +5,7 @@ compares the names.
 """
 
 from hvdtrain.horovod_build import edit_texts as texts
+from hvdtrain.horovod_build.edit_hosts import HOST_EDITS
 from hvdtrain.horovod_build.edits import Edit
 
 EDITS: tuple[Edit, ...] = (
@@ -121,7 +122,8 @@ EDITS: tuple[Edit, ...] = (
         name="imports for mpirun",
         file="horovod/runner/mpi_run.py",
         find="import copy\nimport os\nimport sys\n",
-        replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n",
+        replacement="import copy\nimport ctypes\nimport os\nimport signal\nimport subprocess\nimport sys\n"
+        "import threading\nimport time\n\nimport psutil\n",
         why="For the next edits.",
         upstream="none found",
     ),
@@ -163,7 +165,7 @@ EDITS: tuple[Edit, ...] = (
         name="a worker's failure, fixed size",
         file="horovod/runner/gloo_run.py",
         find=texts.FAILURE_STATIC,
-        replacement="            raise WorkerFailedError(name, exit_code)\n",
+        replacement=texts.FAILED_ON_HOST,
         why="As above, in jobs of a fixed size.",
         upstream="none found",
     ),
@@ -180,7 +182,7 @@ EDITS: tuple[Edit, ...] = (
         name="signal import",
         file="horovod/runner/launch.py",
         find="import os\nimport sys\nimport textwrap\n",
-        replacement="import os\nimport signal\nimport sys\nimport textwrap\n",
+        replacement="import os\nimport signal\nimport sys\nimport textwrap\nimport traceback\n",
         why="For the next edit.",
         upstream="none found",
     ),
@@ -285,4 +287,5 @@ EDITS: tuple[Edit, ...] = (
         why="As above: a middleman that has ended is told nothing.",
         upstream="none found",
     ),
+    *HOST_EDITS,
 )

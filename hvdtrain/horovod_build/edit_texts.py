@@ -117,7 +117,18 @@ MIDDLEMAN_NEW = """\
         signal.signal(number, lambda signum, frame: None)
 
     executor_shell = subprocess.Popen(command, shell=True, env=env,
+                                      stdin=None if stdin_data is None else subprocess.PIPE,
                                       stdout=stdout_w, stderr=stderr_w)
+
+    def write_stdin():
+        try:
+            with executor_shell.stdin as stdin:
+                stdin.write(stdin_data.encode())
+        except OSError:
+            pass  # the command has ended before it has read all
+
+    if stdin_data is not None:
+        in_thread(write_stdin)
 """
 
 PARENT_OLD = """\
@@ -386,6 +397,10 @@ FAILURE_STATIC = """\
                                .format(name=name, code=exit_code))
 """
 
+FAILED_ON_HOST = """\
+            raise WorkerFailedError('{} on {}'.format(name, host_alloc_plan[name].hostname), exit_code)
+"""
+
 FAILURE_ELASTIC = """\
                 raise RuntimeError('Horovod detected that one or more processes exited with non-zero '
                                    'status, thus causing the job to be terminated. The first process '
@@ -406,6 +421,8 @@ if(DEFINED HOROVOD_GPU_OPERATIONS AND NOT CMAKE_CUDA_COMPILER)
 """
 
 RUN_COMMANDLINE = """\
+    # Python's own notice, where this process ends at once, is of no use to a person.
+    sys.warnoptions.append('ignore:resource_tracker')
     # SIGUSR1 asks workers to save. It must not end a launcher that has no workers yet.
     signal.signal(signal.SIGUSR1, lambda signum, frame: None)
     try:
@@ -415,8 +432,20 @@ RUN_COMMANDLINE = """\
             said = f'the workers stopped on request, to go on later (exit code {STOPPED}).'
         else:
             said = f'worker {failure.name} was the first to fail, with exit code {failure.exit_code}.'
+        if failure.exit_code == 255:  # no program's, but that of ssh
+            said += (' That is ssh: it lost the host, or the worker there was killed by a signal. '
+                     + driver_service.DOCTOR)
         print(f'horovodrun: {said}', file=sys.stderr)
-        sys.exit(failure.exit_code)
+        sys.exit(3 if failure.exit_code == 255 else failure.exit_code)
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        wrong_usage = isinstance(error, ValueError)
+        hint = '' if wrong_usage else '\\n  ' + driver_service.DOCTOR
+        print(f'horovodrun: {error}{hint}', file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2 if wrong_usage else 3)  # threads and processes that wait for a host do not hold this up
 
 
 if __name__ == '__main__':
@@ -448,6 +477,56 @@ def _end_with_this_process(process):
                                start_new_session=True)
     os.close(r)
     return watcher, w
+
+
+def _end_without_daemon(process):
+    """
+    Ends mpirun 12 seconds after the ssh to one of its daemons ended, if it does not end by itself.
+    It may wait for a host that is gone for ever.
+
+    :param process: mpirun
+    :return: a list that then holds the names of these hosts
+    """
+    gone, commands = [], {}
+
+    def clients():
+        children = psutil.Process(process.pid).children()
+        return {child.pid: child for child in children
+                if child.name() == 'ssh' and child.status() != psutil.STATUS_ZOMBIE}
+
+    def follow():
+        try:
+            while True:
+                time.sleep(1)
+                running = clients()
+                commands.update({pid: client.cmdline() for pid, client in running.items()
+                                 if pid not in commands})
+                if commands.keys() - running.keys():
+                    break
+            time.sleep(12)
+            left = clients()
+            gone.extend(_unreachable(commands.values()) or ['?'])
+            process.kill()
+            for client in left.values():
+                client.kill()
+        except psutil.Error:
+            pass  # mpirun has ended, or is about to
+
+    threading.Thread(target=follow, daemon=True).start()
+    return gone
+
+
+def _unreachable(commands):
+    """The hosts, of some ssh commands, that ssh cannot get to now."""
+    takes_value, probes = set('BbcDEeFIiJLlmOopQRSWw'), {}
+    for words in commands:
+        at = 1
+        while words[at].startswith('-'):
+            at += 2 if len(words[at]) == 2 and words[at][1] in takes_value else 1
+        probe = [words[0], '-o', 'ConnectTimeout=4', *words[1:at + 1], 'true']
+        probes[words[at]] = subprocess.Popen(probe, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                             stderr=subprocess.DEVNULL)
+    return [host for host, probe in probes.items() if probe.wait() != 0]
 
 
 def _run_and_pass_signals_on(command, env):
@@ -506,8 +585,15 @@ def _run_and_pass_signals_on(command, env):
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     watcher, kept_open = (None, None) if prctl is not None else _end_with_this_process(process)
+    gone = _end_without_daemon(process)
     exit_code = process.wait()
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if gone:
+        print('horovodrun: no connection to host {}; mpirun, which waited for it, was ended.'
+              .format(', '.join(gone)), file=sys.stderr)
+        exit_code = 3
+    elif exit_code == 255:  # no program's, but mpirun's own: it lost a host
+        exit_code = 3
     if watcher is not None:
         watcher.kill()
         watcher.wait()

@@ -22,7 +22,7 @@ OPTIONS = (
     *("--eval-every", "8", "--optimizer", "adamw", "--lr-schedule", "cosine", "--warmup-epochs", "1"),
     *("--set", "trace_indices=true", "--set", f"task_options.samples={SAMPLES}"),
 )
-SAMPLE_SECONDS = 0.006
+SAMPLE_SECONDS = 0.012  # 60 steps take seconds, so that the kill comes in time
 # framework, workers, controller, steps to a logged line
 JOBS = [
     ("torch", 1, "none", 1),

@@ -64,7 +64,9 @@ def test_help_gives_descriptions_and_defaults(invoke):
     assert "[sgd|adamw]" in words
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "export", "import", "compare", "build-horovod"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "export", "import", "compare", "doctor", "build-horovod"]
+)
 def test_help_lists_every_command(invoke, command):
     assert f"  {command} " in invoke("--help").output
 
@@ -208,7 +210,9 @@ def test_help_shows_the_commands_to_type_as_they_are_typed(invoke):
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("train", "--help"), ("export", "--help"), ("--version",)], ids=" ".join
+    "words",
+    [("--help",), ("train", "--help"), ("export", "--help"), ("doctor", "--help"), ("--version",)],
+    ids=" ".join,
 )
 def test_help_loads_no_framework(words):
     assert loaded_by("-m", "hvdtrain", *words) & (HEAVY | NOT_NEEDED_FOR_HELP) == set()

@@ -52,3 +52,8 @@ def test_what_the_user_set_stays(launched):
     kept = dict(environ)
     assert prepare(environ) == {}
     assert environ == kept
+
+
+def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
+    set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"})
+    assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "60"

@@ -15,8 +15,9 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "summary", "logs", "best", "forms", "record"],
-    ["schedule", "terminal", "task", "horovod_build"],
+    ["errors", "quiet", "threads", "addresses", "summary", "logs", "best", "forms", "record"],
+    ["schedule", "terminal", "task", "horovod_build", "hosts"],
+    ["hostcheck"],
     ["config", "environment", "data", "models", "tasks"],
     [
         "backends.base",
@@ -25,14 +26,14 @@ LAYERS = [
         "backends._workers",
         "backends._objective",
     ],
-    ["metrics", "replicas", "cluster", "ending", "checkpoint", "backends"],
+    ["metrics", "replicas", "cluster", "ending", "watch", "checkpoint", "backends"],
     ["report"],
     ["saving"],
     ["rundir", "session", "compare"],
     ["starting"],
     ["plan", "loop"],
     ["opening", "recorded"],
-    ["job", "evaluation", "export", "importing"],
+    ["job", "evaluation", "export", "importing", "doctor"],
     ["cli"],
     ["__main__"],
 ]
@@ -167,7 +168,7 @@ def test_a_backend_imports_its_own_framework_only(name):
     [
         n
         for n in MODULES
-        if owner(n) is None and n.partition(".")[0] not in ("tasks", "models", "horovod_build")
+        if owner(n) is None and n.partition(".")[0] not in ("tasks", "models", "horovod_build", "doctor")
     ],
 )
 def test_frameworks_are_imported_in_functions_of_tasks_and_models_only(name):

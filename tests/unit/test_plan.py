@@ -1,5 +1,7 @@
 """The plan in words: what a person is told before training."""
 
+import re
+
 import pytest
 from fakes import FakeWorkers, make_session
 
@@ -42,7 +44,7 @@ def test_the_plan_names_everything_that_decides_the_run():
 
 
 def test_what_is_not_set_is_not_said():
-    assert "set for you" not in plan(settings={})
+    assert "set for you" not in plan(settings={}, threads=1)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,14 @@ def test_the_data_is_counted(eval_size, said):
 
 
 def test_what_was_set_for_the_user_is_said():
-    assert plan(settings={"A": "1", "B": "2"})["set for you"] == "A=1, B=2"
+    assert plan(settings={"A": "1", "B": "2"}, threads=1)["set for you"] == "A=1, B=2"
+
+
+def test_the_share_of_compute_threads_is_said_where_the_user_left_it_open(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert re.fullmatch(r"A=1, \d+ compute threads? per worker", plan(settings={"A": "1"})["set for you"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert plan(settings={"A": "1"})["set for you"] == "A=1"
 
 
 def test_an_optimizer_of_the_task_is_called_so():

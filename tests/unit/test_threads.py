@@ -10,6 +10,11 @@ from hvdtrain import threads
 from hvdtrain.threads import threads_per_worker
 
 
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 @pytest.fixture
 def cores(monkeypatch):
     """Sets the cores of this process and of the launcher that started it."""
@@ -50,3 +55,9 @@ def test_a_launcher_that_cannot_be_asked_has_the_workers_own_cores(cores):
 
 def test_this_very_process_gets_what_it_may_use():
     assert 1 <= threads_per_worker(1) <= len(os.sched_getaffinity(0))
+
+
+def test_what_the_user_set_goes_before(cores, monkeypatch):
+    cores(8, 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_per_worker(2) == 3

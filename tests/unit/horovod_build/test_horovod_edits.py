@@ -125,7 +125,7 @@ BETWEEN = """
             pass
 
 """
-MIDDLEMAN = "def _exec_middleman(command, env, stdout_w, stderr_w, r):\n"
+MIDDLEMAN = "def _exec_middleman(command, env, stdout_w, stderr_w, r, stdin_data=None):\n"
 MIDDLEMAN_END = "    sys.exit(executor_shell.wait() % 256)\n\n\n"
 EXECUTE = "def execute(w, middleman, index, events):\n    stop = threading.Event()\n"
 SHELL_PARTS = (
@@ -332,7 +332,8 @@ def test_a_middleman_outlives_a_signal_to_every_process(middleman):
 
 
 RUNS_MPIRUN = """
-import copy, ctypes, os, signal, subprocess, sys
+import copy, ctypes, os, signal, subprocess, sys, threading, time
+import psutil
 class safe_shell_exec:
     GRACEFUL_TERMINATION_TIME_S = {grace}
 if {without_prctl}:

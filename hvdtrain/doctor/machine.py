@@ -1,0 +1,163 @@
+"""What a host is and has: names, interfaces, memory, disks, cores, GPUs."""
+
+import contextlib
+import ipaddress
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MIB = 2**20
+_PROGRAM_SECONDS = 15
+# interfaces of containers and virtual machines, which lead to no other host
+_VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium|lxc|lxd|podman|kube|dummy)")
+_GPU_FIELDS = ("index", "name", "memory.total", "driver_version")
+
+
+def machine_facts(run_dir: Path) -> dict[str, Any]:
+    """Give what a host says of itself, in JSON's types.
+
+    Args:
+        run_dir: the run directory, relative to the working directory; need not be there yet.
+    """
+    own = socket.gethostname()
+    return {
+        "hostname": own,
+        "addresses": addresses_of(own),
+        "own_addresses": sorted(_own_addresses()),
+        "interfaces": _interfaces(),
+        "directory": _working_directory(),
+        "disks": {
+            "run directory": _disk(run_dir),
+            "temporary directory": _disk(Path(tempfile.gettempdir())),
+            "/dev/shm": _disk(Path("/dev/shm")),
+        },
+        "locked_memory_bytes": _locked_memory(),
+        "infiniband": sorted(path.name for path in _children("/sys/class/infiniband")),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_of_machine": os.cpu_count() or 1,
+        "memory_free_mib": psutil.virtual_memory().available // MIB,
+        "gpus": _gpus(),
+    }
+
+
+def addresses_of(name: str) -> list[str]:
+    """Give the IPv4 addresses that a name resolves to here; empty where it does not."""
+    try:
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
+    except (OSError, UnicodeError):
+        return []
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name resolves to an address of this host."""
+    addresses = addresses_of(name)
+    own = _own_addresses()
+    return any(address in own or address.startswith("127.") for address in addresses)
+
+
+def existing(path: Path) -> Path:
+    """Give a path's nearest parent that is there, or the path itself."""
+    path = Path(os.path.abspath(path))
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _own_addresses() -> set[str]:
+    return {
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    }
+
+
+def _interfaces() -> dict[str, list[str]]:
+    """Give the addresses with prefix, as in 10.0.0.1/24, of interfaces that may lead to other hosts."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        if name not in up or _VIRTUAL.match(name):
+            continue
+        addresses = [
+            str(ipaddress.IPv4Interface(f"{entry.address}/{entry.netmask or 32}"))
+            for entry in entries
+            if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+        ]
+        if addresses:
+            found[name] = addresses
+    return found
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    """Give the free space where a path is or would be, and why nothing can be written there."""
+    place = existing(path)
+    try:
+        free = shutil.disk_usage(place).free // MIB
+        return {"path": str(path), "free_mib": free, "error": _cannot_write(place)}
+    except OSError as error:
+        return {"path": str(path), "free_mib": 0, "error": error.strerror or str(error)}
+
+
+def _cannot_write(folder: Path) -> str:
+    """Say why a page of bytes cannot be written; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _locked_memory() -> int:
+    """Give the limit of locked memory in bytes; -1 where there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return -1 if limit == resource.RLIM_INFINITY else limit
+
+
+def _children(folder: str) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(Path(folder).iterdir())
+    return []
+
+
+def _gpus() -> dict[str, Any]:
+    """Give the cards as nvidia-smi lists them, or why it does not."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {"cards": [], "error": ""}
+    try:
+        done = subprocess.run(
+            [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=_PROGRAM_SECONDS, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return {"cards": [], "error": "nvidia-smi does not answer"}
+    if done.returncode:
+        return {"cards": [], "error": (done.stdout + done.stderr).strip().partition("\n")[0][:200]}
+    return {"cards": parse_cards(done.stdout), "error": ""}
+
+
+def parse_cards(text: str) -> list[dict[str, str]]:
+    """Read nvidia-smi's lines: index, name, memory in MiB, driver."""
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines() if line.strip()]
+    return [
+        {"name": row[1], "memory_mib": row[2], "driver": row[3]}
+        for row in rows
+        if len(row) == len(_GPU_FIELDS)
+    ]

@@ -1,0 +1,107 @@
+"""How fast hosts compute, and how fast messages go between them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+KIB, MIB = 2**10, 2**20
+SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
+_SIZE_SECONDS = 0.4  # spent on one size
+_LONGEST_SECONDS = 4.0  # a message that would take longer is left out
+_MOST_REPEATS = 100
+_ALL_PAIRS = 4  # up to so many hosts, every pair is measured; beyond, the first with each other
+_COMPUTE_LIMIT_SECONDS = 30
+_MEASURED_TWICE = 0.5  # of the median: what looks slower is looked at again
+
+_COMPUTE = """
+import json, time
+import numpy as np
+a = np.full((256, 256), 0.5, "float32")
+a @ a
+rates, shares = [], []
+for _ in range(3):
+    start, used, done = time.perf_counter(), time.process_time(), 0
+    while (seconds := time.perf_counter() - start) < 0.35:
+        a @ a
+        done += 1
+    rates.append(done * 2 * 256**3 / seconds / 1e9)
+    shares.append((time.process_time() - used) / seconds)
+best = max(range(3), key=rates.__getitem__)
+print(json.dumps({"gflops": rates[best], "core_share": shares[best]}))
+"""
+
+
+def compute() -> dict[str, Any]:
+    """Multiply matrices on one thread for about a second; the best of three tries counts.
+
+    Returns:
+        ``gflops``, and ``core_share``, the part of a core that the process got meanwhile; or ``error``.
+    """
+    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPUTE], env={**os.environ, **one_thread}, text=True,
+            capture_output=True, timeout=_COMPUTE_LIMIT_SECONDS, stdin=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+        result: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return {"error": f"the compute benchmark failed: {type(error).__name__}"}
+    return result
+
+
+def is_slow(results: list[Any]) -> bool:
+    """Whether a host looks so slow beside the others that all should be measured again."""
+    rates = [result["gflops"] for result in results if result and "gflops" in result]
+    return len(rates) > 1 and min(rates) < _MEASURED_TWICE * median(rates)
+
+
+def pairs_of(members: list[int]) -> list[tuple[int, int]]:
+    """Give the pairs of members that are measured."""
+    if len(members) <= _ALL_PAIRS:
+        return list(combinations(members, 2))
+    return [(members[0], other) for other in members[1:]]
+
+
+def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
+    """Measure what ``send`` takes, which sends a message and waits for a short answer.
+
+    Returns:
+        Median seconds by size in bytes (as text: JSON has no other keys); sizes that would take too
+        long are left out.
+    """
+    message = memoryview(bytearray(SIZES[-1]))
+    times: dict[str, float] = {}
+    last_size, last_seconds = 1, 0.0
+    for size in SIZES:
+        if last_seconds * size / last_size > _LONGEST_SECONDS and last_size >= MIB:
+            break
+        taken: list[float] = []
+        while len(taken) < _MOST_REPEATS and sum(taken) < _SIZE_SECONDS:
+            start = time.perf_counter()
+            send(message[:size])
+            taken.append(time.perf_counter() - start)
+        last_size, last_seconds = size, median(taken)
+        times[str(size)] = last_seconds
+    return times
+
+
+def latency_seconds(times: dict[str, float]) -> float:
+    """Give the one-way time of the smallest message."""
+    return times[str(SIZES[0])] / 2
+
+
+def bytes_per_second(times: dict[str, float], size: int) -> float | None:
+    """Give the bandwidth that a size reached, without the way of the answer; None if not measured."""
+    seconds = times.get(str(size))
+    return None if seconds is None else size / max(seconds - latency_seconds(times), 1e-9)
+
+
+def bus_bytes_per_second(size: int, members: int, seconds: float) -> float:
+    """Give the bus bandwidth of an all-reduce: 2 (n - 1) / n x bytes / seconds, as NCCL's tests do."""
+    return 2 * (members - 1) / members * size / seconds

@@ -1,0 +1,53 @@
+"""What native libraries would die of without a word, checked in this worker before they start."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from hvdtrain.addresses import chosen_interfaces
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.terminal import launched_rank
+
+_DOCTOR = "To see what is wrong where: python -m hvdtrain doctor --hostfile FILE"
+
+
+def check_host(environ: Mapping[str, str] = os.environ) -> None:
+    """Check this host's name and network interfaces, under a launcher. Local: no collective.
+
+    Raises:
+        EnvironmentFault: where Gloo or Open MPI could not start here.
+    """
+    if launched_rank() is None:
+        return
+    host = socket.gethostname()
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:  # Gloo looks its own name up, and crashes
+        try:
+            socket.gethostbyname(host)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"host {host} cannot resolve its own name: {error.strerror or error}",
+                f"Add it to /etc/hosts there, with the address that other hosts reach it by. {_DOCTOR}",
+            ) from None
+    chosen = chosen_interfaces(environ)
+    found = _interfaces()
+    if chosen and not any(name in found for name in chosen):
+        there = ", ".join(f"{name} {address}" for name, address in found.items() if name != "lo")
+        raise EnvironmentFault(
+            f"host {host} has no network interface {' or '.join(chosen)} with an IPv4 address; it has "
+            f"{there or 'loopback only'}",
+            "All hosts of a job need one of the same name: rename it there, or choose another with "
+            f"horovodrun --network-interfaces. {_DOCTOR}",
+        )
+
+
+def _interfaces() -> dict[str, str]:
+    """Give the interfaces that are up, with an IPv4 address of each."""
+    states = psutil.net_if_stats()
+    return {
+        name: address.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET and name in states and states[name].isup
+    }

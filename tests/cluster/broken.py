@@ -1,0 +1,96 @@
+"""Breaking one host of a cluster, and mending it again."""
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hosts import Cluster, Host
+
+SITE = Path(sysconfig.get_paths()["purelib"])
+_OURS = ("python", "python3", "horovodrun", "mpirun", "prterun", "prted", "ssh")
+
+
+@contextmanager
+def instead(host: Host, path: Path, source: Path) -> Iterator[None]:
+    """Context in which a host shows another file or folder in the place of ``path``."""
+    host.bind(source, path)
+    try:
+        yield
+    finally:
+        host.namespaces.succeed("umount", str(path))
+
+
+@contextmanager
+def text_instead(host: Host, path: Path, text: str, folder: Path) -> Iterator[None]:
+    """Context in which a host reads another text in the place of a file."""
+    source = folder / f"instead-of-{path.name}"
+    source.write_text(text)
+    with instead(host, path, source):
+        yield
+
+
+def home(host: Host) -> Path:
+    """Give the home that ssh and sshd use on a host."""
+    return Path(host.run(["sh", "-c", "echo ~"]).stdout.strip())
+
+
+def text_of(host: Host, path: Path) -> str:
+    """Give a file's text as a host sees it."""
+    return host.namespaces.succeed("cat", str(path))
+
+
+@contextmanager
+def without_sshd(host: Host) -> Iterator[None]:
+    """Context in which a host takes no ssh connections."""
+    host.stop_sshd()
+    try:
+        yield
+    finally:
+        host.start_sshd()
+
+
+@contextmanager
+def unplugged(host: Host) -> Iterator[None]:
+    """Context in which nothing gets to a host or from it."""
+    host.disconnect()
+    try:
+        yield
+    finally:
+        host.connect()
+
+
+@contextmanager
+def renamed_interface(host: Host, name: str) -> Iterator[None]:
+    """Context in which a host's interface has another name."""
+
+    def rename(old: str, new: str) -> None:
+        for words in (["set", old, "down"], ["set", old, "name", new], ["set", new, "up"]):
+            host.namespaces.succeed("ip", "link", *words)
+
+    rename("eth0", name)
+    try:
+        yield
+    finally:
+        rename(name, "eth0")
+
+
+def left_running(cluster: Cluster) -> dict[str, list[str]]:
+    """Give what a job left running on its hosts."""
+    found: dict[str, list[str]] = {}
+    for host in cluster.hosts.values():
+        holder = host.namespaces.pid
+        for program in _OURS:
+            for pid in host.namespaces.pids(program):
+                if pid != holder and _is_of_a_job(pid):
+                    found.setdefault(host.name, []).append(program)
+    return found
+
+
+def _is_of_a_job(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" and pid != os.getpid()
+    except OSError:
+        return False

@@ -1,0 +1,20 @@
+"""What tests on several hosts share: nothing of a cluster may be left on the machine."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from hosts import FOLDER_PREFIX
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_left_of_any_cluster():
+    """Fail the session that leaves a process, a mount or a folder of a cluster behind."""
+    yield
+    processes = psutil.Process().children(recursive=True)
+    holders = [process for process in processes if "namespace_holder" in " ".join(process.cmdline())]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if FOLDER_PREFIX in line]
+    folders = list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
+    assert not holders + mounts + folders, f"left of a cluster in process {os.getpid()}"

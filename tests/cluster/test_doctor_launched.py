@@ -1,0 +1,95 @@
+"""doctor under the launcher, on hosts: over both controllers the same is found."""
+
+import json
+import os
+from pathlib import Path
+
+import doctor_faults as faults
+import pytest
+from hosts import Cluster
+from jobs import CONTROLLERS
+
+import hvdtrain
+
+PACKAGE = str(Path(hvdtrain.__file__).parent.parent)
+DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "work" / "runs").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(folder):
+    with Cluster({"h1": 2, "h2": 1, "h3": 1}, shared=folder) as cluster:
+        yield cluster
+
+
+def launched(cluster: Cluster, folder: Path, controller: str, *words: str):
+    environ = {"PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
+    command = ["horovodrun", f"--{controller}", "-np", "4", "-H", cluster.words(), *DOCTOR, *words]
+    return cluster.head.run(command, cwd=folder / "work", timeout=SECONDS, **environ)
+
+
+def documented(result) -> dict:
+    return json.loads(next(line for line in result.stdout.splitlines() if line.startswith('{"format"')))
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_a_healthy_cluster_is_green_and_horovod_starts(controller, cluster, folder):
+    result = launched(cluster, folder, controller, "--quick")
+    assert result.returncode == 0, result.output[-3000:]
+    assert result.stdout.count("3 hosts: ready") == 1
+    assert result.stdout.count("Horovod starts") == 1
+    assert "FAIL" not in result.stdout
+    assert "warning" not in result.stdout
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_several_faults_are_named_each_with_its_host(controller, cluster, folder):
+    work = folder / "work"
+    with (
+        faults.other_torch(cluster, work),
+        faults.missing_extension(cluster, work),
+        faults.runs_not_shared(cluster, work),
+        faults.clock_ahead(cluster, work),
+        faults.own_name_unknown(cluster, work),
+    ):
+        result = launched(cluster, folder, controller, "--quick", "--json")
+    assert result.returncode == 3, result.output[-3000:]
+    found = {(f["host"], f["check"], f["verdict"]) for f in documented(result)["findings"]}
+    assert {one for one in found if one[2] != "ok"} == {
+        ("h2", "PyTorch", "fail"),
+        ("h2", "Horovod for PyTorch", "fail"),
+        ("h3", "Horovod for PyTorch", "fail"),
+        ("h2", "own name", "fail"),
+        ("h2", "run directory", "warn"),
+        ("h3", "clock", "warn"),
+    }
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_a_full_disk_of_rank_0_is_named(controller, cluster, folder):
+    with faults.full_disk(cluster, folder / "work"):
+        result = launched(cluster, folder, controller, "--quick", "--json")
+    assert result.returncode == 3, result.output[-3000:]
+    wrong = [f for f in documented(result)["findings"] if f["verdict"] == "fail"]
+    assert [(f["host"], f["check"]) for f in wrong] == [("h1", "run directory's disk")]
+    assert "No space left" in wrong[0]["found"]
+
+
+def test_speed_is_measured_between_all_hosts_and_by_horovod(cluster, folder):
+    result = launched(cluster, folder, "mpi", "--json")
+    assert result.returncode == 0, result.output[-3000:]
+    document = documented(result)
+    assert [one["hosts"] for one in document["messages"]] == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
+    assert {one["by"] for one in document["messages"]} == {"MPI"}
+    assert all(one["bytes_per_second"]["1048576"] > 1e6 for one in document["messages"])
+    allreduce = document["allreduce"]
+    assert (allreduce["workers"], allreduce["controller"]) == (4, "MPI")
+    seconds, bus = allreduce["seconds"]["1048576"], allreduce["bus_bytes_per_second"]["1048576"]
+    assert bus == pytest.approx(2 * 3 / 4 * 2**20 / seconds)

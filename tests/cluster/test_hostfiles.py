@@ -1,0 +1,80 @@
+"""The example host files: both launchers read them, and start workers where they say."""
+
+from collections import Counter
+
+import pytest
+from cluster_jobs import train
+from documents import ROOT
+from hosts import Cluster
+
+SLOTS = {
+    "local.txt": {"localhost": 2},
+    "two-hosts.txt": {"host1": 2, "host2": 2},
+    "uneven.txt": {"host1": 2, "host2": 1, "host3": 1},
+    "16-workers.txt": {"host1": 8, "host2": 8},
+}
+FOLDER = ROOT / "hostfiles"
+
+
+def test_every_example_is_tested_and_described():
+    assert {path.name for path in FOLDER.glob("*.txt")} == SLOTS.keys()
+    described = (FOLDER / "README.md").read_text()
+    for name, slots in SLOTS.items():
+        assert f"({name})" in described
+        assert " + ".join(map(str, slots.values())) in described
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_examples_say_what_they_are_and_how_to_use_them(name):
+    comments = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("#")]
+    workers = sum(SLOTS[name].values())
+    used = f"#   horovodrun -np {workers} --hostfile hostfiles/{name} python -m hvdtrain --framework "
+    assert any(line.startswith(used) for line in comments)
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_horovod_reads_the_slots(name):
+    from horovod.runner.common.util.hosts import parse_host_files, parse_hosts_and_slots
+
+    names, slots = parse_hosts_and_slots(parse_host_files(str(FOLDER / name)))
+    assert names == list(SLOTS[name])
+    assert slots == SLOTS[name]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    slots = {"host1": 8, "host2": 8, "host3": 1}
+    with Cluster(slots, shared=tmp_path_factory.mktemp("shared")) as cluster:
+        yield cluster
+
+
+# Open MPI's daemons may wait for ever, once in a hundred jobs, where workers end as soon as they started
+NAME = ["sh", "-c", "sleep 0.7; hostname"]
+GLOO, MPI, MPIRUN = ["horovodrun", "--gloo"], ["horovodrun", "--mpi"], ["mpirun", "--bind-to", "none"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "name"),
+    [*((MPIRUN, name) for name in SLOTS), (MPI, "16-workers.txt"), (MPI, "local.txt"), (GLOO, "uneven.txt")],
+)
+def test_launchers_fill_the_slots(launch, name, cluster):
+    workers = str(sum(SLOTS[name].values()))
+    result = cluster.head.run([*launch, "-np", workers, "--hostfile", str(FOLDER / name), *NAME])
+    assert result.returncode == 0, result.output
+    expected = {"host1" if host == "localhost" else host: slots for host, slots in SLOTS[name].items()}
+    assert Counter(result.stdout.split()) == expected
+
+
+def test_a_job_trains_by_a_host_file(tmp_path):
+    with Cluster({"host1": 2, "host2": 1, "host3": 1}, shared=tmp_path) as cluster:
+        words = ["horovodrun", "-np", "4", "--hostfile", str(FOLDER / "uneven.txt")]
+        run = train(cluster, words, "--framework", "tf", "--steps", "10", folder=tmp_path)
+    assert "4 on 3 hosts (host1: 2, host2: 1, host3: 1)" in run.result.stdout
+    assert run.summary["status"] == "completed"
+
+
+def test_a_host_file_with_fewer_slots_than_workers_is_refused(cluster):
+    words = [*GLOO, "-np", "5", "--hostfile", str(FOLDER / "uneven.txt"), "hostname"]
+    result = cluster.head.run(words)
+    assert result.returncode != 0
+    assert "more processes (5) than there are available slots (4)" in result.output

@@ -1,0 +1,38 @@
+"""Over Gloo, nothing of a job listens beyond the network that its hosts share."""
+
+import time
+
+import pytest
+from hosts import Cluster, Host
+
+
+@pytest.mark.parametrize(("used", "network"), [("h1:2", "127.0.0.1"), ("h1:1,h2:1", "10.83.0.")])
+def test_a_gloo_job_listens_on_its_own_network_only(tmp_path, used, network):
+    log = tmp_path / "run" / "metrics.jsonl"
+    launcher = ["horovodrun", "--gloo", "-np", "2", "-H", used]
+    training = ["python", "-m", "hvdtrain", "--framework", "torch", "--steps", "1000000", "--log-every", "1"]
+    with Cluster({"h1": 2, "h2": 1}, shared=tmp_path) as cluster:
+        before = {name: listening(host) for name, host in cluster.hosts.items()}
+        with cluster.head.started([*launcher, *training, "--run-dir", str(log.parent)], cwd=tmp_path) as job:
+            deadline = time.monotonic() + 90
+            while not log.exists() or log.read_text().count("\n") < 3:
+                assert job.process.poll() is None, job.result().output
+                assert time.monotonic() < deadline, job.result().output
+                time.sleep(0.1)
+            found = {name: listening(host) - before[name] for name, host in cluster.hosts.items()}
+            job.process.terminate()
+            assert job.wait(60).returncode == 75
+    assert len(found["h1"]) == 1, found  # the rendezvous
+    assert all(address.startswith(network) for address in found["h1"]), found
+    assert not found["h2"]
+
+
+def listening(host: Host) -> set[str]:
+    """Give the addresses and ports that something on a host listens on."""
+    sockets = host.namespaces.succeed("ss", "--listening", "--tcp", "--numeric", "--no-header")
+    return {line.split()[3] for line in sockets.splitlines()} if sockets else set()
+
+
+def test_the_list_of_what_listens_is_not_empty_by_mistake(tmp_path):
+    with Cluster({"h1": 1}, shared=tmp_path) as cluster:
+        assert {address.rpartition(":")[2] for address in listening(cluster.head)} == {"22"}

@@ -1,0 +1,82 @@
+"""Three hosts with 2, 1 and 1 workers train to the curve of one host with 4."""
+
+import json
+
+import numpy as np
+import pytest
+from cluster_jobs import launcher, train
+from hosts import Cluster
+from jobs import CONTROLLERS, FRAMEWORKS, Run, shared_run
+
+SAMPLES, STEPS, TOLERANCE = 1438, 100, 1e-4  # of digits; of the design's promise
+# the job of tests/parallel/test_curves.py, whose runs on one host are shared with these
+OPTIONS = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48")
+RUNS: dict[tuple[str, str], Run] = {}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster({"h1": 2, "h2": 1, "h3": 1}, shared=tmp_path_factory.mktemp("shared")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[(controller, framework) for controller in CONTROLLERS for framework in FRAMEWORKS])
+def job(request, cluster, tmp_path_factory):
+    """A controller, a framework, and the run that they made on all hosts."""
+    if request.param not in RUNS:
+        controller, framework = request.param
+        folder = tmp_path_factory.mktemp("job")
+        options = ("--framework", framework, *OPTIONS, "--set", "trace_indices=true")
+        RUNS[request.param] = train(cluster, launcher(cluster, controller), *options, folder=folder)
+    return (*request.param, RUNS[request.param])
+
+
+def test_three_hosts_draw_the_curve_of_one(job):
+    _, framework, run = job
+    alone = shared_run(4, "mpi", "--framework", framework, *OPTIONS)
+    assert len(run.losses) == len(alone.losses) == STEPS
+    assert np.max(np.abs(np.asarray(run.losses) / np.asarray(alone.losses) - 1)) < TOLERANCE
+
+
+def test_the_plan_names_the_hosts_and_their_workers(job):
+    controller, _, run = job
+    spoken = {"mpi": "MPI", "gloo": "Gloo"}[controller]
+    assert f"4 on 3 hosts (h1: 2, h2: 1, h3: 1), coordinated by {spoken}" in run.result.stdout
+
+
+def test_every_sample_is_seen_once_an_epoch(job):
+    *_, run = job
+    ranks = []
+    for path in sorted((run.folder / "indices").iterdir()):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        ranks.append([line["indices"] for line in lines])
+    assert len(ranks) == 4
+    stream = [index for step in zip(*ranks, strict=True) for part in step for index in part]
+    for epoch in range(len(stream) // SAMPLES):
+        assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
+
+
+def test_the_run_is_written_once(job):
+    *_, run = job
+    trained = [line["step"] for line in run.metrics if line["phase"] == "train"]
+    assert trained == list(range(1, STEPS + 1))
+    assert {line["workers"] for line in run.metrics} == {4}
+    assert len(list(run.folder.glob("events.out.tfevents.*"))) == 1
+    assert run.result.stdout.count("done: loss") == 1
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_a_head_without_workers_starts_them_and_only_the_host_of_rank_0_writes(controller, tmp_path):
+    with Cluster({"head": 0, "h1": 1, "h2": 2}, shared=tmp_path) as cluster:
+        (tmp_path / "run").mkdir()
+        for name in ("head", "h2"):  # these see another folder in its place
+            (tmp_path / name).mkdir()
+            cluster.hosts[name].bind(tmp_path / name, tmp_path / "run")
+        options = ("--framework", "torch", "--steps", "10")
+        run = train(cluster, launcher(cluster, controller), *options, folder=tmp_path)
+        assert "3 on 2 hosts (h1: 1, h2: 2)" in run.result.stdout
+        assert run.summary["status"] == "completed"
+        assert run.summary["checkpoint"]
+        for name in ("head", "h2"):
+            assert not list((tmp_path / name).iterdir())
