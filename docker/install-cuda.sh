@@ -39,7 +39,11 @@ PATH += $(_HERE_):
 INCLUDES += "-I$(TOP)/include" $(_SPACE_)
 LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib"
 END
-    ln -s "$packages/nvidia/cuda_runtime/lib" /opt/cuda/lib
+    # The runtime is that of the wheels, which have no static one: both names lead to it
+    mkdir /opt/cuda/lib
+    ln -s "$packages"/nvidia/cuda_runtime/lib/lib* /opt/cuda/lib/
+    ln -s libcudart.so.12 /opt/cuda/lib/libcudart.so
+    echo 'INPUT(/opt/cuda/lib/libcudart.so.12)' >/opt/cuda/lib/libcudart_static.a
     ;;
 13)
     # PyTorch 2.13 comes with CUDA 13.0; the compiler is of the same version

@@ -1,5 +1,6 @@
 """The entry point in containers: head and worker, whose keys are made or mounted, and what it refuses."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,6 +44,21 @@ def mount(host, folder):
     host.stop_sshd()
     host.bind(folder, "/cluster/keys")
     return host.run([ENTRY, "head", "true", "-H", host.name])
+
+
+@contextlib.contextmanager
+def container(host, *words):
+    """Run the entry point as an engine does, and end it as `docker stop` does: it must end well in time.
+
+    sshd overwrites its environment, by which a job's processes are found: it has to be stopped here.
+    """
+    with host.started(["tini", "-s", "--", ENTRY, *words]) as job:
+        try:
+            yield job
+        finally:
+            os.kill(job.process.pid, signal.SIGTERM)
+            ended = job.wait(_STOP_SECONDS)
+    assert ended.returncode in (0, 128 + signal.SIGTERM), ended.output
 
 
 def test_a_worker_serves_the_head_with_the_environment(cluster):
@@ -92,13 +108,10 @@ def test_a_head_without_other_hosts_needs_no_key(image_root, tmp_path):  # noqa:
 def test_mounted_keys_are_used(cluster, keys):
     for host in cluster.hosts.values():
         mount(host, keys)
-    with cluster.hosts["worker1"].started([ENTRY, "worker"]) as worker:
-        said = cluster.head.run([ENTRY, "head", "ssh", "-H", "worker1", "worker1", "hostname"])
+    with container(cluster.hosts["worker1"], "worker") as worker:
         words = [ENTRY, "head", "sh", "-c", "ssh worker1 hostname", "-H", "worker1"]
         said = cluster.head.run(words)
         assert said.stdout.strip() == "worker1", said.output + worker.result().output
-        os.kill(worker.process.pid, signal.SIGTERM)
-        assert worker.wait(_STOP_SECONDS).returncode == 0
 
 
 def test_a_worker_needs_only_the_public_half_of_the_heads_key(cluster, keys, tmp_path):
@@ -111,12 +124,10 @@ def test_a_worker_needs_only_the_public_half_of_the_heads_key(cluster, keys, tmp
         own(folder)
     mount(cluster.head, keys)
     mount(cluster.hosts["worker1"], theirs)
-    with cluster.hosts["worker1"].started([ENTRY, "worker"]) as worker:
+    with container(cluster.hosts["worker1"], "worker") as worker:
         said = cluster.head.run([ENTRY, "head", "sh", "-c", "ssh worker1 hostname", "-H", "worker1"])
         assert said.stdout.strip() == "worker1", said.output
         assert cluster.hosts["worker1"].run(["hvdtrain-health"]).returncode == 0
-        os.kill(worker.process.pid, signal.SIGTERM)
-        worker.wait(_STOP_SECONDS)
 
 
 def test_a_key_that_others_can_read_is_refused(cluster, keys):
@@ -147,19 +158,16 @@ def test_a_worker_ends_on_sigterm_and_its_health_with_it(cluster):
     assert worker.run(["hvdtrain-health"]).returncode == 0
     worker.stop_sshd()
     assert worker.run(["hvdtrain-health"]).returncode != 0
-    with worker.started(["tini", "-s", "--", ENTRY, "worker"]) as job:
+    with container(worker, "worker") as job:
         cluster.head.run([ENTRY, "head", "true", "-H", "worker1"])
-        os.kill(job.process.pid, signal.SIGTERM)
-        assert job.wait(_STOP_SECONDS).returncode == 0
-        assert "Server listening on 0.0.0.0 port 2222" in job.result().stderr
+    assert job.process.returncode == 0
+    assert "Server listening on 0.0.0.0 port 2222" in job.result().stderr
 
 
 def test_a_head_without_a_command_stays(cluster):
-    with cluster.head.started(["tini", "-s", "--", ENTRY, "head"]) as job:
+    with container(cluster.head, "head") as job:
         assert cluster.head.run(["hvdtrain-health"]).returncode == 0
         assert job.process.poll() is None
-        os.kill(job.process.pid, signal.SIGTERM)
-        job.wait(_STOP_SECONDS)
 
 
 def test_any_other_command_runs_as_it_is(cluster):
