@@ -64,7 +64,7 @@ trust() { # known_hosts or authorized_keys, private key to derive it from, what 
 
 prepare_ssh() { # head or worker
     make_keys
-    mkdir -p -m 700 "$HOME/.ssh"
+    [ -d "$HOME/.ssh" ] || mkdir -m 700 "$HOME/.ssh"
     if [ "$1" = worker ]; then
         check_private "$keys/ssh_host_ed25519_key"
         trust authorized_keys "$keys/id_ed25519" ""
@@ -116,7 +116,7 @@ wait_for() { # hosts
             fi
         done
         [ -n "$missing" ] || return 0
-        # shellcheck disable=SC2086 - words
+        # shellcheck disable=SC2086 # words
         set -- $missing
         [ "$(date +%s)" -lt "$end" ] || fail 3 "No answer within $limit s from:$missing$reasons" \
             "Is a container with the command 'worker', these names and the same keys running? More time: HVDTRAIN_WAIT_SECONDS."
@@ -135,7 +135,7 @@ head)
     hosts=$(hosts_of "$@")
     if [ $# -eq 0 ] || [ -n "$hosts" ]; then
         prepare_ssh head
-        # shellcheck disable=SC2086 - words
+        # shellcheck disable=SC2086 # words
         [ -z "$hosts" ] || wait_for $hosts
     fi
     [ $# -gt 0 ] || set -- sleep infinity

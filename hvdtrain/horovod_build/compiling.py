@@ -159,9 +159,8 @@ def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
     (nccl / "lib").mkdir(parents=True)
     (nccl / "include").symlink_to(gpu.nccl_headers)
     (nccl / "lib" / "libnccl.so").symlink_to(gpu.nccl_library)
-    runtime = sorted(gpu.cuda_home.glob("lib*/libcudart.so*"))
-    if runtime:
-        (nccl / "lib" / "libcudart.so").symlink_to(runtime[0])
+    if gpu.runtime:
+        (nccl / "lib" / "libcudart.so").symlink_to(gpu.runtime)
     env = {
         "CMAKE_LIBRARY_PATH": str(nccl / "lib"),
         # nvcc tells the linker of lib64/ only, which the wheels do not have.

@@ -32,6 +32,11 @@ class Gpu:
     nccl: str
     architectures: str = ""
 
+    @property
+    def runtime(self) -> Path | None:
+        """libcudart.so of the toolkit, or a link to it; None without one."""
+        return min(self.cuda_home.glob("lib*/libcudart.so*"), default=None)
+
     def __str__(self) -> str:
         return f"CUDA {self.cuda} in {self.cuda_home}, NCCL {self.nccl} in {self.nccl_library.parent}"
 

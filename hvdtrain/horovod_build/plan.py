@@ -217,6 +217,8 @@ def _rpath(frameworks: dict[str, Framework], mpi: Mpi | None, gpu: Gpu | None) -
             folders.append(package / below)
     if gpu:
         folders.append(gpu.nccl_library.parent)
+        # PyTorch brings CUDA's runtime into the process; TensorFlow does not always
+        folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
     extension = packages_folder() / "horovod" / "framework"
     return tuple(
         f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)

@@ -76,7 +76,7 @@ class Host:
 
     def link(self, rate: str | None) -> None:
         """Connect this host to the switch, by a link of this rate in each direction."""
-        inside, outside = self.namespaces.succeed, self._switch.succeed
+        inside, outside = self.namespaces.network, self._switch.network
         peer = ["type", "veth", "peer", "name", "eth0", "netns", str(self.namespaces.pid)]
         outside("ip", "link", "add", "name", self._port, *peer)
         outside("ip", "link", "set", self._port, "master", "switch", "up")

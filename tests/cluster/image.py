@@ -65,17 +65,25 @@ def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: s
     storage = Storage(cache_dir)
     if not storage.has(BASE):
         _make_base(storage)
-    (cache_dir / "pip.conf").write_text(_pip_settings())
-    # Where PyTorch's own index cannot be reached, pip's settings must name the CPU wheel
-    arguments = {"TORCH_INDEX": os.environ.get("HVDTRAIN_TEST_TORCH_INDEX", ""), **arguments}
+    settings = _pip_settings()
+    (cache_dir / "pip.conf").write_text(settings)
+    if _has_torch_for_cpus(settings):  # and PyTorch's own index may be out of reach
+        arguments = {"TORCH_INDEX": "", **arguments}
     words = ["bud", "--isolation", "chroot", "--pull-never", "--layers=false", "--format", "docker"]
     for name, value in arguments.items():
         words += ["--build-arg", f"{name}={value}"]
-    for source, target in _mounts(cache_dir / "pip.conf"):
+    mounts = _mounts(cache_dir / "pip.conf")
+    for source, target in mounts.items():
         words += ["--volume", f"{source}:{target}:ro"]
+    if wheels := os.environ.get("HVDTRAIN_CACHE"):  # a Horovod of the same key is not compiled twice
+        Path(wheels).mkdir(parents=True, exist_ok=True)
+        words += ["--volume", f"{wheels}:/tmp/hvdtrain"]
     storage.run(*words, "--file", str(ROOT / dockerfile), "--tag", "hvdtrain:test", str(ROOT))
     container = storage.run("from", "--pull-never", "hvdtrain:test").split()[-1]
-    return Path(storage.run("mount", container).split()[-1])
+    root = Path(storage.run("mount", container).split()[-1])
+    for target in (*mounts.values(), "/tmp/hvdtrain"):
+        _remove_mount_point(root / target.lstrip("/"))
+    return root
 
 
 def remove(cache_dir: Path) -> None:
@@ -174,13 +182,27 @@ def _pip_settings() -> str:
     return "[global]\n" + "".join(f"{option} = {value}\n" for option, value in found.items())
 
 
-def _mounts(pip_settings: Path) -> list[tuple[str, str]]:
+def _has_torch_for_cpus(pip_settings: str) -> bool:
+    """Whether pip's settings name a folder with PyTorch's wheel for CPUs."""
+    folders = [Path(word) for word in pip_settings.split() if word.startswith("/")]
+    return any(folder.is_dir() and any(folder.glob("torch-*+cpu-*.whl")) for folder in folders)
+
+
+def _mounts(pip_settings: Path) -> dict[str, str]:
     """Give what the build sees of this machine: pip's settings, and the local files that they name."""
-    mounts = [(str(pip_settings), "/etc/pip.conf")]
+    mounts = {str(pip_settings): "/etc/pip.conf"}
     for word in pip_settings.read_text().split():
         path = urlparse(word).path if word.startswith("file://") else word
         if path.startswith("/") and Path(path).exists():
-            # an index links to files beside it
+            # the pages of an index link to files beside it
             seen = str(Path(path).parent) if word.startswith("file://") else path
-            mounts.append((seen, seen))
-    return sorted(set(mounts))
+            mounts[seen] = seen
+    return mounts
+
+
+def _remove_mount_point(path: Path) -> None:
+    """Remove the empty file or folder that a mount left behind, and nothing else."""
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+    elif path.is_file() and not path.stat().st_size:
+        path.unlink()

@@ -60,9 +60,14 @@ class Namespaces:
 
     def succeed(self, *words: str) -> str:
         """Run a short command here, which must end well; give what it printed."""
-        done = subprocess.run(
-            self.enter(list(words)), capture_output=True, text=True, timeout=60, check=False
-        )
+        return self._succeed(self.enter(list(words)))
+
+    def network(self, *words: str) -> str:
+        """Run one of this machine's own programs, which an image may lack, in the network of this host."""
+        return self._succeed(["nsenter", "--target", str(self.pid), "--net", "--", *words])
+
+    def _succeed(self, words: list[str]) -> str:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
         return done.stdout
 

