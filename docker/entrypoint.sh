@@ -71,8 +71,9 @@ prepare_ssh() { # head or worker
     else
         check_private "$keys/id_ed25519"
     fi
-    [ "$1" = worker ] && [ ! -e "$keys/id_ed25519" ] ||
+    if [ "$1" = head ] || [ -e "$keys/id_ed25519" ]; then
         trust known_hosts "$keys/ssh_host_ed25519_key" "[*]:$port "
+    fi
     echo "$1" >"$HOME/.ssh/role"
 }
 
