@@ -20,7 +20,7 @@ find . -type d \( -name tests -o -name test \) -path './[a-z]*/*' \
 find . "$venv/lib" -name __pycache__ -prune -exec rm -rf {} +
 rm -rf "$venv/include" "$venv/share/man" "$venv/share/doc"
 # Symbols for debuggers only
-find torch/lib tensorflow -type f \( -name '*.so' -o -name '*.so.*' \) -size +20M \
+find . -type f \( -path './torch/lib/*' -o -path './tensorflow/*' \) -name '*.so*' -size +20M \
     -exec strip --strip-unneeded {} \;
 # By checksum: the times of files change on the way into an image
 python -m compileall -qq -j 0 --invalidation-mode unchecked-hash . || true

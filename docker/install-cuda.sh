@@ -39,11 +39,13 @@ PATH += $(_HERE_):
 INCLUDES += "-I$(TOP)/include" $(_SPACE_)
 LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib"
 END
-    # The runtime is that of the wheels, which have no static one: both names lead to it
+    # The runtime is that of the wheels, which have no static one: both names lead to it. Nothing here needs
+    # the runtime for devices, but nvcc names it to the linker.
     mkdir /opt/cuda/lib
     ln -s "$packages"/nvidia/cuda_runtime/lib/lib* /opt/cuda/lib/
     ln -s libcudart.so.12 /opt/cuda/lib/libcudart.so
     echo 'INPUT(/opt/cuda/lib/libcudart.so.12)' >/opt/cuda/lib/libcudart_static.a
+    ar rc /opt/cuda/lib/libcudadevrt.a
     ;;
 13)
     # PyTorch 2.13 comes with CUDA 13.0; the compiler is of the same version

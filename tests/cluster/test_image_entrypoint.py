@@ -70,7 +70,8 @@ def test_the_head_insists_on_known_host_keys(cluster):
     said = cluster.head.run(["ssh", "-o", "UserKnownHostsFile=/dev/null", "worker1", "true"])
     assert said.returncode == 255
     assert "Host key verification failed" in said.stderr
-    said = cluster.head.run(["ssh", "-o", "IdentityFile=/dev/null", "worker1", "true"])
+    stranger = ["-F", "none", "-o", "IdentityFile=none", "-o", "BatchMode=yes"]
+    said = cluster.head.run(["ssh", *stranger, "-p", "2222", "worker1", "true"])
     assert "Permission denied (publickey)" in said.stderr
 
 
@@ -124,7 +125,7 @@ def test_a_worker_needs_only_the_public_half_of_the_heads_key(cluster, keys, tmp
         own(folder)
     mount(cluster.head, keys)
     mount(cluster.hosts["worker1"], theirs)
-    with container(cluster.hosts["worker1"], "worker") as worker:
+    with container(cluster.hosts["worker1"], "worker"):
         said = cluster.head.run([ENTRY, "head", "sh", "-c", "ssh worker1 hostname", "-H", "worker1"])
         assert said.stdout.strip() == "worker1", said.output
         assert cluster.hosts["worker1"].run(["hvdtrain-health"]).returncode == 0

@@ -10,6 +10,8 @@ from documents import ROOT, blocks
 from hosts import Cluster
 from slurm_daemons import Slurm
 
+from hvdtrain.cli import cli
+
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 NODES = ("n1", "n2", "n3", "n4")  # the command for GPUs asks for four
 LIMIT_SECONDS = 90
@@ -52,8 +54,10 @@ def output(folder: Path, job: str) -> str:
 
 
 def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm, tmp_path):
-    asks, submits, stops, takes_up, _ = scripts(tmp_path)
+    asks, examines, submits, stops, takes_up, _ = scripts(tmp_path)
     assert "pmix" in said_by(slurm, asks, tmp_path)
+    if "doctor" in cli.commands:
+        assert "2 hosts: ready" in said_by(slurm, examines, tmp_path)
 
     said = said_by(slurm, f'{submits}\necho "number $job"', tmp_path)
     (job,) = re.findall(r"number (\d+)", said)
