@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from hvdtrain.backends._workers import HorovodWorkers, first_line, peer_errors
@@ -52,6 +53,20 @@ def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
         EnvironmentFault, match="mpirun started 4 processes, but Horovod was built without MPI"
     ):
         HorovodWorkers(binding(1))
+
+
+def test_tasks_of_srun_that_do_not_see_one_another_are_an_error(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setattr(psutil.Process, "parent", lambda _: SimpleNamespace(name=lambda: "slurmstepd"))
+    with pytest.raises(EnvironmentFault, match="srun started 2 processes") as error:
+        HorovodWorkers(binding())
+    assert "--mpi=pmix" in error.value.remedy
+
+
+def test_one_worker_in_a_shell_of_srun_is_fine(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setattr(psutil.Process, "parent", lambda _: SimpleNamespace(name=lambda: "bash"))
+    assert HorovodWorkers(binding()).size == 1
 
 
 def test_as_many_processes_as_workers_are_fine(monkeypatch):
