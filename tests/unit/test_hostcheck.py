@@ -41,9 +41,16 @@ def test_one_of_several_interfaces_is_enough():
     check_host({"NCCL_SOCKET_IFNAME": "eth77,lo"})
 
 
-def test_without_a_launcher_nothing_is_checked(monkeypatch):
+def test_without_a_launcher_no_interface_is_checked(monkeypatch):
     monkeypatch.setattr(hostcheck, "launched_rank", lambda: None)
     check_host({"NCCL_SOCKET_IFNAME": "eth77"})
+
+
+def test_without_a_launcher_gloo_needs_the_name_as_well(monkeypatch):
+    monkeypatch.setattr(hostcheck, "launched_rank", lambda: None)
+    monkeypatch.setattr(hostcheck.socket, "gethostname", lambda: "no-such-host.invalid")
+    with pytest.raises(EnvironmentFault, match=r"host no-such-host.invalid cannot resolve its own name"):
+        check_host({})
 
 
 @pytest.mark.parametrize(
