@@ -10,7 +10,7 @@ getent hosts "$(hostname)" >/dev/null || echo "127.0.0.1 $(hostname)" >>/etc/hos
 pip install --quiet --no-cache-dir --no-compile --no-deps --no-build-isolation --force-reinstall .
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 HVDTRAIN_CACHE=/tmp/hvdtrain \
     python -m hvdtrain build-horovod --mpi require "$@"
-pip uninstall --quiet --yes cmake wheel
+pip uninstall --quiet --yes cmake wheel nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl
 cd "$packages"
 # Headers, CMake files, static libraries, programs and tests serve those who compile against a package
 rm -rf nvidia/*/include torch/include torch/share torch/test torch/bin/*test* torch/bin/protoc* tensorflow/include clang/native

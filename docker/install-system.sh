@@ -3,7 +3,8 @@
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -qq -y --no-install-recommends openssh-client openssh-server python3 tini >/dev/null
+apt-get install -qq -y --no-install-recommends \
+    ca-certificates openssh-client openssh-server python3 tini >/dev/null
 # The package made host keys. An image holds no key: containers make theirs, or get them mounted
 rm -f /etc/ssh/ssh_host_*
 useradd --uid "$1" --create-home --shell /bin/bash --password '*' hvdtrain

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts import FOLDER_PREFIX
+from image import image_root  # noqa: F401 - a fixture, built once for all modules
 
 
 @pytest.fixture(autouse=True, scope="session")

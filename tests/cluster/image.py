@@ -22,6 +22,7 @@ BASE = "docker.io/library/debian:bookworm-slim"
 MIRROR = "http://deb.debian.org/debian"
 ENVIRONMENT = "HVDTRAIN_TEST_IMAGE_ROOT"
 _BUILD_SECONDS = 1500
+_CERTIFICATES = "/mnt/certificates.crt"
 _TOOLS = ("debootstrap", "buildah", "mount", "chroot")
 # What Debian's own slim image leaves out; dpkg leaves it out of later packages too
 _SLIM = ("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man")
@@ -66,13 +67,16 @@ def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: s
     if not storage.has(BASE):
         _make_base(storage)
     settings = _pip_settings()
-    (cache_dir / "pip.conf").write_text(settings)
+    mounts = _mounts(settings)
+    (cache_dir / "pip.conf").write_text(
+        "[global]\n" + "".join(f"{option} = {value}\n" for option, value in settings.items())
+    )
+    mounts[str(cache_dir / "pip.conf")] = "/etc/pip.conf"
     if _has_torch_for_cpus(settings):  # and PyTorch's own index may be out of reach
         arguments = {"TORCH_INDEX": "", **arguments}
     words = ["bud", "--isolation", "chroot", "--pull-never", "--layers=false", "--format", "docker"]
     for name, value in arguments.items():
         words += ["--build-arg", f"{name}={value}"]
-    mounts = _mounts(cache_dir / "pip.conf")
     for source, target in mounts.items():
         words += ["--volume", f"{source}:{target}:ro"]
     if wheels := os.environ.get("HVDTRAIN_CACHE"):  # a Horovod of the same key is not compiled twice
@@ -170,8 +174,8 @@ def _make_base(storage: Storage) -> None:
     storage.run("commit", "--format", "docker", "--rm", container, BASE)
 
 
-def _pip_settings() -> str:
-    """Give pip's settings on this machine, from files and environment, as one file."""
+def _pip_settings() -> dict[str, str]:
+    """Give pip's settings on this machine, from files and environment."""
     listed = succeed([sys.executable, "-m", "pip", "config", "list"])
     found: dict[str, str] = {}
     for line in listed.splitlines():
@@ -179,25 +183,30 @@ def _pip_settings() -> str:
         section, _, option = name.rpartition(".")
         if section in ("global", "install", ":env:"):
             found[option] = value.strip("'").replace("\\n", " ")
-    return "[global]\n" + "".join(f"{option} = {value}\n" for option, value in found.items())
+    return found
 
 
-def _has_torch_for_cpus(pip_settings: str) -> bool:
-    """Whether pip's settings name a folder with PyTorch's wheel for CPUs."""
-    folders = [Path(word) for word in pip_settings.split() if word.startswith("/")]
-    return any(folder.is_dir() and any(folder.glob("torch-*+cpu-*.whl")) for folder in folders)
+def _mounts(settings: dict[str, str]) -> dict[str, str]:
+    """Give what the build sees of this machine: the local files that pip's settings name.
 
-
-def _mounts(pip_settings: Path) -> dict[str, str]:
-    """Give what the build sees of this machine: pip's settings, and the local files that they name."""
-    mounts = {str(pip_settings): "/etc/pip.conf"}
-    for word in pip_settings.read_text().split():
+    Certificates get a path of their own, which the settings then name: a package writes the usual one.
+    """
+    mounts = {}
+    if "cert" in settings:
+        mounts[settings["cert"]] = settings["cert"] = _CERTIFICATES
+    for word in " ".join(settings.values()).split():
         path = urlparse(word).path if word.startswith("file://") else word
         if path.startswith("/") and Path(path).exists():
             # the pages of an index link to files beside it
             seen = str(Path(path).parent) if word.startswith("file://") else path
             mounts[seen] = seen
     return mounts
+
+
+def _has_torch_for_cpus(settings: dict[str, str]) -> bool:
+    """Whether pip's settings name a folder with PyTorch's wheel for CPUs."""
+    folders = [Path(word) for word in settings.get("find-links", "").split()]
+    return any(folder.is_dir() and any(folder.glob("torch-*+cpu-*.whl")) for folder in folders)
 
 
 def _remove_mount_point(path: Path) -> None:

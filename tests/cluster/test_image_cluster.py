@@ -4,7 +4,6 @@ import json
 
 import pytest
 from hosts import Cluster
-from image import image_root  # noqa: F401 - a fixture
 from jobs import Run
 
 
@@ -14,7 +13,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster(image_root, folder):  # noqa: F811
+def cluster(image_root, folder):
     with Cluster({"head": 1, "worker1": 1, "worker2": 1}, root=image_root, shared=folder) as cluster:
         yield cluster
 

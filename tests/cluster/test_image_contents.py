@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT
-from image import image_root  # noqa: F401 - a fixture
 
 # Measured: 1.92 GB, of it TensorFlow 0.81, PyTorch 0.49, Debian with ssh and Python 0.14
 BUDGET_BYTES = 2_000_000_000
@@ -63,12 +62,12 @@ def files(root: Path):
     return (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def test_the_image_keeps_its_budget(image_root):  # noqa: F811
+def test_the_image_keeps_its_budget(image_root):
     seen = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (path.stat() for path in files(image_root))}
     assert 1_000_000_000 < sum(seen.values()) < BUDGET_BYTES
 
 
-def test_the_image_holds_no_private_key(image_root):  # noqa: F811
+def test_the_image_holds_no_private_key(image_root):
     key = re.compile(rb"^-----BEGIN ([A-Z]+ )*PRIVATE KEY-----", re.MULTILINE)
     small = (path for path in files(image_root) if path.stat().st_size < 100_000)
     assert [path for path in small if key.search(path.read_bytes())] == []
@@ -76,11 +75,11 @@ def test_the_image_holds_no_private_key(image_root):  # noqa: F811
     assert list((image_root / "cluster").iterdir()) == []
 
 
-def test_no_program_gives_anyone_more_rights(image_root):  # noqa: F811
+def test_no_program_gives_anyone_more_rights(image_root):
     assert [path for path in files(image_root) if path.stat().st_mode & 0o6000] == []
 
 
-def test_only_root_can_write_outside_the_users_folders(image_root):  # noqa: F811
+def test_only_root_can_write_outside_the_users_folders(image_root):
     theirs = ("home", "cluster", "work", "tmp", "var/tmp", "run/lock", "dev", "proc")
     found = subprocess.run(
         [
@@ -106,20 +105,20 @@ def test_only_root_can_write_outside_the_users_folders(image_root):  # noqa: F81
     assert [path for path in relative if not path.startswith(theirs)] == []
 
 
-def test_no_build_tool_is_left(image_root):  # noqa: F811
+def test_no_build_tool_is_left(image_root):
     for program in ("gcc", "g++", "make", "cmake", "nvcc"):
         assert not list(image_root.glob(f"usr/bin/{program}*"))
         assert not (image_root / "opt/hvdtrain/bin" / program).exists()
     assert not list((image_root / "opt").rglob("*.a"))
 
 
-def test_nothing_of_the_building_machine_is_in_the_image(image_root):  # noqa: F811
+def test_nothing_of_the_building_machine_is_in_the_image(image_root):
     assert [path.name for path in (image_root / "opt").iterdir()] == ["hvdtrain"]
     assert not (image_root / "etc" / "pip.conf").exists()
     assert not (image_root / "source").exists()
 
 
-def test_sshd_takes_keys_of_one_user_alone(image_root):  # noqa: F811
+def test_sshd_takes_keys_of_one_user_alone(image_root):
     make = "mkdir /cluster/keys; ssh-keygen -q -t ed25519 -N '' -f /cluster/keys/ssh_host_ed25519_key"
     said = inside(image_root, "sh", "-euc", f"{make}; /usr/sbin/sshd -T")
     found = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
@@ -138,7 +137,7 @@ def test_sshd_takes_keys_of_one_user_alone(image_root):  # noqa: F811
         assert found.get(name) == value, name
 
 
-def test_versions_are_those_of_the_constraints(image_root):  # noqa: F811
+def test_versions_are_those_of_the_constraints(image_root):
     wanted = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
     said = inside(image_root, "python", "-c", code).replace("_", "-")
@@ -149,18 +148,18 @@ def test_versions_are_those_of_the_constraints(image_root):  # noqa: F811
     assert found["horovod"] == "0.28.1"
 
 
-def test_horovod_has_both_frameworks_and_both_controllers(image_root):  # noqa: F811
+def test_horovod_has_both_frameworks_and_both_controllers(image_root):
     said = inside(image_root, "horovodrun", "--check-build")
     for part in ("TensorFlow", "PyTorch", "MPI", "Gloo"):
         assert f"[X] {part}" in said
 
 
-def test_help_answers(image_root):  # noqa: F811
+def test_help_answers(image_root):
     assert "horovodrun" in inside(image_root, "python", "-m", "hvdtrain", "--help")
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])
-def test_one_worker_learns_digits(framework, image_root):  # noqa: F811
+def test_one_worker_learns_digits(framework, image_root):
     train = [
         "python",
         "-m",
@@ -178,7 +177,7 @@ def test_one_worker_learns_digits(framework, image_root):  # noqa: F811
     assert summary["final"]["accuracy"] >= 0.97
 
 
-def test_every_library_finds_the_libraries_that_it_names(image_root):  # noqa: F811
+def test_every_library_finds_the_libraries_that_it_names(image_root):
     script = r"""find /opt/hvdtrain -name '*.so*' -type f | while read -r file; do
         ldd "$file" 2>/dev/null | sed -n "s|^\s*\(\S*\) => not found|\1|p"; done | sort -u"""
     missing = set(inside(image_root, "sh", "-c", script, timeout=240).split())

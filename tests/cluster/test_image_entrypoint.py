@@ -8,7 +8,6 @@ import time
 
 import pytest
 from hosts import Cluster
-from image import image_root  # noqa: F401 - a fixture
 
 ENTRY = "hvdtrain-entrypoint"
 _STOP_SECONDS = 10
@@ -17,7 +16,7 @@ HURRY = {"HVDTRAIN_WAIT_SECONDS": "1"}
 
 
 @pytest.fixture
-def cluster(image_root, tmp_path):  # noqa: F811
+def cluster(image_root, tmp_path):
     with Cluster({"head": 1, "worker1": 1}, root=image_root, shared=tmp_path) as cluster:
         yield cluster
 
@@ -96,7 +95,7 @@ def test_the_head_reads_host_files(option, cluster, tmp_path):
     assert "from: worker9\n" in said.stderr
 
 
-def test_a_head_without_other_hosts_needs_no_key(image_root, tmp_path):  # noqa: F811
+def test_a_head_without_other_hosts_needs_no_key(image_root, tmp_path):
     with Cluster({"head": 1}, root=image_root, shared=tmp_path) as cluster:
         (tmp_path / "none").mkdir()
         cluster.head.bind(tmp_path / "none", "/cluster")
