@@ -12,7 +12,6 @@ without a limit on top, with its own compression. Prints a table, and writes it 
 import argparse
 import json
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cluster")]
 WORKERS, BATCH, WARM = 2, 32, 3
 BYTES = {"none": 4, "fp16": 2}
 WIRE = 1514 / 1448  # bytes on the link, as tbf counts them, per byte that TCP carries
+_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -71,15 +71,15 @@ def predicted_seconds(width: int, compression: str, rate: str) -> float:
 
 
 def worker(framework: str, compression: str, width: int, steps: int, run_dir: str) -> None:
-    """Train, and print the median seconds of a step on rank 0."""
+    """Train, and print the median seconds of a step on rank 0, and the bytes that its host sent for it."""
     from hvdtrain import report
     from hvdtrain.job import train
 
-    marks: list[float] = []
+    marks: list[tuple[float, int]] = []
 
     def stepped(self, mark, totals, original=report.RunReport.stepped):
         original(self, mark, totals)
-        marks.append(time.perf_counter())
+        marks.append((time.perf_counter(), int(_SENT.read_text())))
 
     report.RunReport.stepped = stepped
     train(
@@ -88,12 +88,12 @@ def worker(framework: str, compression: str, width: int, steps: int, run_dir: st
         save_every=None, eval_every=None, check_replicas_every=100_000, run_dir=run_dir,
     )  # fmt: skip
     if marks:  # only rank 0 has a report
-        times = np.diff(marks)[WARM:]
-        print("RESULT " + json.dumps({"seconds": statistics.median(times), "steps": len(times)}), flush=True)
+        seconds, sent = np.diff(marks[WARM:], axis=0).T
+        print("RESULT " + json.dumps({"seconds": np.median(seconds), "bytes": np.median(sent)}), flush=True)
 
 
-def measure(cluster, controller: str, framework: str, compression: str, args: argparse.Namespace) -> float:
-    """Give the median seconds of a step on the cluster."""
+def measure(cluster, controller: str, framework: str, compression: str, args: argparse.Namespace) -> dict:
+    """Give the median seconds of a step on the cluster, and the bytes that a host sent for it."""
     words = ["horovodrun", f"--{controller}", "-np", str(WORKERS), "-H", cluster.words(), "python", __file__]
     words += ["--worker", compression, "--frameworks", framework, "--width", str(args.width)]
     environ = {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
@@ -102,7 +102,7 @@ def measure(cluster, controller: str, framework: str, compression: str, args: ar
     lines = [line.partition("RESULT ")[2] for line in result.stdout.splitlines() if "RESULT " in line]
     if result.returncode != 0 or not lines:
         sys.exit(f"{' '.join(words)} failed:\n{result.output[-3000:]}")
-    return json.loads(lines[0])["seconds"]
+    return json.loads(lines[0])
 
 
 def compared(controller: str, framework: str, args: argparse.Namespace) -> dict:
@@ -115,8 +115,9 @@ def compared(controller: str, framework: str, args: argparse.Namespace) -> dict:
             slots = {"host1": 1, "host2": 1}
             with Cluster(slots, rate=rate, shared=Path(shared)) as cluster:
                 for compression in BYTES:
-                    seconds = measure(cluster, controller, framework, compression, args)
-                    row[f"{compression}, {'unlimited' if rate is None else 'limited'}"] = seconds
+                    found = measure(cluster, controller, framework, compression, args)
+                    row[f"{compression}, {'unlimited' if rate is None else 'limited'}"] = found["seconds"]
+                    row[f"{compression}, MB sent"] = found["bytes"] / 1e6
     for compression in BYTES:
         wire = predicted_seconds(args.width, compression, args.rate)
         row[f"{compression}, predicted"] = wire + row[f"{compression}, unlimited"]
@@ -125,13 +126,15 @@ def compared(controller: str, framework: str, args: argparse.Namespace) -> dict:
     return row
 
 
+COLUMNS = ("MB sent", "unlimited", "limited", "predicted")
+
+
 def shown(row: dict) -> str:
     """Give a row of the table; times in milliseconds."""
-    cells = [row["controller"], row["framework"], f"{row['parameters'] / 1e6:.2f} M"]
+    cells = [row["controller"], row["framework"]]
     for compression in BYTES:
-        cells += [
-            f"{row[f'{compression}, {what}'] * 1e3:.0f}" for what in ("unlimited", "limited", "predicted")
-        ]
+        sent, *seconds = (row[f"{compression}, {column}"] for column in COLUMNS)
+        cells += [f"{sent:.2f}", *(f"{value * 1e3:.0f}" for value in seconds)]
     return "| " + " | ".join([*cells, f"{row['ratio']:.2f}", f"{row['predicted ratio']:.2f}"]) + " |"
 
 
@@ -151,12 +154,13 @@ def main() -> None:
     if args.worker:
         worker(args.frameworks[0], args.worker, args.width, args.steps, args.run_dir)
         return
-    print(f"{WORKERS} hosts, {args.rate} each way, batch {BATCH} each, median of {args.steps} steps, in ms")
-    titles = [
-        f"{compression}, {what}" for compression in BYTES for what in ("unlimited", "limited", "predicted")
-    ]
-    print(f"| controller | framework | parameters | {' | '.join(titles)} | fp16 / none | predicted |")
-    print("|---" * (5 + len(titles)) + "|")
+    print(
+        f"{WORKERS} hosts, {args.rate} each way, {parameters(args.width):,} parameters, batch {BATCH} each; "
+        f"medians of {args.steps} steps, in ms; MB sent by a host for a step"
+    )
+    titles = [f"{compression}: {column}" for compression in BYTES for column in COLUMNS]
+    print("| " + " | ".join(["controller", "framework", *titles, "fp16 / none", "predicted"]) + " |")
+    print("|---" * (4 + len(titles)) + "|")
     rows = []
     for controller in args.controllers:
         for framework in args.frameworks:
