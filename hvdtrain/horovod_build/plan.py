@@ -217,7 +217,7 @@ def _rpath(frameworks: dict[str, Framework], mpi: Mpi | None, gpu: Gpu | None) -
             folders.append(package / below)
     if gpu:
         folders.append(gpu.nccl_library.parent)
-        # PyTorch brings CUDA's runtime into the process; TensorFlow does not always
+        # Usually the framework has loaded CUDA's runtime already; the extension does not count on it
         folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
     extension = packages_folder() / "horovod" / "framework"
     return tuple(

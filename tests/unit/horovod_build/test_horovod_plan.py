@@ -248,8 +248,7 @@ def test_nccl_without_its_header_is_refused(cuda):
         gpu.find_gpu("13")
 
 
-def test_cudas_runtime_is_found_without_pytorch(cuda, tmp_path):
-    """TensorFlow does not bring it into the process before the extension asks for it."""
+def test_extensions_find_cudas_runtime_where_its_wheel_is(cuda, tmp_path):
     wheel = tmp_path / "wheel"
     wheel.mkdir()
     (wheel / "libcudart.so.13").touch()
