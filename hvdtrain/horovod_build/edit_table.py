@@ -37,6 +37,15 @@ EDITS: tuple[Edit, ...] = (
         upstream="tensorflow/tensorflow#90026, horovod/horovod#4302",
     ),
     Edit(
+        name="streams of TensorFlow",
+        file="horovod/tensorflow/mpi_ops.cc",
+        find=texts.TF_STREAM_OLD,
+        replacement=texts.TF_STREAM_NEW,
+        why="With NCCL, the extension asked TensorFlow's library for a function that is gone, and could "
+        "not be loaded.",
+        upstream="none found",
+    ),
+    Edit(
         name="cstdint",
         file="CMakeLists.txt",
         find="-pthread -fPIC -Wall -ftree-vectorize",

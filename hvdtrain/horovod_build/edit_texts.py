@@ -67,3 +67,29 @@ if(DEFINED HOROVOD_GPU_OPERATIONS)
 endif()
 if(DEFINED HOROVOD_GPU_OPERATIONS AND NOT CMAKE_CUDA_COMPILER)
 """
+
+# The declaration of a function of TensorFlow's that is gone; a stream itself has what it gave
+TF_STREAM_OLD = """\
+// Forward declaration of AsGpuStreamValue
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+"""
+
+TF_STREAM_NEW = """\
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+static inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+"""

@@ -19,3 +19,10 @@ def _nothing_left_of_any_cluster():
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if FOLDER_PREFIX in line]
     folders = list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
     assert not holders + mounts + folders, f"left of a cluster in process {os.getpid()}"
+
+
+def pytest_collection_modifyitems(items):
+    """Give the first test that needs the image the time to build it."""
+    for item in items:
+        if "image_root" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(1800))
