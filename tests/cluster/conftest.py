@@ -1,6 +1,7 @@
 """What tests on several hosts share: nothing of a cluster may be left on the machine."""
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from image import image_root  # noqa: F401 - a fixture, built once for all modul
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_left_of_any_cluster():
-    """Fail the session that leaves a process, a mount or a folder of a cluster behind."""
+    """Fail the session that leaves a process, a mount, a folder or the name of a cluster behind."""
+    name = socket.gethostname()
     yield
+    assert socket.gethostname() == name, "a test renamed this machine: its host lacks a UTS namespace"
     processes = psutil.Process().children(recursive=True)
     holders = [process for process in processes if "namespace_holder" in " ".join(process.cmdline())]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if FOLDER_PREFIX in line]

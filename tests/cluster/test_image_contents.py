@@ -34,6 +34,7 @@ def inside(root: Path, *words: str, timeout: float = 120) -> str:
         "unshare",
         "--mount",
         "--net",
+        "--uts",
         "--pid",
         "--fork",
         "--kill-child",
