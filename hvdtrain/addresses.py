@@ -23,21 +23,30 @@ def chosen_interfaces(environ: Mapping[str, str] = os.environ) -> list[str]:
     return []
 
 
+def interfaces(*, loopback: bool = False) -> dict[str, list[str]]:
+    """Give the interfaces that are up, with their IPv4 addresses, such as "10.0.0.1/24".
+
+    Args:
+        loopback: whether addresses that start with 127. count.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            counts = entry.family == socket.AF_INET and (loopback or not entry.address.startswith("127."))
+            if name in up and counts:
+                address = ipaddress.IPv4Interface(f"{entry.address}/{entry.netmask or 32}")
+                found.setdefault(name, []).append(str(address))
+    return found
+
+
 def own_addresses() -> dict[str, list[str]]:
-    """Give the IPv4 addresses that other hosts may know this one by: those in use, without loopback.
+    """Give the IPv4 addresses that other hosts may know this one by, by interface.
 
     Only interfaces that the job is to use, where that is said.
     """
     chosen = chosen_interfaces()
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found: dict[str, list[str]] = {}
-    for name, addresses in psutil.net_if_addrs().items():
-        if name in up and (not chosen or name in chosen):
-            for address in addresses:
-                if address.family == socket.AF_INET and not address.address.startswith("127."):
-                    prefix = ipaddress.ip_network(f"0.0.0.0/{address.netmask or 32}").prefixlen
-                    found.setdefault(name, []).append(f"{address.address}/{prefix}")
-    return found
+    return {name: texts for name, texts in interfaces().items() if not chosen or name in chosen}
 
 
 def reachable_by_others(own: Addresses, others: list[Addresses]) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from hvdtrain.backends.base import NO_REQUESTS, Requests
+from hvdtrain.deadline import deadline
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
@@ -139,13 +140,8 @@ def answer_expected(seconds: float, rank: int, host: str) -> Iterator[None]:
         )
         os._exit(EXIT_ENVIRONMENT)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
+    with deadline(seconds, give_up):
         yield
-    finally:
-        timer.cancel()
 
 
 def close_in_time(close: Callable[[], None]) -> None:

@@ -1,10 +1,9 @@
 """What hvdtrain sets for Open MPI and Horovod when a worker starts, where the user has not."""
 
 import os
-import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 
-from hvdtrain.terminal import launched_rank
+from hvdtrain.terminal import launched_rank, workers_here
 from hvdtrain.threads import cores_per_worker
 
 _STALL_SHUTDOWN_SECONDS = 600
@@ -31,20 +30,9 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
         wanted["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(_STALL_SHUTDOWN_SECONDS)
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
             wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_GLOO_TIMEOUT_SECONDS)
-        local_size = _workers_here(environ)
+        local_size = workers_here(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
     return new if launched_rank() is not None else {}
-
-
-def _workers_here(environ: Mapping[str, str]) -> int:
-    """Give the number of workers that mpirun or Slurm's srun started on this host; 0 where neither did."""
-    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
-        return int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
-    # by node, such as "2(x3),1": three nodes with two tasks, and one with one
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    tasks = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
-    node = int(environ.get("SLURM_NODEID", "0"))
-    return tasks[node] if node < len(tasks) else 0

@@ -4,9 +4,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-import psutil
-
-from hvdtrain.addresses import chosen_interfaces
+from hvdtrain.addresses import chosen_interfaces, interfaces
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.terminal import launched_rank
 
@@ -38,7 +36,7 @@ def _check_name(host: str) -> None:
 
 
 def _check_interfaces(host: str, chosen: list[str]) -> None:
-    found = _interfaces()
+    found = {name: texts[-1].partition("/")[0] for name, texts in interfaces(loopback=True).items()}
     if not any(name in found for name in chosen):
         there = ", ".join(f"{name} {address}" for name, address in found.items() if name != "lo")
         raise EnvironmentFault(
@@ -47,14 +45,3 @@ def _check_interfaces(host: str, chosen: list[str]) -> None:
             "All hosts of a job need one of the same name: rename it there, or choose another with "
             f"horovodrun --network-interfaces. {_DOCTOR}",
         )
-
-
-def _interfaces() -> dict[str, str]:
-    """Give the interfaces that are up, with an IPv4 address of each."""
-    states = psutil.net_if_stats()
-    return {
-        name: address.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family == socket.AF_INET and name in states and states[name].isup
-    }

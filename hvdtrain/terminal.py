@@ -1,7 +1,9 @@
 """Where a person watches: the terminal, also through a launcher that stands in between."""
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import IO
 
 import psutil
@@ -19,6 +21,17 @@ def launched_rank() -> int | None:
         if value.isdecimal():
             return int(value)
     return None
+
+
+def workers_here(environ: Mapping[str, str]) -> int:
+    """Give the number of workers that mpirun or Slurm's srun started on this host; 0 where neither did."""
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
+        return int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    # by node, such as "2(x3),1": three nodes with two tasks, and one with one
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
+    node = int(environ.get("SLURM_NODEID", "0"))
+    return tasks[node] if node < len(tasks) else 0
 
 
 def open_console() -> Console:

@@ -22,14 +22,14 @@ from hvdtrain.doctor.table import show
 from hvdtrain.doctor.verdicts import Diagnosis, diagnose, with_horovod
 from hvdtrain.errors import EXIT_DONE, UsageError
 from hvdtrain.hosts import HostSlots, parse_host_list, read_host_file
-from hvdtrain.terminal import launched_rank, open_console
+from hvdtrain.terminal import launched_rank, open_console, workers_here
 
 _WIDTH = 100
 _STEP_SECONDS = 20.0
 _LOCAL_RANKS = (
     "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID",
 )  # fmt: skip
-_LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def run_doctor(options: Mapping[str, Any]) -> int:
@@ -162,4 +162,5 @@ def _leads() -> bool:
 
 
 def _local_size() -> int:
-    return int(next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "1"))
+    given = next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "")
+    return int(given) if given else workers_here(os.environ) or 1

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from hvdtrain.deadline import deadline
 from hvdtrain.doctor.exchange import Alone, Exchange, wait_until
 from hvdtrain.doctor.speed import SIZES, message_times
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
@@ -176,7 +177,7 @@ class MpiExchange(ThroughRank0):
 
     def __init__(self) -> None:
         try:
-            with _limited_start():
+            with deadline(_START_SECONDS, _give_up_start):
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise EnvironmentFault(
@@ -243,19 +244,8 @@ class MpiExchange(ThroughRank0):
         return text
 
 
-@contextmanager
-def _limited_start() -> Iterator[None]:
-    """Context that ends the process where MPI does not start in time: that cannot be given up."""
-
-    def give_up() -> None:
-        os.write(2, b"hvdtrain doctor: MPI did not start within a minute: do all hosts reach each other? "
-                    b"Run python -m hvdtrain doctor --hostfile FILE.\n")  # fmt: skip
-        os._exit(EXIT_ENVIRONMENT)
-
-    timer = threading.Timer(_START_SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _give_up_start() -> None:
+    """End the process: the start of MPI cannot be given up from inside."""
+    os.write(2, b"hvdtrain doctor: MPI did not start within a minute: do all hosts reach each other? "
+                b"Run python -m hvdtrain doctor --hostfile FILE.\n")  # fmt: skip
+    os._exit(EXIT_ENVIRONMENT)

@@ -1,7 +1,6 @@
 """What a host is and has: names, interfaces, memory, disks, cores, GPUs."""
 
 import contextlib
-import ipaddress
 import os
 import re
 import resource
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from hvdtrain.addresses import interfaces
 
 MIB = 2**20
 _PROGRAM_SECONDS = 15
@@ -32,7 +33,7 @@ def machine_facts(run_dir: Path) -> dict[str, Any]:
         "hostname": own,
         "addresses": addresses_of(own),
         "own_addresses": sorted(_own_addresses()),
-        "interfaces": _interfaces(),
+        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
         "directory": _working_directory(),
         "disks": {
             "run directory": _disk(run_dir),
@@ -78,23 +79,6 @@ def _own_addresses() -> set[str]:
         for entry in entries
         if entry.family == socket.AF_INET
     }
-
-
-def _interfaces() -> dict[str, list[str]]:
-    """Give the addresses with prefix, as in 10.0.0.1/24, of interfaces that may lead to other hosts."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found: dict[str, list[str]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        if name not in up or _VIRTUAL.match(name):
-            continue
-        addresses = [
-            str(ipaddress.IPv4Interface(f"{entry.address}/{entry.netmask or 32}"))
-            for entry in entries
-            if entry.family == socket.AF_INET and not entry.address.startswith("127.")
-        ]
-        if addresses:
-            found[name] = addresses
-    return found
 
 
 def _working_directory() -> str:
