@@ -17,8 +17,10 @@ from hvdtrain.schedule import Cadence
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
     "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
-    "weight_decay", "momentum", "clip_norm", "compression", "device", "seed", "run_dir", "resume", "init",
-    "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
+    "weight_decay", "momentum", "clip_norm", "compression", "label_smoothing", "ema_decay", "early_stopping",
+    "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
+    "on_bad_sample", "seed", "run_dir", "resume", "init", "log_every", "eval_every", "save_every",
+    "keep_last", "keep_best", "on_save_error",
 )  # fmt: skip
 
 
@@ -80,6 +82,8 @@ def _config_option(name: str) -> Callable[[Any], Any]:
     kind, metavar = _option_type(name, field.annotation)
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
     flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default or ''}"
+    if field.annotation is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
     return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
 
 

@@ -81,20 +81,59 @@ class Config(BaseModel):
         2.0, gt=0, description="Length of one cycle of schedule cyclic, in epochs."
     )
 
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="Optimizer, by PyTorch's formulas.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay: L2 for sgd, decoupled for adamw.")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adamw.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adamw.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of adamw.")
+    optimizer: Literal["sgd", "adamw", "lars", "lamb"] = Field(
+        "sgd", description="Optimizer: sgd and adamw by PyTorch's formulas; lars and lamb for large batches."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and lars.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay: L2 for sgd and lars, decoupled for adamw and lamb."
+    )
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adamw and lamb.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adamw and lamb.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of adamw and lamb.")
+    lars_trust_coefficient: float = Field(
+        0.001, gt=0, description="How far lars moves a tensor at learning rate 1, as a part of its norm."
+    )
     clip_norm: float | None = Field(None, gt=0, description="Largest norm of the averaged gradient.")
     compression: Literal["none", "fp16"] = Field("none", description="How gradients travel.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Part of the target that loss cross_entropy spreads over all classes."
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Evaluate and export a moving average of the weights, of this decay per step.",
+    )
+    early_stopping: BestField | None = Field(
+        None, description="Stop when this metric of the evaluation gets no better; as keep_best."
+    )
+    early_stopping_patience: int = Field(
+        3, gt=0, description="Evaluations in a row without an improvement that early_stopping waits for."
+    )
+
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="What the model computes in; its weights stay fp32."
+    )
+    sync_batch_norm: bool = Field(
+        False, description="Let batch norm see the global batch instead of each worker's part."
+    )
+    checkpoint_activations: bool = Field(
+        False, description="Compute the activations of repeated blocks again instead of keeping them."
+    )
+    compile: bool = Field(False, description="Compile the model: torch.compile, or XLA in TensorFlow.")
 
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute.")
     threads: int | None = Field(
         None, gt=0, description="Compute threads per worker (its share of the host's cores if not given)."
     )
     read_threads: int = Field(2, gt=0, description="Threads per worker that read samples ahead.")
+    read_workers: int = Field(
+        0, ge=0, description="Processes per worker that read samples ahead; 0: its threads do."
+    )
+    on_bad_sample: Literal["error", "skip"] = Field(
+        "error", description="What to do with a sample that cannot be read; skip: count it and go on."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random.")
     initial_parameters: Literal["model", "portable"] = Field(
         "model",

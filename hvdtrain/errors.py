@@ -7,6 +7,7 @@
     │   ├── ConfigError                   a config field: unknown, wrong type, out of range
     │   ├── TaskError                     a task that cannot be loaded or does not fit
     │   ├── DataError                     a data set that cannot be used
+    │   │   └── BadSampleError                one sample that cannot be read
     │   └── CheckpointError               a checkpoint that is missing, damaged or does not fit
     ├── EnvironmentFault              3   the machine, the cluster or the installation
     │   ├── HorovodBuildError             Horovod is missing, partial or built for something else
@@ -68,6 +69,10 @@ class TaskError(UsageError):
 
 class DataError(UsageError):
     """A data set that cannot be used: empty, of an unknown form, inconsistent."""
+
+
+class BadSampleError(DataError):
+    """A sample that cannot be read, while others can; ``on_bad_sample`` says what follows."""
 
 
 class CheckpointError(UsageError):

@@ -29,7 +29,9 @@ class Dataset(Protocol):
 
     The model is given ``"inputs"`` and the loss compares with ``"targets"``; other keys pass
     through to the task's own loss and metrics. A data set may also have ``batch(indices)``,
-    which fetches many samples at once, stacked along a new first axis.
+    which fetches many samples at once, stacked along a new first axis; and
+    ``augmented(indices, keys)``, which does so for training, each sample changed at random by the
+    64-bit seed that ``keys`` holds for it (a function of the job's seed, the epoch and the index).
     """
 
     def __len__(self) -> int:

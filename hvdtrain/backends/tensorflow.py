@@ -6,7 +6,6 @@ the same names in the same order.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends import _keras_export
 from hvdtrain.backends._exchange import Exported
-from hvdtrain.backends._keras_calls import Compiled, Phase, Signature
+from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
+from hvdtrain.backends._keras_calls import Compiled, Phase
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
 from hvdtrain.backends._keras_slots import TrainingState
@@ -31,7 +31,7 @@ from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -87,42 +87,6 @@ def _choose_device(wanted: str, workers: HorovodWorkers) -> str:
     tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
     tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
     return "GPU"
-
-
-@dataclass(frozen=True, slots=True)
-class KerasBatch:
-    """One worker's part of one step on its device.
-
-    Attributes:
-        step: the step, counted from 0.
-        arrays: name to tensor (accumulate, micro_batch, ...); without the first axis where
-            there is one micro-batch.
-        weights: (accumulate, micro_batch), likewise.
-        gradient_weights: likewise: each sample's part in the mean gradient, times the number of
-            workers, as Horovod averages over them.
-        total_weight: sum of the weights over all workers.
-        signature: shapes and types of the arrays.
-    """
-
-    step: int
-    arrays: dict[str, Tensor]
-    weights: Tensor
-    gradient_weights: Tensor
-    total_weight: float
-    signature: Signature
-
-
-class KerasPending:
-    """Totals on their way from the device."""
-
-    def __init__(self, names: tuple[str, ...], sums: Tensor, weight: float) -> None:
-        self._names = names
-        self._weight = weight
-        self._sums = sums
-
-    def read(self) -> Totals:
-        """Wait for the device if need be and give the totals."""
-        return Totals.from_vector(self._names, self._sums.numpy().tolist(), self._weight)
 
 
 class TensorFlowBackend:

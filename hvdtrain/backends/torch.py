@@ -5,7 +5,6 @@ With its parts (``_torch_*.py``) the only place that imports torch.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
 from hvdtrain.backends._torch_losses import NAMED
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests, Totals
+from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -64,55 +64,6 @@ def _choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
             f"Start at most {cards} workers on this host, or use --device cpu.",
         )
     return torch.device("cuda", workers.local_rank)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchBatch:
-    """One worker's part of one step on its device.
-
-    Attributes:
-        step: the step, counted from 0.
-        micro_batches: a mapping of names to tensors (micro_batch, ...) for each.
-        weights: for each micro-batch, (micro_batch,).
-        gradient_weights: likewise: each sample's part in the mean gradient, times the number of
-            workers, as Horovod averages over them.
-        total_weight: sum of the weights over all workers.
-    """
-
-    step: int
-    micro_batches: list[dict[str, torch.Tensor]]
-    weights: list[torch.Tensor]
-    gradient_weights: list[torch.Tensor]
-    total_weight: float
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Give everything that lies on the device."""
-        yield from self.weights
-        yield from self.gradient_weights
-        for micro_batch in self.micro_batches:
-            yield from micro_batch.values()
-
-
-class TorchPending:
-    """Totals on their way from the device."""
-
-    def __init__(self, names: tuple[str, ...], sums: torch.Tensor, weight: float) -> None:
-        self._names = names
-        self._weight = weight
-        self._event: torch.cuda.Event | None = None
-        if sums.is_cuda:
-            # only a copy into pinned memory lets the host go on
-            self._sums = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._sums = sums
-
-    def read(self) -> Totals:
-        """Wait for the device if need be and give the totals."""
-        if self._event is not None:
-            self._event.synchronize()
-        return Totals.from_vector(self._names, self._sums.tolist(), self._weight)
 
 
 class TorchBackend:

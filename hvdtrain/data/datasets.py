@@ -146,17 +146,20 @@ class HuggingFaceDataset:
         return {name: canonical(value) for name, value in _renamed(columns, self._names).items()}
 
 
-def fetch(dataset: Any, indices: NDArray[np.int64]) -> Arrays:
+def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Arrays:
     """Fetch samples from any Dataset, stacked along a new first axis.
 
     Args:
         dataset: the data set.
         indices: which samples, one-dimensional.
+        keys: the seed of each one's augmentation; None where they are to stay as they are.
 
     Raises:
         DataError: where samples differ in shape.
     """
-    if hasattr(dataset, "batch"):
+    if keys is not None:
+        arrays = dataset.augmented(indices, keys)
+    elif hasattr(dataset, "batch"):
         arrays = dataset.batch(indices)
     else:
         arrays = _stack([dataset[int(index)] for index in indices], indices)

@@ -26,6 +26,10 @@ class Order(Protocol):
         """Give the indices of the samples at these positions."""
         ...
 
+    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Give the seeds of the augmentation of these samples; None where they stay as they are."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
@@ -109,8 +113,9 @@ class Reader:
         first = read * self._steps_per_read
         steps = range(first, min(first + self._steps_per_read, self._share.steps))
         parts = [self._share.positions(step) for step in steps]
-        indices = self._order.indices(np.stack([positions for positions, _, _ in parts]))
-        arrays = fetch(self._dataset, indices.reshape(-1))
+        positions = np.stack([positions for positions, _, _ in parts])
+        indices = self._order.indices(positions)
+        arrays = fetch(self._dataset, indices.reshape(-1), self._keys(positions, indices))
         shaped = {name: a.reshape(indices.shape + a.shape[1:]) for name, a in arrays.items()}
         return [
             HostBatch(
@@ -122,6 +127,12 @@ class Reader:
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]
+
+    def _keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        if not hasattr(self._dataset, "augmented"):
+            return None
+        keys = self._order.keys(positions, indices)
+        return None if keys is None else keys.reshape(-1)
 
     def _choose_steps_per_read(self) -> int:
         # samples fetched one by one may be slow to make: those are read step by step

@@ -78,6 +78,17 @@ def _scramble(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     return x
 
 
+def sample_keys(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.uint64]:
+    """Give each sample's 64 random bits for one epoch, whoever computes them: seeds of augmentation.
+
+    Args:
+        indices: the samples, any shape.
+        seed: the job's seed.
+        epoch: which pass over the data.
+    """
+    return _scramble(_scramble(indices.astype(np.uint64), mix(seed, epoch, -1)), mix(seed, epoch, -2))
+
+
 @dataclass(frozen=True)
 class ShuffledOrder:
     """The order of training: a permutation of the data set per epoch, without end."""
@@ -94,6 +105,15 @@ class ShuffledOrder:
             result[inside] = permute(offsets[inside], self.size, self.seed, int(epoch))
         return result
 
+    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Give the seeds of the augmentation of these samples, shaped as they are."""
+        epochs = positions // self.size
+        result = np.empty(indices.shape, np.uint64)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            result[inside] = sample_keys(indices[inside], self.seed, int(epoch))
+        return result
+
 
 @dataclass(frozen=True)
 class SequentialOrder:
@@ -104,6 +124,10 @@ class SequentialOrder:
     def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Give the indices of the samples at these positions; any shape."""
         return positions
+
+    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Give None: what is evaluated is not augmented."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_every_option_is_a_config_field_spelled_with_dashes():
 def test_help_gives_descriptions_and_defaults(invoke):
     words = " ".join(invoke("--help").output.split())
     assert "Samples per worker and micro-batch. [32]" in words
-    assert "[sgd|adamw]" in words
+    assert "[sgd|adamw|lars|lamb]" in words
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,22 @@ def test_resume_alone_takes_the_newest_of_the_run_directory(layers, words, value
     assert layers(*words)[-1].values == values
 
 
-@pytest.mark.parametrize("name", cli.OPTIONS)
+FLAGS = {name for name in cli.OPTIONS if Config.model_fields[name].annotation is bool}
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+@pytest.mark.parametrize(("prefix", "value"), [("--", True), ("--no-", False)])
+def test_every_flag_reaches_its_field_and_can_be_taken_back(layers, name, prefix, value):
+    assert layers(f"{prefix}{name.replace('_', '-')}")[-1].values == {name: value}
+
+
+@pytest.mark.parametrize("name", [name for name in cli.OPTIONS if name not in FLAGS])
 def test_every_option_reaches_its_field(layers, name):
     given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
              "compression": "fp16", "device": "cpu", "task": "t", "run_dir": "r", "log_every": "2epoch",
              "eval_every": "5", "save_every": "0.5epoch", "keep_best": "loss:min", "on_save_error": "stop",
-             "momentum": "0.5"}.get(name, "3")  # fmt: skip
+             "momentum": "0.5", "label_smoothing": "0.5", "ema_decay": "0.5", "precision": "bf16",
+             "early_stopping": "loss:min", "on_bad_sample": "skip"}.get(name, "3")  # fmt: skip
     values = layers(f"--{name.replace('_', '-')}", given)[-1].values
     assert list(values) == [name]
     config = resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)])

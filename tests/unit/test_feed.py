@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fakes import dataset
 
-from hvdtrain.data.datasets import ItemDataset, fetch
+from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Share
-from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.task import where_raised
 
@@ -209,3 +209,18 @@ def test_without_a_path_nothing_is_traced(tmp_path):
         list(trace.watch([]))
         trace.trained(0)
     assert list(tmp_path.iterdir()) == []
+
+
+class Augmented(ArrayDataset):
+    def augmented(self, indices, keys):
+        return {**self.batch(indices), "keys": keys}
+
+
+def test_training_reads_augmented_samples_and_evaluation_reads_them_as_they_are():
+    data = Augmented({"inputs": np.arange(6)})
+    share = Share(BatchPlan(3, 1), 0, 0, 0, 6)
+    order = ShuffledOrder(6, seed=1)
+    for batch in Reader(data, order, share)[0]:
+        assert batch.arrays["keys"].tolist() == sample_keys(batch.indices, 1, 0).tolist()
+        assert batch.arrays["inputs"].tolist() == batch.indices.tolist()
+    assert "keys" not in Reader(data, SequentialOrder(6), share)[0][0].arrays

@@ -157,3 +157,18 @@ def test_the_same_samples_follow_at_any_worker_count(one, other, size):
         ]
 
     assert stream(one, 0, size) + stream(other, size, 3 * size) == list(range(3 * size))
+
+
+def test_seeds_of_augmentation_follow_from_seed_epoch_and_index_alone():
+    order = ShuffledOrder(10, seed=3)
+    positions = np.arange(20)
+    indices = order.indices(positions)
+    keys = order.keys(positions, indices)
+    assert len(set(keys.tolist())) == 20  # one per epoch and sample
+    part = np.array([[17, 4], [2, 9]])
+    assert order.keys(part, indices[part]).tolist() == keys[part].tolist()
+    assert not set(ShuffledOrder(10, seed=4).keys(positions, indices).tolist()) & set(keys.tolist())
+
+
+def test_what_is_evaluated_has_no_seeds_of_augmentation():
+    assert SequentialOrder(10).keys(np.arange(3), np.arange(3)) is None
