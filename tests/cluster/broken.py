@@ -1,14 +1,15 @@
 """Breaking one host of a cluster, and mending it again."""
 
+import importlib.util
 import os
-import sysconfig
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hosts import Cluster, Host
 
-SITE = Path(sysconfig.get_paths()["purelib"])
+NAMES = Path("/etc/hosts")
 _OURS = ("python", "python3", "horovodrun", "mpirun", "prterun", "prted", "ssh")
 
 
@@ -24,9 +25,14 @@ def instead(host: Host, path: Path, source: Path) -> Iterator[None]:
 
 @contextmanager
 def text_instead(host: Host, path: Path, text: str, folder: Path) -> Iterator[None]:
-    """Context in which a host reads another text in the place of a file."""
-    source = folder / f"instead-of-{path.name}"
+    """Context in which a host reads another text in the place of a file.
+
+    Args:
+        folder: where the text is put; the host must see it.
+    """
+    source = folder / uuid.uuid4().hex
     source.write_text(text)
+    source.chmod(0o600 if ".ssh" in path.parts else 0o644)
     with instead(host, path, source):
         yield
 
@@ -39,6 +45,25 @@ def home(host: Host) -> Path:
 def text_of(host: Host, path: Path) -> str:
     """Give a file's text as a host sees it."""
     return host.namespaces.succeed("cat", str(path))
+
+
+def package(name: str) -> Path:
+    """Give the folder of an installed package."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent
+
+
+def without_name(host: Host, name: str) -> str:
+    """Give a host's /etc/hosts without one name."""
+    lines = text_of(host, NAMES).splitlines(keepends=True)
+    return "".join(line for line in lines if name not in line.split())
+
+
+def without_host_key(host: Host, name: str) -> tuple[Path, str]:
+    """Give a host's file of known keys, and its text without those of one host."""
+    path = home(host) / ".ssh/known_hosts"
+    lines = text_of(host, path).splitlines(keepends=True)
+    return path, "".join(line for line in lines if not line.startswith(f"{name},"))
 
 
 @contextmanager
@@ -74,6 +99,17 @@ def renamed_interface(host: Host, name: str) -> Iterator[None]:
         yield
     finally:
         rename(name, "eth0")
+
+
+@contextmanager
+def blocked_ports(host: Host) -> Iterator[None]:
+    """Context in which a host's firewall lets only ssh in."""
+    rule = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP"]
+    host.namespaces.succeed("iptables", "-A", *rule)
+    try:
+        yield
+    finally:
+        host.namespaces.succeed("iptables", "-D", *rule)
 
 
 def left_running(cluster: Cluster) -> dict[str, list[str]]:

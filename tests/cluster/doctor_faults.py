@@ -1,41 +1,55 @@
-"""Faults of a cluster, each a context: it is there inside, and healed afterwards.
+"""Faults of a cluster for doctor, each a context: it is there inside, and healed afterwards.
 
 Every function takes the cluster and a private folder that all hosts show; a fault is injected on h2
 unless it says otherwise.
 """
 
 import importlib.machinery
-import importlib.util
+import os
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+from broken import (
+    NAMES,
+    blocked_ports,
+    home,
+    instead,
+    package,
+    renamed_interface,
+    text_instead,
+    text_of,
+    unplugged,
+    without_host_key,
+    without_name,
+    without_sshd,
+)
 from hosts import Cluster, Host
+
+import hvdtrain
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 CGROUP = Path("/sys/fs/cgroup/cpu")
+DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
+# so that hosts run this checkout
+PYTHONPATH = os.pathsep.join([str(Path(hvdtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+SLOTS = {"h1": 2, "h2": 1, "h3": 1}
+Fault = AbstractContextManager[None]
 
 
-@contextmanager
-def replaced(host: Host, target: Path | str, text: str | Path, folder: Path) -> Iterator[None]:
-    """Show another text, or another file or folder, in a file's place on one host."""
-    source = text
-    if isinstance(text, str):
-        source = folder / uuid.uuid4().hex
-        source.write_text(text)
-        source.chmod(0o600 if ".ssh" in str(target) else 0o644)
-    host.bind(Path(source), Path(target))
-    try:
-        yield
-    finally:
-        host.namespaces.succeed("umount", str(target))
+def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder for all hosts to show, with the jobs' working directory, ``work``, in it."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "work" / "runs").mkdir(parents=True)
+    return folder
 
 
 @contextmanager
 def mounted(host: Host, target: Path | str, size: str) -> Iterator[None]:
-    """Put a small, empty file system over a folder on one host."""
+    """Context with a small, empty file system over a folder on one host."""
     host.namespaces.succeed("mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "small", str(target))
     try:
         yield
@@ -48,96 +62,52 @@ def fill(host: Host, folder: Path | str) -> None:
     assert int(host.run(["stat", "-f", "-c", "%a", str(folder)]).stdout) == 0
 
 
-def ssh_file(host: Host, name: str) -> tuple[Path, str]:
-    path = host.run(["sh", "-c", f"echo ~/.ssh/{name}"]).stdout.strip()
-    return Path(path), host.run(["cat", path]).stdout
-
-
-@contextmanager
-def wrong_key(cluster: Cluster, folder: Path) -> Iterator[None]:
+def wrong_key(cluster: Cluster, folder: Path) -> Fault:
     h2 = cluster.hosts["h2"]
-    with replaced(h2, ssh_file(h2, "authorized_keys")[0], "", folder):
-        yield
+    return text_instead(h2, home(h2) / ".ssh/authorized_keys", "", folder)
 
 
-@contextmanager
-def unknown_host_key(cluster: Cluster, folder: Path) -> Iterator[None]:
-    path, text = ssh_file(cluster.head, "known_hosts")
-    kept = "".join(line for line in text.splitlines(True) if not line.startswith("h2,"))
-    with replaced(cluster.head, path, kept, folder):
-        yield
+def unknown_host_key(cluster: Cluster, folder: Path) -> Fault:
+    return text_instead(cluster.head, *without_host_key(cluster.head, "h2"), folder)
 
 
-@contextmanager
-def changed_host_key(cluster: Cluster, folder: Path) -> Iterator[None]:
-    path, text = ssh_file(cluster.head, "known_hosts")
-    lines = {line.partition(",")[0]: line.split() for line in text.splitlines()}
+def changed_host_key(cluster: Cluster, folder: Path) -> Fault:
+    path = home(cluster.head) / ".ssh/known_hosts"
+    lines = {line.partition(",")[0]: line.split() for line in text_of(cluster.head, path).splitlines()}
     lines["h2"][1:] = lines["h3"][1:]
     text = "".join(" ".join(words) + "\n" for words in lines.values())
-    with replaced(cluster.head, path, text, folder):
-        yield
+    return text_instead(cluster.head, path, text, folder)
 
 
-@contextmanager
-def sshd_down(cluster: Cluster, folder: Path) -> Iterator[None]:
-    cluster.hosts["h2"].stop_sshd()
-    try:
-        yield
-    finally:
-        cluster.hosts["h2"].start_sshd()
+def sshd_down(cluster: Cluster, folder: Path) -> Fault:
+    return without_sshd(cluster.hosts["h2"])
 
 
-def without_name(host: Host, name: str) -> str:
-    lines = host.run(["cat", "/etc/hosts"]).stdout.splitlines(True)
-    return "".join(line for line in lines if name not in line.split())
+def unknown_name(cluster: Cluster, folder: Path) -> Fault:
+    return text_instead(cluster.head, NAMES, without_name(cluster.head, "h2"), folder)
 
 
-@contextmanager
-def unknown_name(cluster: Cluster, folder: Path) -> Iterator[None]:
-    with replaced(cluster.head, "/etc/hosts", without_name(cluster.head, "h2"), folder):
-        yield
-
-
-@contextmanager
-def own_name_unknown(cluster: Cluster, folder: Path) -> Iterator[None]:
+def own_name_unknown(cluster: Cluster, folder: Path) -> Fault:
     h2 = cluster.hosts["h2"]
-    with replaced(h2, "/etc/hosts", without_name(h2, "h2"), folder):
-        yield
+    return text_instead(h2, NAMES, without_name(h2, "h2"), folder)
 
 
-def rename(host: Host, old: str, new: str) -> None:
-    for words in (["dev", old, "down"], ["dev", old, "name", new], ["dev", new, "up"]):
-        host.namespaces.succeed("ip", "link", "set", *words)
+def other_interface_name(cluster: Cluster, folder: Path) -> Fault:
+    return renamed_interface(cluster.hosts["h2"], "net7")
 
 
-@contextmanager
-def other_interface_name(cluster: Cluster, folder: Path) -> Iterator[None]:
-    rename(cluster.hosts["h2"], "eth0", "net7")
-    try:
-        yield
-    finally:
-        rename(cluster.hosts["h2"], "net7", "eth0")
-
-
-def package(name: str) -> Path:
-    return Path(importlib.util.find_spec(name).origin).parent
-
-
-@contextmanager
-def other_torch(cluster: Cluster, folder: Path) -> Iterator[None]:
+def other_torch(cluster: Cluster, folder: Path) -> Fault:
     version = package("torch") / "version.py"
     text = version.read_text().replace("__version__ = '2.", "__version__ = '1.")
     assert text != version.read_text()
-    with replaced(cluster.hosts["h2"], version, text, folder):
-        yield
+    return text_instead(cluster.hosts["h2"], version, text, folder)
 
 
-@contextmanager
-def missing_extension(cluster: Cluster, folder: Path) -> Iterator[None]:
+def missing_extension(cluster: Cluster, folder: Path) -> Fault:
+    """An extension of h3's Horovod is an empty file."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     extension = package("horovod") / f"torch/mpi_lib_v2{suffix}"
-    with replaced(cluster.hosts["h3"], extension, "", folder):
-        yield
+    return text_instead(cluster.hosts["h3"], extension, "", folder)
 
 
 @contextmanager
@@ -155,59 +125,37 @@ def full_disk(cluster: Cluster, folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def no_python(cluster: Cluster, folder: Path) -> Iterator[None]:
+def no_python(cluster: Cluster, folder: Path) -> Fault:
     (folder / "empty").mkdir(exist_ok=True)
-    with replaced(cluster.hosts["h2"], Path(sys.executable).parent, folder / "empty", folder):
-        yield
+    return instead(cluster.hosts["h2"], Path(sys.executable).parent, folder / "empty")
 
 
-@contextmanager
-def runs_not_shared(cluster: Cluster, folder: Path) -> Iterator[None]:
-    with mounted(cluster.hosts["h2"], folder / "runs", "2g"):
-        yield
+def runs_not_shared(cluster: Cluster, folder: Path) -> Fault:
+    return mounted(cluster.hosts["h2"], folder / "runs", "2g")
 
 
-@contextmanager
-def no_working_directory(cluster: Cluster, folder: Path) -> Iterator[None]:
-    with mounted(cluster.hosts["h2"], folder.parent, "2g"):
-        yield
+def no_working_directory(cluster: Cluster, folder: Path) -> Fault:
+    return mounted(cluster.hosts["h2"], folder.parent, "2g")
 
 
-@contextmanager
-def host_down(cluster: Cluster, folder: Path) -> Iterator[None]:
-    cluster.hosts["h2"].disconnect()
-    try:
-        yield
-    finally:
-        cluster.hosts["h2"].connect()
+def host_down(cluster: Cluster, folder: Path) -> Fault:
+    return unplugged(cluster.hosts["h2"])
 
 
-@contextmanager
-def ports_blocked(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """A firewall that lets ssh through and drops connections to all other ports."""
-    rule = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "DROP"]
-    cluster.hosts["h2"].namespaces.succeed("iptables", "-A", *rule)
-    try:
-        yield
-    finally:
-        cluster.hosts["h2"].namespaces.succeed("iptables", "-D", *rule)
+def ports_blocked(cluster: Cluster, folder: Path) -> Fault:
+    return blocked_ports(cluster.hosts["h2"])
 
 
 @contextmanager
 def clock_ahead(cluster: Cluster, folder: Path, seconds: int = 10) -> Iterator[None]:
     """All that ssh starts on h3 sees another time."""
     h3 = cluster.hosts["h3"]
-    setting = f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{seconds}"
-    sshd = h3._files.sshd
     h3.stop_sshd()
-    h3._files.sshd.extend(["-o", setting])
-    h3.start_sshd()
+    h3.start_sshd("-o", f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{seconds}")
     try:
         yield
     finally:
         h3.stop_sshd()
-        del sshd[-2:]
         h3.start_sshd()
 
 

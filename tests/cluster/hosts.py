@@ -96,9 +96,9 @@ class Host:
         """Put the cable back."""
         self._switch.succeed("ip", "link", "set", self._port, "up")
 
-    def start_sshd(self) -> None:
-        """Start the ssh daemon, and wait until it listens."""
-        self.namespaces.succeed(*self._files.prefix, *self._files.sshd)
+    def start_sshd(self, *options: str) -> None:
+        """Start the ssh daemon, with more options, and wait until it listens."""
+        self.namespaces.succeed(*self._files.prefix, *self._files.sshd, *options)
         deadline = time.monotonic() + _START_SECONDS
         while not self.namespaces.listens(self._files.port):
             assert time.monotonic() < deadline, f"sshd on {self.name} does not listen"

@@ -7,14 +7,17 @@ from pathlib import Path
 import jobs
 import pytest
 from broken import (
-    SITE,
+    NAMES,
+    blocked_ports,
     home,
     instead,
     left_running,
+    package,
     renamed_interface,
     text_instead,
-    text_of,
     unplugged,
+    without_host_key,
+    without_name,
     without_sshd,
 )
 from hosts import Cluster
@@ -74,9 +77,7 @@ def test_a_key_that_is_not_accepted(cluster, tmp_path):
 
 @BOTH
 def test_a_host_key_that_is_not_known_is_refused_with_the_remedy(cluster, tmp_path, controller):
-    known = home(cluster.head) / ".ssh/known_hosts"
-    others = [line for line in text_of(cluster.head, known).splitlines() if not line.startswith("h2")]
-    with text_instead(cluster.head, known, "\n".join(others), tmp_path):
+    with text_instead(cluster.head, *without_host_key(cluster.head, "h2"), tmp_path):
         fails(cluster, controller, tmp_path, "no ssh to host h2: Host key", "ssh-keyscan h2")
 
 
@@ -95,9 +96,8 @@ def test_a_host_that_is_down(cluster, tmp_path):
 
 
 def test_a_host_that_cannot_resolve_its_own_name(cluster, tmp_path):
-    names = Path("/etc/hosts")
-    others = [line for line in text_of(cluster.hosts["h2"], names).splitlines() if "h2" not in line]
-    with text_instead(cluster.hosts["h2"], names, "\n".join(others), tmp_path):
+    h2 = cluster.hosts["h2"]
+    with text_instead(h2, NAMES, without_name(h2, "h2"), tmp_path):
         fails(cluster, "gloo", tmp_path, "rank 2 on h2: host h2 cannot resolve its own name", "/etc/hosts")
 
 
@@ -122,13 +122,13 @@ def test_an_interface_that_the_user_named_and_a_host_lacks(cluster, tmp_path, co
 @BOTH
 def test_horovod_without_an_extension(cluster, tmp_path, controller):
     (tmp_path / "empty").mkdir()
-    with instead(cluster.hosts["h2"], SITE / "horovod" / "torch", tmp_path / "empty"):
+    with instead(cluster.hosts["h2"], package("horovod") / "torch", tmp_path / "empty"):
         fails(cluster, controller, tmp_path, "rank 2 on h2: .*no extension for PyTorch")
 
 
 @BOTH
 def test_another_version_of_torch(cluster, tmp_path, controller):
-    version = SITE / "torch" / "version.py"
+    version = package("torch") / "version.py"
     other = re.sub(r"(__version__ = ')[\d.]+", r"\g<1>1.2.3", version.read_text())
     with text_instead(cluster.hosts["h2"], version, other, tmp_path):
         fails(cluster, controller, tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
@@ -155,13 +155,8 @@ def test_a_working_directory_that_a_host_lacks(cluster, tmp_path):
 
 
 def test_ports_that_are_blocked(cluster, tmp_path):
-    inside = cluster.hosts["h2"].namespaces.succeed
-    rule = ["-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP"]
-    inside("iptables", "-A", "INPUT", *rule)
-    try:
+    with blocked_ports(cluster.hosts["h2"]):
         fails(cluster, "gloo", tmp_path, "unable to connect|cannot connect|check connectivity", "h2")
-    finally:
-        inside("iptables", "-D", "INPUT", *rule)
 
 
 @BOTH

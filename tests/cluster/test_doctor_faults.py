@@ -9,29 +9,23 @@ import doctor_faults as faults
 import pytest
 from hosts import Cluster
 
-import hvdtrain
-
-PACKAGE = str(Path(hvdtrain.__file__).parent.parent)
-DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
 SECONDS = 60  # within which every cluster must be seen through
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("doctor")
-    (folder / "work" / "runs").mkdir(parents=True)
-    return folder
+    return faults.new_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def cluster(folder):
-    with Cluster({"h1": 2, "h2": 1, "h3": 1}, shared=folder) as cluster:
+    with Cluster(faults.SLOTS, shared=folder) as cluster:
         yield cluster
 
 
 def doctor(cluster: Cluster, folder: Path, *words: str):
-    environ = {"PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
-    return cluster.head.run([*DOCTOR, *words], cwd=folder / "work", timeout=SECONDS, **environ)
+    words = (*faults.DOCTOR, *words)
+    return cluster.head.run(list(words), cwd=folder / "work", timeout=SECONDS, PYTHONPATH=faults.PYTHONPATH)
 
 
 def document(result) -> dict:

@@ -1,7 +1,6 @@
 """doctor under the launcher, on hosts: over both controllers the same is found."""
 
 import json
-import os
 from pathlib import Path
 
 import doctor_faults as faults
@@ -9,30 +8,23 @@ import pytest
 from hosts import Cluster
 from jobs import CONTROLLERS
 
-import hvdtrain
-
-PACKAGE = str(Path(hvdtrain.__file__).parent.parent)
-DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
 SECONDS = 120
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("doctor")
-    (folder / "work" / "runs").mkdir(parents=True)
-    return folder
+    return faults.new_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def cluster(folder):
-    with Cluster({"h1": 2, "h2": 1, "h3": 1}, shared=folder) as cluster:
+    with Cluster(faults.SLOTS, shared=folder) as cluster:
         yield cluster
 
 
 def launched(cluster: Cluster, folder: Path, controller: str, *words: str):
-    environ = {"PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
-    command = ["horovodrun", f"--{controller}", "-np", "4", "-H", cluster.words(), *DOCTOR, *words]
-    return cluster.head.run(command, cwd=folder / "work", timeout=SECONDS, **environ)
+    command = ["horovodrun", f"--{controller}", "-np", "4", "-H", cluster.words(), *faults.DOCTOR, *words]
+    return cluster.head.run(command, cwd=folder / "work", timeout=SECONDS, PYTHONPATH=faults.PYTHONPATH)
 
 
 def documented(result) -> dict:
