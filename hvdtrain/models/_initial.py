@@ -17,4 +17,7 @@ def as_keras(model: Any) -> Any:
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LSTM):
+            for name, weights in module.named_parameters():
+                (nn.init.xavier_uniform_ if "ih" in name else nn.init.orthogonal_)(weights)
     return model
