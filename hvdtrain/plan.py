@@ -144,8 +144,12 @@ def _learning_rate(config: Config, layout: Layout) -> str:
 
 def _optimizer(config: Config, own: bool) -> str:
     said: str = "the task's own" if own else config.optimizer
-    if not own and config.optimizer == "sgd" and config.momentum:
+    if not own and config.optimizer in ("sgd", "lars") and config.momentum:
         said += f", momentum {config.momentum:g}"
+    if not own and config.optimizer == "lars":
+        said += f", trust coefficient {config.lars_trust_coefficient:g}"
+    if not own and config.optimizer == "lamb":
+        said += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
     if not own and config.weight_decay:
         said += f", weight decay {config.weight_decay:g}"
     if config.clip_norm:

@@ -237,12 +237,13 @@ def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
 
 
 def fill_slots(optimizer: torch.optim.Optimizer) -> None:
-    """Make the slots of hvdtrain's sgd and adamw as zeros, so that there is a state to broadcast."""
+    """Make the slots of hvdtrain's optimizers as zeros, so that there is a state to broadcast."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if "betas" in group:
                 optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
+                    # where the operation that computes with it runs
+                    "step": torch.zeros((), device=parameter.device if group.get("fused") else "cpu"),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }

@@ -24,6 +24,7 @@ from hvdtrain.backends import _keras_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
+from hvdtrain.backends._keras_large_batch import large_batch_optimizer
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
 from hvdtrain.backends._keras_slots import TrainingState
@@ -250,6 +251,8 @@ class TensorFlowBackend:
                     f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}"
                 )
             return optimizer
+        if config.optimizer in ("lars", "lamb"):
+            return large_batch_optimizer(config, self._trainable)
         if config.optimizer == "adamw":
             return AdamW(
                 beta1=config.adam_beta1,

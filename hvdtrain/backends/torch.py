@@ -18,6 +18,7 @@ from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
+from hvdtrain.backends._torch_large_batch import large_batch_optimizer
 from hvdtrain.backends._torch_losses import NAMED
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
@@ -109,7 +110,7 @@ class TorchBackend:
             raise TaskError("the model has no parameter that requires a gradient")
         self._parameters = [entry.tensor for entry in self._trainable]
         self._optimizer = hvd.DistributedOptimizer(
-            self._make_optimizer(task, config),
+            self._make_optimizer(task, config, tensors),
             named_parameters=[(entry.path, entry.tensor) for entry in self._trainable],
             compression=_COMPRESSION[config.compression],
             backward_passes_per_step=accumulate,
@@ -236,12 +237,14 @@ class TorchBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def _make_optimizer(self, task: Any, config: Config) -> torch.optim.Optimizer:
+    def _make_optimizer(self, task: Any, config: Config, tensors: ModelState) -> torch.optim.Optimizer:
         if hasattr(task, "torch_optimizer"):
             optimizer = task.torch_optimizer(self._parameters)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TaskError(f"torch_optimizer() must give an optimizer, found {type(optimizer).__name__}")
             return optimizer
+        if config.optimizer in ("lars", "lamb"):
+            return large_batch_optimizer(config, tensors.trainable_fields())
         decay, fused = config.weight_decay, all(p.is_floating_point() for p in self._parameters)
         if config.optimizer == "adamw":
             betas = (config.adam_beta1, config.adam_beta2)

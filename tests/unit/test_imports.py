@@ -22,6 +22,7 @@ LAYERS = [
     [
         "backends.base",
         "backends._exchange",
+        "backends._large_batch",
         "backends._names",
         "backends._workers",
         "backends._objective",
