@@ -63,7 +63,7 @@ def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -
 
 
 def evaluate(session: Session, layout: Layout) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+    """Collective. Evaluate on the whole evaluation data, exactly, with averaged weights, and report it.
 
     Returns:
         Name to mean over the evaluation samples; the same on every worker.
@@ -71,7 +71,7 @@ def evaluate(session: Session, layout: Layout) -> dict[str, float]:
     backend = session.backend
     window = Window()
     backend.average_statistics()
-    with session.eval_feed(layout) as feed:
+    with session.eval_feed(layout) as feed, backend.averaged_weights():
         for batch in backend.to_device(feed):
             backend.eval_step(batch)
     window.add(backend.take_metrics("eval").read(), time.perf_counter())

@@ -8,6 +8,7 @@ from typing import Any
 
 from hvdtrain import environment
 from hvdtrain.backends import load_backend
+from hvdtrain.backends._averaging import without_averages
 from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
@@ -227,7 +228,7 @@ def build(config: Config, task: Any, backend: Backend) -> None:
     except Exception as error:
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
     if config.initial_parameters == "portable":
-        state = backend.get_state()
+        state = without_averages(backend.get_state())
         for name in state:
             if name.startswith("model/"):
                 value = initial_value(name, state[name].shape, config.seed)

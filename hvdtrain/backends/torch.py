@@ -5,6 +5,7 @@ With its parts (``_torch_*.py``) the only place that imports torch.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._torch_averages import Averages
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
 from hvdtrain.backends._torch_large_batch import large_batch_optimizer
 from hvdtrain.backends._torch_losses import NAMED
@@ -100,6 +102,7 @@ class TorchBackend:
         self._seed = config.seed
         self._clip_norm = config.clip_norm
         self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         model = task.torch_model()
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
@@ -118,7 +121,8 @@ class TorchBackend:
         )
         if not hasattr(task, "torch_optimizer"):
             fill_slots(self._optimizer)
-        self._state = TrainingState(tensors, self._optimizer)
+        self._averages = Averages(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._averages)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -159,6 +163,7 @@ class TorchBackend:
             assert sums is not None  # a step has at least one micro-batch
             sums = torch.cat((sums, self._fill_missing_gradients(requests)))
             self._reduce_and_update(sums)
+        self._averages.update(batch.step + 1)
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: TorchBatch) -> None:
@@ -168,6 +173,10 @@ class TorchBackend:
             for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
                 _, values = self._per_sample(micro_batch)
                 self._add(torch.cat((torch.mv(values, weights), self._zeros)), batch.total_weight)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Give a context in which the model computes with the average of its weights, if it has one."""
+        return self._averages.in_model()
 
     def take_metrics(self, phase: str) -> TorchPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -224,6 +233,7 @@ class TorchBackend:
             if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self._model.state_dict(), root)
+            hvd.broadcast_parameters(self._averages.named(), root)
 
     def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
         """Write the model in a form that others serve, load it back and compare outputs."""
@@ -231,7 +241,9 @@ class TorchBackend:
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; say what it held."""
-        return _torch_export.load_weights_file(self._model, path)
+        held = _torch_export.load_weights_file(self._model, path)
+        self._averages.restart()
+        return held
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
@@ -294,7 +306,8 @@ class TorchBackend:
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(self._model, micro_batch)
+        objective = self._train_objective if self._model.training else self._objective
+        losses, metrics = objective(self._model, micro_batch)
         samples = len(next(iter(micro_batch.values())))
         names = ("loss", *metrics)
         if names != self._names:

@@ -21,6 +21,7 @@ LAYERS = [
     ["config", "environment", "data", "models", "tasks"],
     [
         "backends.base",
+        "backends._averaging",
         "backends._exchange",
         "backends._large_batch",
         "backends._names",
