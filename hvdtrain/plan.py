@@ -47,6 +47,8 @@ def plan_in_words(
         "length": _length(session, layout),
         "learning rate": _learning_rate(config, layout),
         "optimizer": _optimizer(config, own_optimizer),
+        "regularised": _regularised(config),
+        "stops early": _stops_early(config),
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
@@ -120,6 +122,23 @@ def _checkpoints(config: Config) -> str:
     kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
     best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
     return f"{said}, keeping {kept}{best}"
+
+
+def _regularised(config: Config) -> str:
+    said = []
+    if config.label_smoothing:
+        said.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
+    if config.ema_decay is not None:
+        said.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
+    return "; ".join(said)
+
+
+def _stops_early(config: Config) -> str:
+    if config.early_stopping is None:
+        return ""
+    patience = counted(config.early_stopping_patience, "evaluation")
+    way = "higher" if config.early_stopping.highest else "lower"
+    return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
 
 
 def _learning_rate(config: Config, layout: Layout) -> str:

@@ -15,7 +15,9 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "addresses", "deadline", "summary", "logs", "best", "forms", "record"],
+    ["errors", "quiet", "threads", "addresses", "deadline", "summary", "logs", "best", "forms"],
+    ["patience"],
+    ["record"],
     ["schedule", "terminal", "task", "horovod_build", "hosts"],
     ["hostcheck"],
     ["config", "environment", "data", "models", "tasks"],
