@@ -86,6 +86,7 @@ class _Done:
     """An evaluation that was done."""
 
     checkpoint: Checkpoint
+    averaged: bool
     config: Config
     metrics: dict[str, float]
     workers: int
@@ -95,10 +96,11 @@ class _Done:
     def in_words(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
         step = self.checkpoint.record.step
+        weights = "averaged weights, " if self.averaged else ""
         return (
             f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
             f"{counted(self.workers, 'worker')}, {self.config.framework}, "
-            f"step {step:,}: {self.checkpoint.path})"
+            f"{weights}step {step:,}: {self.checkpoint.path})"
         )
 
     def as_dict(self) -> Mapping[str, Any]:
@@ -108,6 +110,7 @@ class _Done:
             "step": record.step,
             "samples": record.samples,
             "epoch": round(record.epoch, 6),
+            "averaged_weights": self.averaged,
             **self.metrics,
             "task": self.config.task,
             "framework": self.config.framework,
@@ -131,7 +134,8 @@ def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -
             everywhere=True,
         )
     build_together(job.config, task, backend)
-    found = on_root(backend.workers, lambda: _load(path, recorded_as, backend))
+    take_averages = job.config.ema_decay is not None
+    found, averaged = on_root(backend.workers, lambda: _load(path, recorded_as, backend, take_averages))
     backend.broadcast_state(0)
     record = found.record
     session = Session(
@@ -150,15 +154,15 @@ def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -
         raise
     except Exception as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
-    return _Done(
-        found, job.config, metrics, backend.workers.size, len(data), seconds=time.perf_counter() - begun
-    )
+    seconds = time.perf_counter() - begun
+    return _Done(found, averaged, job.config, metrics, backend.workers.size, len(data), seconds)
 
 
-def _load(path: Path, recorded_as: Checkpoint, backend: Backend) -> Checkpoint:
+def _load(
+    path: Path, recorded_as: Checkpoint, backend: Backend, take_averages: bool
+) -> tuple[Checkpoint, bool]:
     found = recorded.verified(path, recorded_as.record)
-    load_weights(found, backend)
-    return found
+    return found, load_weights(found, backend, take_averages)
 
 
 def _tell(done: _Done, output: Path | None) -> None:

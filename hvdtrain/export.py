@@ -36,12 +36,14 @@ class Export:
 
     Attributes:
         checkpoint: what was exported.
+        averaged: whether its averaged weights were.
         form: the form's name.
         path: the file or directory.
         exported: what came of loading it back.
     """
 
     checkpoint: Checkpoint
+    averaged: bool
     form: str
     path: Path
     exported: Exported
@@ -52,7 +54,7 @@ class Export:
         record = self.checkpoint.record
         return (
             f"{self.form}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
-            f"of {self.checkpoint.path}, step {record.step:,}\n"
+            f"of {self.checkpoint.path}, step {record.step:,}{', averaged weights' * self.averaged}\n"
             f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
             f"{self.exported.relative:.1e} of the largest\n"
             f"to load it: {FORMS[self.form].loading.format(path=self.path)}"
@@ -89,17 +91,21 @@ def export_checkpoint(
         _check_output(output, form, force)
         with started(job, signals) as backend:
             check_alone(backend, "export")
-            found, batch = _open(job, backend, path, found)
+            found, averaged, batch = _open(job, backend, path, found)
             with _beside(output) as written:
                 with quiet_output():
                     exported = _write(job, backend, form, written, batch)
                 _check_difference(exported, form)
                 _put_into_place(written, output)
-    return Export(found, form, output, exported)
+    return Export(found, averaged, form, output, exported)
 
 
-def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Checkpoint, HostBatch]:
-    """Build the model with the checkpoint's weights; give the checkpoint and a batch of real samples."""
+def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Checkpoint, bool, HostBatch]:
+    """Build the model with the checkpoint's weights.
+
+    Returns:
+        The checkpoint, whether its averaged weights were taken, and a batch of real samples.
+    """
     task = new_task(job)
     data, _ = open_data(task, job.config, "eval_data")
     if data is None:
@@ -108,8 +114,8 @@ def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Ch
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found = recorded.verified(path, found.record)
-    load_weights(found, backend)
-    return found, _batch(data, job.config.eval_batch_size or job.config.batch_size)
+    averaged = load_weights(found, backend, take_averages=job.config.ema_decay is not None)
+    return found, averaged, _batch(data, job.config.eval_batch_size or job.config.batch_size)
 
 
 def _batch(data: Any, size: int) -> HostBatch:

@@ -22,6 +22,7 @@ from hvdtrain.errors import (
 from hvdtrain.loop import run
 from hvdtrain.metrics import Window
 from hvdtrain.opening import Job, Material, open_together, prepare, started
+from hvdtrain.patience import waiting_from
 from hvdtrain.plan import plan_in_words
 from hvdtrain.rundir import CHECKPOINTS, open_run
 from hvdtrain.saving import BackgroundSaver
@@ -144,6 +145,7 @@ def _open_session(job: Job, backend: Backend, material: Material, start: Start) 
             values=start.values,
         )
     session.best_value = start.best_value(config)
+    session.waiting = waiting_from(config.early_stopping, start.record.waiting if start.record else None)
     if (record := start.record) is not None:
         session.seconds_before = record.seconds
         session.last_eval = with_nan(record.last_metrics)
@@ -251,4 +253,5 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
         failed_saves=len(failures),
         save_error=failures[-1] if failures else None,
         error=problem,
+        stopped_early=session.stopped_early or None,
     )

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from hvdtrain.backends.base import NO_REQUESTS, Requests, Totals
+from hvdtrain.best import Best
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
+from hvdtrain.patience import after_evaluation, in_words, is_over
 from hvdtrain.replicas import check_replicas
 from hvdtrain.schedule import Cadence
 from hvdtrain.session import Layout, Progress, Session
@@ -36,6 +38,9 @@ def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -
     session.report.start(layout.steps, session.progress.step, session.seconds_before)
     if _is_left_to_evaluate(session, layout):
         evaluate(session, layout)
+    if _ends_early(session, layout):
+        session.report.note("to go on, raise early_stopping_patience or set early_stopping to null")
+        return
     with session.train_feed(layout) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             session.learning_rate = _learning_rate(session, layout)
@@ -45,16 +50,20 @@ def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -
             account.take(late.push(mark, backend.take_metrics("train")))
             if mark.step % config.check_replicas_every == 0:
                 check_replicas(backend)
-            is_best = False
+            is_best = ends_early = False
             if _eval_is_due(session, mark, layout):
                 account.take(late.flush())
                 with account.clock_stopped():
                     evaluate(session, layout)
                 is_best = _note_best(session)
-            if is_best or account.requested_any() or _save_is_due(session, mark, layout):
+                _note_waiting(session)
+                ends_early = _ends_early(session, layout)
+            if is_best or ends_early or account.requested_any() or _save_is_due(session, mark, layout):
                 account.take(late.flush())  # of a loss that is no number, nothing is saved
                 with account.clock_stopped():
                     save(session)
+                if ends_early:
+                    break
                 if account.stop_is_requested():
                     session.stopped = mark.samples < layout.last_sample
                     break
@@ -63,7 +72,7 @@ def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -
 
 
 def evaluate(session: Session, layout: Layout) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+    """Collective. Evaluate on the whole evaluation data, exactly, with averaged weights, and report it.
 
     Returns:
         Name to mean over the evaluation samples; the same on every worker.
@@ -71,7 +80,7 @@ def evaluate(session: Session, layout: Layout) -> dict[str, float]:
     backend = session.backend
     window = Window()
     backend.average_statistics()
-    with session.eval_feed(layout) as feed:
+    with session.eval_feed(layout) as feed, backend.averaged_weights():
         for batch in backend.to_device(feed):
             backend.eval_step(batch)
     window.add(backend.take_metrics("eval").read(), time.perf_counter())
@@ -136,17 +145,47 @@ def _note_best(session: Session) -> bool:
     best = session.config.keep_best
     if best is None:
         return False
-    if best.metric not in session.last_eval:
-        raise ConfigError(
-            f"keep_best: there is no metric {best.metric!r}; the evaluation gives "
-            f"{', '.join(session.last_eval)}",
-            everywhere=True,
-        )
-    value = session.last_eval[best.metric]
+    value = _last_value("keep_best", best, session)
     if not best.improves(value, session.best_value):
         return False
     session.best_value = value
     return True
+
+
+def _note_waiting(session: Session) -> None:
+    """Note what the evaluation just done means for early stopping. The same on every worker."""
+    rule, waiting = session.config.early_stopping, session.waiting
+    if rule is not None and waiting is not None:
+        value = _last_value("early_stopping", rule, session)
+        session.waiting = after_evaluation(waiting, rule, value, session.progress.step)
+
+
+def _ends_early(session: Session, layout: Layout) -> bool:
+    """Whether early stopping has waited long enough, before training is done anyway; say so."""
+    config, progress, waiting = session.config, session.progress, session.waiting
+    if waiting is None or config.early_stopping is None or progress.samples >= layout.last_sample:
+        return False
+    if not is_over(waiting, config.early_stopping_patience):
+        return False
+    why = in_words(waiting, config.early_stopping)
+    session.stopped_early = f"stopped early at step {progress.step:,}: {why}"
+    session.report.say(session.stopped_early)
+    return True
+
+
+def _last_value(field: str, best: Best, session: Session) -> float:
+    """Give the metric that a field names, of the evaluation just done.
+
+    Raises:
+        ConfigError: where the evaluation gives no such metric.
+    """
+    if best.metric not in session.last_eval:
+        raise ConfigError(
+            f"{field}: there is no metric {best.metric!r}; the evaluation gives "
+            f"{', '.join(session.last_eval)}",
+            everywhere=True,
+        )
+    return session.last_eval[best.metric]
 
 
 class _Account:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hvdtrain import environment
 from hvdtrain.backends import load_backend
+from hvdtrain.backends._averaging import without_averages
 from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
@@ -164,7 +165,7 @@ def open_together(job: Job, backend: Backend) -> tuple[Material, list[str]]:
     agree(backend.workers, material.facts)
     # raises before anything is written
     Layout.of(job.config, backend.workers.size, len(material.train_data))
-    _check_best(job.config, material)
+    _check_metrics(job.config, material)
     build_together(job.config, material.task, backend)
     return material, hosts
 
@@ -185,26 +186,35 @@ def build_together(config: Config, task: Any, backend: Backend) -> None:
     agree(backend.workers, shapes)
 
 
-def _check_best(config: Config, material: Material) -> None:
-    """Check early what would else come out at the first evaluation.
+def _check_metrics(config: Config, material: Material) -> None:
+    """Check early what would else come out at the first evaluation, or never.
 
     Raises:
-        ConfigError: where the metric that keep_best names cannot be there.
+        ConfigError: where a metric that the config names cannot be there, or is there only at the end.
     """
-    if config.keep_best is None:
-        return
-    metric = config.keep_best.metric
+    for field, best in (("keep_best", config.keep_best), ("early_stopping", config.early_stopping)):
+        if best is not None:
+            _check_metric(field, best.metric, config, material)
+    if config.early_stopping is not None and config.eval_every is None:
+        raise ConfigError(
+            "early_stopping: eval_every is null, so the only evaluation comes when training is done",
+            "Set eval_every, such as 1epoch or a number of steps, or leave early_stopping out.",
+            everywhere=True,
+        )
+
+
+def _check_metric(field: str, metric: str, config: Config, material: Material) -> None:
     if material.eval_data is None:
         raise ConfigError(
-            f"keep_best: {metric} is a metric of the evaluation, and the task has no evaluation data",
-            "Leave keep_best out, or give the task eval_data().",
+            f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
+            f"Leave {field} out, or give the task eval_data().",
             everywhere=True,
         )
     known = ["loss", *getattr(material.task, "metrics", {})]
     own_loss = hasattr(material.task, f"{config.framework}_loss")  # names its metrics when it is called
     if not own_loss and metric not in known:
         raise ConfigError(
-            f"keep_best: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
+            f"{field}: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
         )
 
 
@@ -227,7 +237,7 @@ def build(config: Config, task: Any, backend: Backend) -> None:
     except Exception as error:
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
     if config.initial_parameters == "portable":
-        state = backend.get_state()
+        state = without_averages(backend.get_state())
         for name in state:
             if name.startswith("model/"):
                 value = initial_value(name, state[name].shape, config.seed)

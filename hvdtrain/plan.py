@@ -47,6 +47,8 @@ def plan_in_words(
         "length": _length(session, layout),
         "learning rate": _learning_rate(config, layout),
         "optimizer": _optimizer(config, own_optimizer),
+        "regularised": _regularised(config),
+        "stops early": _stops_early(config),
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
@@ -122,6 +124,23 @@ def _checkpoints(config: Config) -> str:
     return f"{said}, keeping {kept}{best}"
 
 
+def _regularised(config: Config) -> str:
+    said = []
+    if config.label_smoothing:
+        said.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
+    if config.ema_decay is not None:
+        said.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
+    return "; ".join(said)
+
+
+def _stops_early(config: Config) -> str:
+    if config.early_stopping is None:
+        return ""
+    patience = counted(config.early_stopping_patience, "evaluation")
+    way = "higher" if config.early_stopping.highest else "lower"
+    return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
+
+
 def _learning_rate(config: Config, layout: Layout) -> str:
     rate = layout.learning_rate
     said = f"{rate.peak:g}"
@@ -144,8 +163,12 @@ def _learning_rate(config: Config, layout: Layout) -> str:
 
 def _optimizer(config: Config, own: bool) -> str:
     said: str = "the task's own" if own else config.optimizer
-    if not own and config.optimizer == "sgd" and config.momentum:
+    if not own and config.optimizer in ("sgd", "lars") and config.momentum:
         said += f", momentum {config.momentum:g}"
+    if not own and config.optimizer == "lars":
+        said += f", trust coefficient {config.lars_trust_coefficient:g}"
+    if not own and config.optimizer == "lamb":
+        said += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
     if not own and config.weight_decay:
         said += f", weight decay {config.weight_decay:g}"
     if config.clip_norm:

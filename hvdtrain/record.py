@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.patience import Waiting
 
 _FORMAT = 1
 
@@ -38,6 +39,7 @@ class Record(BaseModel):
         last_metrics: the last evaluation at or before this step.
         window: sums by name of the logged window that the step lies in; empty at its end.
         window_weight: sum of the samples' weights in that window.
+        waiting: how long early stopping has waited; None where the run does not stop early.
         files: size and SHA-256 of the other files, by name.
     """
 
@@ -54,6 +56,7 @@ class Record(BaseModel):
     last_metrics: dict[str, float | None] = {}
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
+    waiting: Waiting | None = None
     files: dict[str, FileFacts] = {}
 
     @property

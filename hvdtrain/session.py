@@ -14,6 +14,7 @@ from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
 from hvdtrain.logs import finite
 from hvdtrain.metrics import StepMark, Window
+from hvdtrain.patience import Waiting
 from hvdtrain.record import Record
 from hvdtrain.report import Report
 from hvdtrain.saving import NoSaver, Saver
@@ -128,6 +129,8 @@ class Session:
         best_value: value of the metric that keep_best names, of the best checkpoint so far.
         speeds: samples/s of every logged window of training.
         stopped: whether training ended early because a worker asked for it.
+        waiting: how long early stopping has waited; None where the run does not stop early.
+        stopped_early: why and where training ended early because nothing got better; empty otherwise.
     """
 
     config: Config
@@ -146,6 +149,8 @@ class Session:
     best_value: float | None = None
     speeds: list[float] = field(default_factory=list)
     stopped: bool = False
+    waiting: Waiting | None = None
+    stopped_early: str = ""
 
     @property
     def data_size(self) -> int:
@@ -193,6 +198,7 @@ class Session:
             last_metrics=finite(self.last_eval),
             window=finite(self.window.sums),
             window_weight=self.window.weight,
+            waiting=self.waiting,
         )
 
     def train_feed(self, layout: Layout) -> Feed:

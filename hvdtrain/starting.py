@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import checkpoint
+from hvdtrain.backends._averaging import averaged, holds_averages, without_averages
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoint import Checkpoint
 from hvdtrain.config import Config
@@ -76,6 +77,10 @@ def find_start(config: Config, backend: Backend, data_size: int) -> Start:
         return Start(origin=origin, resumed_step=begun, notes=tuple(notes))
     _check_same_training(found, config, data_size)
     state = _read(found)
+    if config.ema_decay is None:
+        state = without_averages(state)
+    elif not holds_averages(state):
+        notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
     _load(found, backend, state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     if in_place:
@@ -109,20 +114,31 @@ def changes(record: Record, config: Config, backend: Backend) -> list[str]:
     return [f"{name} {_said(old)} -> {_said(value)}" for name, old, value in pairs if old != value]
 
 
-def load_weights(found: Checkpoint, backend: Backend) -> None:
+def load_weights(found: Checkpoint, backend: Backend, take_averages: bool = True) -> bool:
     """Load a checkpoint's weights; the optimizer stays as it was built. Local: no collective.
+
+    Args:
+        found: the checkpoint.
+        backend: the backend, built. If it averages weights, it starts from these.
+        take_averages: whether to take the averages of the weights, where the checkpoint has them.
+
+    Returns:
+        Whether averages were taken.
 
     Raises:
         CheckpointError: where they do not fit the model.
     """
     own = {name: value for name, value in backend.get_state().items() if checkpoint.is_of_optimizer(name)}
-    _load(found, backend, own | _read(found, weights_only=True))
+    state = _read(found, weights_only=True)
+    taken = take_averages and holds_averages(state)
+    _load(found, backend, own | (averaged(state) if taken else without_averages(state)))
+    return taken
 
 
 def _initialise(config: Config, backend: Backend) -> str:
     found = checkpoint.locate(Path(config.init or ""))
-    load_weights(found, backend)
-    return f"weights of {found.path}, step {found.record.step:,}"
+    weights = "averaged weights" if load_weights(found, backend) else "weights"
+    return f"{weights} of {found.path}, step {found.record.step:,}"
 
 
 def _folder(config: Config) -> Path:

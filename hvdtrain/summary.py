@@ -24,6 +24,7 @@ class Summary:
         failed_saves: how many checkpoints could not be written.
         save_error: why, the last time.
         error: what went wrong, if something did.
+        stopped_early: why training ended before its length, where early stopping ended it.
     """
 
     status: str
@@ -41,8 +42,9 @@ class Summary:
     failed_saves: int = 0
     save_error: str | None = None
     error: str | None = None
+    stopped_early: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-ready values; what went wrong only where something did."""
-        wrong = ("error", "failed_saves", "save_error")
-        return {name: value for name, value in asdict(self).items() if name not in wrong or value}
+        """Give it as JSON-ready values; what went wrong, or ended it early, only where something did."""
+        rare = ("error", "failed_saves", "save_error", "stopped_early")
+        return {name: value for name, value in asdict(self).items() if name not in rare or value}

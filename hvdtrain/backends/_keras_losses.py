@@ -15,9 +15,16 @@ Tensor = Any
 Batch = Mapping[str, Tensor]
 
 
-def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...)."""
-    return _per_sample(tf.nn.sparse_softmax_cross_entropy_with_logits(batch["targets"], outputs))
+def cross_entropy(outputs: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...).
+
+    The target is (1 - label_smoothing) * onehot + label_smoothing / classes.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["targets"], outputs)
+    if label_smoothing:
+        of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+    return _per_sample(losses)
 
 
 def binary_cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:

@@ -49,7 +49,7 @@ class SGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
-        w = _native(variable)
+        w = native(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         if self.l2:
             g += self.l2 * w
@@ -107,7 +107,7 @@ class AdamW(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
-        w = _native(variable)
+        w = native(variable)
         index = self._get_variable_index(variable)
         # in 64 bits, as PyTorch computes them: 1 - 0.999 in 32 bits is off by 1e-5
         rate = tf.cast(learning_rate, tf.float64)
@@ -264,5 +264,6 @@ def clip_by_norm(grads: list[Tensor], clip_norm: float) -> list[Tensor]:
     return [g * factor for g in grads]
 
 
-def _native(variable: Variable) -> Any:
+def native(variable: Variable) -> Any:
+    """Give TensorFlow's own variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable

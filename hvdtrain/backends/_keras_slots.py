@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdtrain.backends._averaging import holds_averages
+from hvdtrain.backends._keras_averages import Averages
 from hvdtrain.backends._keras_optimizers import SGD
 from hvdtrain.backends._keras_state import Entry, KerasSnapshot, ModelState
 from hvdtrain.backends._names import check_state, check_unique
@@ -24,13 +26,15 @@ class TrainingState:
     Args:
         model: the model's variables.
         optimizer: one of hvdtrain's or a task's own, built.
+        averages: the weights' averages; the model's own, of which there are none, where not given.
 
     Raises:
         TaskError: where two of the optimizer's variables have one name.
     """
 
-    def __init__(self, model: ModelState, optimizer: Any) -> None:
+    def __init__(self, model: ModelState, optimizer: Any, averages: Averages | None = None) -> None:
         self.model = model
+        self.averages = averages or Averages(model, None)
         self._optimizer = optimizer
         self._counts_steps = not isinstance(optimizer, SGD)
         self._slots = list(_slots(optimizer, model.entries))
@@ -41,15 +45,16 @@ class TrainingState:
         state: PortableState = {}
         if self._counts_steps:
             state[_STEP] = np.asarray(self._optimizer.iterations.numpy(), np.int64)
-        return KerasSnapshot([*self.model.entries, *self._slots], state)
+        return KerasSnapshot([*self.model.entries, *self.averages.entries, *self._slots], state)
 
     def load(self, state: PortableState) -> None:
-        """Load portable state, having checked all of it.
+        """Load portable state, having checked all of it. Without averages in it, they start anew.
 
         Raises:
             TaskError: where the state does not fit.
         """
-        entries = [*self.model.entries, *self._slots]
+        averages = self.averages.entries if holds_averages(state) else []
+        entries = [*self.model.entries, *self._slots, *averages]
         shapes = {entry.name: entry.shape for entry in entries}
         if self._counts_steps:
             shapes[_STEP] = ()
@@ -57,6 +62,8 @@ class TrainingState:
         check_state(shapes, state, "tf", own_names)
         for entry in entries:
             entry.write(state)
+        if not averages:
+            self.averages.restart()
         if self._counts_steps:
             self._optimizer.iterations.assign(int(state[_STEP]))
 

@@ -2,29 +2,38 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import ConfigError, TaskError
 
 # (model, batch) -> (loss per sample, {metric name: value per sample})
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
 
 
-def make_objective(task: Any, framework: str, table: Mapping[str, Callable[..., Any]]) -> Objective:
+def make_objective(
+    task: Any, framework: str, table: Mapping[str, Callable[..., Any]], label_smoothing: float = 0.0
+) -> Objective:
     """Make the function that a step differentiates.
 
     Args:
         task: the task.
         framework: "torch" or "tf"; the task's ``<framework>_loss`` goes before ``loss``.
         table: the framework's named losses and metrics, each (outputs, batch) -> per sample.
+        label_smoothing: part of the target that loss cross_entropy spreads over all classes.
 
     Raises:
         TaskError: where a loss or metric is neither a known name nor a function.
+        ConfigError: where there is label smoothing and the loss is not the named cross_entropy.
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
+    if label_smoothing:
+        _check_can_smooth(f"its own {framework}_loss" if own else getattr(task, "loss", None))
     if own is not None:
         return own
     loss = _look_up("loss", task.loss, table)
+    if label_smoothing:
+        loss = partial(loss, label_smoothing=label_smoothing)
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
         raise TaskError(f"the task's metrics must be a mapping of names to metrics, found {named!r}")
@@ -64,6 +73,16 @@ def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ..
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
         raise TaskError(
             f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ"
+        )
+
+
+def _check_can_smooth(loss: Any) -> None:
+    if loss != "cross_entropy":
+        found = "a function of its own" if callable(loss) else loss
+        raise ConfigError(
+            f"label_smoothing acts on the named loss cross_entropy; the task's loss is {found}",
+            "Leave label_smoothing out, or smooth the targets in the task's loss.",
+            everywhere=True,
         )
 
 

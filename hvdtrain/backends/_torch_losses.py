@@ -14,10 +14,18 @@ from hvdtrain.backends._objective import check_comparable
 Batch = Mapping[str, Tensor]
 
 
-def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...)."""
+def cross_entropy(outputs: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...).
+
+    The target is (1 - label_smoothing) * onehot + label_smoothing / classes.
+    """
     targets = batch["targets"]
-    losses = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
+    losses = F.cross_entropy(
+        outputs.reshape(-1, outputs.shape[-1]),
+        targets.reshape(-1),
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
     return _per_sample(losses.reshape(targets.shape))
 
 

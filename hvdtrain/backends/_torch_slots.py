@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvdtrain.backends._averaging import holds_averages
 from hvdtrain.backends._names import PRIVATE, check_state, check_unique
+from hvdtrain.backends._torch_averages import Averages
 from hvdtrain.backends._torch_layouts import SAME
 from hvdtrain.backends._torch_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.base import PortableState
@@ -58,10 +60,14 @@ class TrainingState:
     Args:
         model: the model's tensors.
         optimizer: Horovod's or a plain one.
+        averages: the weights' averages; the model's own, of which there are none, where not given.
     """
 
-    def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: ModelState, optimizer: torch.optim.Optimizer, averages: Averages | None = None
+    ) -> None:
         self.model = model
+        self.averages = averages or Averages(model, None)
         self._optimizer = optimizer
         # optimizers of tasks make their slots in their first step
         self._starts_empty = not self.has_slots()
@@ -81,14 +87,15 @@ class TrainingState:
             state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
         slots = list(self._slot_fields())
         check_unique((field.name, field.name) for field in slots)
-        return TorchSnapshot([*self.model.fields, *slots], state)
+        return TorchSnapshot([*self.model.fields, *self.averages.fields, *slots], state)
 
     def load(self, state: PortableState) -> None:
-        """Load portable state, having checked all of it.
+        """Load portable state, having checked all of it. Without averages in it, they start anew.
 
         Raises:
             TaskError: where the state does not fit, or the optimizer's cannot be made.
         """
+        averages = self.averages.fields if holds_averages(state) else []
         saved_slots = any(name.startswith("optimizer/") for name in state)
         made = self._starts_empty and saved_slots and not self.has_slots()
         emptied = self._starts_empty and not saved_slots
@@ -96,15 +103,18 @@ class TrainingState:
             if made:
                 self.make_slots()
             own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-            check_state(self._shapes(with_slots=not emptied), state, "torch", own_names)
+            shapes = {field.name: field.shape for field in averages} | self._shapes(with_slots=not emptied)
+            check_state(shapes, state, "torch", own_names)
         except TaskError:
             if made:
                 self._optimizer.state.clear()
             raise
         if emptied:
             self._optimizer.state.clear()
-        for field in [*self.model.fields, *self._slot_fields()]:
+        for field in [*self.model.fields, *self._slot_fields(), *averages]:
             field.write(state)
+        if not averages:
+            self.averages.restart()
         for number in self._numbers():
             number.write(state[number.name].item())
         for count in self._step_counts():
@@ -237,12 +247,13 @@ def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
 
 
 def fill_slots(optimizer: torch.optim.Optimizer) -> None:
-    """Make the slots of hvdtrain's sgd and adamw as zeros, so that there is a state to broadcast."""
+    """Make the slots of hvdtrain's optimizers as zeros, so that there is a state to broadcast."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if "betas" in group:
                 optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
+                    # where the operation that computes with it runs
+                    "step": torch.zeros((), device=parameter.device if group.get("fused") else "cpu"),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }

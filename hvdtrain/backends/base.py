@@ -5,6 +5,7 @@ Methods that every rank must call, in the same order, have docstrings that start
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,6 +165,13 @@ class Backend(Protocol):
         """Evaluate one batch. Local: no collective, so ranks may have different numbers of them."""
         ...
 
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Give a context in which the model computes with the average of its weights, if it has one.
+
+        Local: no collective.
+        """
+        ...
+
     def take_metrics(self, phase: str) -> PendingMetrics:
         """Collective. Take what the steps since the last call added up to.
 
@@ -207,7 +215,7 @@ class Backend(Protocol):
         """Load portable state into this worker's model and optimizer.
 
         Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing.
+        (``PRIVATE``) may be missing; so may all averages of weights, which then start from the weights.
 
         Raises:
             TaskError: listing missing, unexpected and misshapen names.

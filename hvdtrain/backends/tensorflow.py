@@ -6,6 +6,7 @@ the same names in the same order.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends import _keras_export
 from hvdtrain.backends._exchange import Exported
+from hvdtrain.backends._keras_averages import Averages
 from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
+from hvdtrain.backends._keras_large_batch import large_batch_optimizer
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
 from hvdtrain.backends._keras_slots import TrainingState
@@ -127,6 +130,7 @@ class TensorFlowBackend:
         self._seed = config.seed
         self._accumulate = accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
+        self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
         self._model = task.tf_model()
         if not isinstance(self._model, keras.Model):
             raise TaskError(f"tf_model() must give a keras.Model, found {type(self._model).__name__}")
@@ -143,7 +147,8 @@ class TensorFlowBackend:
             self._make_optimizer(task, config), compression=config.compression, clip_norm=config.clip_norm
         )
         self._optimizer.build(self._parameters)
-        self._state = TrainingState(tensors, self._optimizer.inner)
+        self._averages = Averages(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer.inner, self._averages)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
         self._train_function = Compiled(self._compiled_train_step)
         self._eval_function = Compiled(self._compiled_eval_step)
@@ -171,11 +176,16 @@ class TensorFlowBackend:
                 self._seeds(batch.step),
                 self._none_asked if requests is NO_REQUESTS else tf.constant(requests.as_numbers()),
             )
+        self._averages.update(batch.step + 1)
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: KerasBatch) -> None:
         """Evaluate one batch. Local: no collective."""
         self._add(self._eval_function(batch.signature, batch.arrays, batch.weights), batch.total_weight)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Give a context in which the model computes with the average of its weights, if it has one."""
+        return self._averages.in_model()
 
     def take_metrics(self, phase: str) -> KerasPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -229,6 +239,7 @@ class TensorFlowBackend:
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
             hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
             hvd.broadcast_variables([entry.variable.value for entry in self._state.model.entries], root)
+            hvd.broadcast_variables(self._averages.variables(), root)
 
     def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
         """Write the model in a form that others serve, load it back and compare outputs."""
@@ -236,7 +247,9 @@ class TensorFlowBackend:
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; say what it held."""
-        return _keras_export.load_weights_file(self._model, path)
+        held = _keras_export.load_weights_file(self._model, path)
+        self._averages.restart()
+        return held
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
@@ -250,6 +263,8 @@ class TensorFlowBackend:
                     f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}"
                 )
             return optimizer
+        if config.optimizer in ("lars", "lamb"):
+            return large_batch_optimizer(config, self._trainable)
         if config.optimizer == "adamw":
             return AdamW(
                 beta1=config.adam_beta1,
@@ -349,7 +364,8 @@ class TensorFlowBackend:
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(Phase(self._model, training), micro_batch)
+        objective = self._train_objective if training else self._objective
+        losses, metrics = objective(Phase(self._model, training), micro_batch)
         samples = next(iter(micro_batch.values())).shape[0]
         for name, value in (("the loss", losses), *metrics.items()):
             check_per_sample(name, tuple(value.shape), samples)

@@ -5,6 +5,7 @@ With its parts (``_torch_*.py``) the only place that imports torch.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._torch_averages import Averages
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
+from hvdtrain.backends._torch_large_batch import large_batch_optimizer
 from hvdtrain.backends._torch_losses import NAMED
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
@@ -99,6 +102,7 @@ class TorchBackend:
         self._seed = config.seed
         self._clip_norm = config.clip_norm
         self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         model = task.torch_model()
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
@@ -109,7 +113,7 @@ class TorchBackend:
             raise TaskError("the model has no parameter that requires a gradient")
         self._parameters = [entry.tensor for entry in self._trainable]
         self._optimizer = hvd.DistributedOptimizer(
-            self._make_optimizer(task, config),
+            self._make_optimizer(task, config, tensors),
             named_parameters=[(entry.path, entry.tensor) for entry in self._trainable],
             compression=_COMPRESSION[config.compression],
             backward_passes_per_step=accumulate,
@@ -117,7 +121,8 @@ class TorchBackend:
         )
         if not hasattr(task, "torch_optimizer"):
             fill_slots(self._optimizer)
-        self._state = TrainingState(tensors, self._optimizer)
+        self._averages = Averages(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._averages)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -158,6 +163,7 @@ class TorchBackend:
             assert sums is not None  # a step has at least one micro-batch
             sums = torch.cat((sums, self._fill_missing_gradients(requests)))
             self._reduce_and_update(sums)
+        self._averages.update(batch.step + 1)
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: TorchBatch) -> None:
@@ -167,6 +173,10 @@ class TorchBackend:
             for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
                 _, values = self._per_sample(micro_batch)
                 self._add(torch.cat((torch.mv(values, weights), self._zeros)), batch.total_weight)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Give a context in which the model computes with the average of its weights, if it has one."""
+        return self._averages.in_model()
 
     def take_metrics(self, phase: str) -> TorchPending:
         """Collective. Take what the steps since the last call added up to."""
@@ -223,6 +233,7 @@ class TorchBackend:
             if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self._model.state_dict(), root)
+            hvd.broadcast_parameters(self._averages.named(), root)
 
     def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
         """Write the model in a form that others serve, load it back and compare outputs."""
@@ -230,18 +241,22 @@ class TorchBackend:
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; say what it held."""
-        return _torch_export.load_weights_file(self._model, path)
+        held = _torch_export.load_weights_file(self._model, path)
+        self._averages.restart()
+        return held
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def _make_optimizer(self, task: Any, config: Config) -> torch.optim.Optimizer:
+    def _make_optimizer(self, task: Any, config: Config, tensors: ModelState) -> torch.optim.Optimizer:
         if hasattr(task, "torch_optimizer"):
             optimizer = task.torch_optimizer(self._parameters)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TaskError(f"torch_optimizer() must give an optimizer, found {type(optimizer).__name__}")
             return optimizer
+        if config.optimizer in ("lars", "lamb"):
+            return large_batch_optimizer(config, tensors.trainable_fields())
         decay, fused = config.weight_decay, all(p.is_floating_point() for p in self._parameters)
         if config.optimizer == "adamw":
             betas = (config.adam_beta1, config.adam_beta2)
@@ -291,7 +306,8 @@ class TorchBackend:
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(self._model, micro_batch)
+        objective = self._train_objective if self._model.training else self._objective
+        losses, metrics = objective(self._model, micro_batch)
         samples = len(next(iter(micro_batch.values())))
         names = ("loss", *metrics)
         if names != self._names:

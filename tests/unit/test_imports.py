@@ -15,13 +15,17 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 
 # from the lowest layer to the highest; a module imports its own layer or lower ones
 LAYERS = [
-    ["errors", "quiet", "threads", "addresses", "deadline", "summary", "logs", "best", "forms", "record"],
+    ["errors", "quiet", "threads", "addresses", "deadline", "summary", "logs", "best", "forms"],
+    ["patience"],
+    ["record"],
     ["schedule", "terminal", "task", "horovod_build", "hosts"],
     ["hostcheck"],
     ["config", "environment", "data", "models", "tasks"],
     [
         "backends.base",
+        "backends._averaging",
         "backends._exchange",
+        "backends._large_batch",
         "backends._names",
         "backends._workers",
         "backends._objective",

@@ -130,6 +130,29 @@ def test_data_that_cannot_be_used_is_named(members, error, said):
         opened(variant(**members))
 
 
+DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "members", "said"),
+    [
+        ({"keep_best": "loss"}, {}, "keep_best: loss is a metric of the evaluation, and the task has no"),
+        ({"early_stopping": "loss"}, {}, "early_stopping: loss is a metric of the evaluation, and the task"),
+        ({"keep_best": "mae"}, {"eval_data": lambda self: DATA}, "keep_best: there is no metric 'mae'"),
+        ({"early_stopping": "mae"}, {"eval_data": lambda self: DATA}, "early_stopping: there is no metric"),
+        (
+            {"early_stopping": "loss", "eval_every": None},
+            {"eval_data": lambda self: DATA},
+            "early_stopping: eval_every is null, so the only evaluation comes when training is done",
+        ),
+    ],
+)
+def test_a_metric_that_will_not_be_there_is_told_before_training(fields, members, said):
+    job = prepared(variant(**members), **fields)
+    with pytest.raises(ConfigError, match=said):
+        opening._check_metrics(job.config, open_material(job))
+
+
 def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
     """A mistake in typing is told at once, also where nothing is set up yet."""
 

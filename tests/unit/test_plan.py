@@ -43,6 +43,38 @@ def test_the_plan_names_everything_that_decides_the_run():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("line", "fields", "said"),
+    [
+        (
+            "optimizer",
+            {"optimizer": "lars", "momentum": 0.8, "weight_decay": 1e-4},
+            "lars, momentum 0.8, trust coefficient 0.001, weight decay 0.0001",
+        ),
+        (
+            "optimizer",
+            {"optimizer": "lamb", "weight_decay": 0.01},
+            "lamb, betas 0.9 and 0.999, weight decay 0.01",
+        ),
+        ("regularised", {"label_smoothing": 0.1}, "label smoothing 0.1 in training, none in evaluation"),
+        (
+            "regularised",
+            {"label_smoothing": 0.1, "ema_decay": 0.999},
+            "label smoothing 0.1 in training, none in evaluation; evaluation by a moving average of the "
+            "weights, decay 0.999",
+        ),
+        (
+            "stops early",
+            {"early_stopping": "accuracy", "early_stopping_patience": 1},
+            "after 1 evaluation in a row without a higher accuracy",
+        ),
+        ("stops early", {"early_stopping": "loss"}, "after 3 evaluations in a row without a lower loss"),
+    ],
+)
+def test_what_regularises_is_said(line, fields, said):
+    assert plan(**fields)[line] == said
+
+
 def test_what_is_not_set_is_not_said():
     assert "set for you" not in plan(settings={}, threads=1)
 

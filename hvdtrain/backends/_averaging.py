@@ -1,0 +1,46 @@
+"""The moving average of the weights: its decay at each step, and its place in the portable state."""
+
+from hvdtrain.backends.base import PortableState
+
+PREFIX = "ema"
+
+
+def share_of_new(step: int, decay: float) -> float:
+    """Give the part of the average that a step's weights make up.
+
+    ::
+
+        decay of step t = min(decay, (1 + t) / (10 + t))
+        average = average * decay of step t + weights * (1 - decay of step t)
+
+    So what training starts from is soon forgotten. It is a function of the step alone: nothing is
+    carried from run to run, and all workers agree.
+
+    Source: tf.train.ExponentialMovingAverage with num_updates.
+
+    Args:
+        step: steps done, this one included.
+        decay: of later steps.
+    """
+    return 1 - min(decay, (1 + step) / (10 + step))
+
+
+def holds_averages(state: PortableState) -> bool:
+    """Whether a portable state has an average of the weights."""
+    return any(_is_average(name) for name in state)
+
+
+def without_averages(state: PortableState) -> PortableState:
+    """Give a portable state without its averages: a backend that has some starts them anew."""
+    return {name: array for name, array in state.items() if not _is_average(name)}
+
+
+def averaged(state: PortableState) -> PortableState:
+    """Give a portable state whose weights are the averages, where it has them, and no averages."""
+    averages = {name.replace(f"{PREFIX}/", "model/", 1): a for name, a in state.items() if _is_average(name)}
+    return {**without_averages(state), **averages}
+
+
+def _is_average(name: str) -> bool:
+    """Whether a portable name, or a framework's private one, belongs to the averages."""
+    return name.startswith(f"{PREFIX}/") or name.partition("/")[2].startswith(f"{PREFIX}/")

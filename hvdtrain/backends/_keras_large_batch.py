@@ -1,0 +1,168 @@
+"""Optimizers for large batches in Keras 3: lars and lamb; ``_torch_large_batch`` holds their twins."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvdtrain.backends._keras_optimizers import SGD, native
+from hvdtrain.backends._keras_state import Entry
+from hvdtrain.backends._large_batch import LARS_EPSILON, adapts
+from hvdtrain.config import Config
+
+Tensor = Any
+Variable = Any
+
+
+def large_batch_optimizer(config: Config, entries: Iterable[Entry]) -> keras.optimizers.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
+    adapted = [adapts(entry.path, entry.shape) for entry in entries]
+    if config.optimizer == "lars":
+        return LARS(
+            momentum=config.momentum,
+            decay=config.weight_decay,
+            trust_coefficient=config.lars_trust_coefficient,
+            adapted=adapted,
+        )
+    return LAMB(
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        epsilon=config.adam_epsilon,
+        decay=config.weight_decay,
+        adapted=adapted,
+    )
+
+
+class LARS(SGD):
+    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
+
+    ::
+
+        g = gradient + weight_decay * w
+        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
+        v = momentum * v + g
+        w = w - learning_rate * v
+
+    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
+
+    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
+    v, where the paper has it inside; at a constant rate both are the same.
+    """
+
+    def __init__(  # noqa: PLR0917 - as SGD
+        self,
+        learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        adapted: Sequence[bool] | None = None,
+        name: str = "lars",
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, momentum=momentum, name=name)
+        self.decay = decay
+        self.trust_coefficient = trust_coefficient
+        self.adapted = adapted
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        w = native(variable)
+        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
+        if _is_adapted(self.adapted, self._get_variable_index(variable), w):
+            w_norm, g_norm = tf.norm(w), tf.norm(g)
+            factor = self.trust_coefficient * w_norm / (g_norm + self.decay * w_norm + LARS_EPSILON)
+            if self.decay:
+                g += self.decay * w
+            g *= _where_both(w_norm, g_norm, factor)
+        super().update_step(g, variable, learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments."""
+        config = super().get_config()
+        config.pop("l2")
+        own = {"decay": self.decay, "trust_coefficient": self.trust_coefficient, "adapted": self.adapted}
+        return {**config, **own}
+
+
+class LAMB(keras.optimizers.Optimizer):
+    """Adam with decoupled decay whose update is scaled to each parameter's norm.
+
+    ::
+
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
+        w = w - learning_rate * |w| / |u| * u
+
+    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
+
+    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
+    """
+
+    def __init__(  # noqa: PLR0917 - as AdamW
+        self,
+        learning_rate: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        decay: float = 0.0,
+        adapted: Sequence[bool] | None = None,
+        name: str = "lamb",
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.decay = decay
+        self.adapted = adapted
+
+    def build(self, variables: list[Variable]) -> None:
+        """Make the slots."""
+        if self.built:
+            return
+        super().build(variables)
+        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
+        self.slots = {"first_moment": first, "second_moment": second}
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        w = native(variable)
+        index = self._get_variable_index(variable)
+        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
+        m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
+        # in 64 bits, as in PyTorch, whose numbers these are
+        step = tf.cast(self.iterations.value + 1, tf.float64)
+        correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
+        root2 = tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
+        first = m.assign_add((g - m) * (1 - self.beta1), read_value=True)
+        second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
+        scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
+        update = first / (scale * tf.cast(correction1, w.dtype))
+        if _is_adapted(self.adapted, index, w):
+            if self.decay:
+                update += self.decay * w
+            w_norm, u_norm = tf.norm(w), tf.norm(update)
+            update *= _where_both(w_norm, u_norm, w_norm / u_norm)
+        w.assign_sub(tf.cast(learning_rate, w.dtype) * update)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments."""
+        return {
+            "learning_rate": float(self.learning_rate.numpy()),
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "epsilon": self.epsilon,
+            "decay": self.decay,
+            "adapted": self.adapted,
+            "name": self.name,
+        }
+
+
+def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:
+    """Whether a variable is adapted to: as the caller said, else by its number of dimensions."""
+    return w.shape.rank > 1 if adapted is None else adapted[index]
+
+
+def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """Give a factor of two norms; 1 where either is 0."""
+    return tf.where((one > 0) & (other > 0), factor, tf.ones_like(factor))

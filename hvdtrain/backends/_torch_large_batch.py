@@ -1,0 +1,192 @@
+"""Optimizers for large batches in PyTorch: lars and lamb; ``_keras_large_batch`` holds their twins.
+
+Norms are those of portable arrays: where a tensor holds several (the projections of attention), each
+part of it has a norm of its own. Nothing waits for the device.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from hvdtrain.backends._large_batch import LARS_EPSILON, adapts
+from hvdtrain.backends._torch_state import Field
+from hvdtrain.config import Config
+
+Group = dict[str, Any]
+Tensors = list[torch.Tensor]
+
+
+def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> torch.optim.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable arrays."""
+    groups = _groups(fields)
+    if config.optimizer == "lars":
+        return LARS(groups, config.momentum, config.weight_decay, config.lars_trust_coefficient)
+    betas = config.adam_beta1, config.adam_beta2
+    return LAMB(groups, betas, config.adam_epsilon, config.weight_decay)
+
+
+class LARS(torch.optim.SGD):
+    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
+
+    ::
+
+        g = gradient + weight_decay * w
+        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
+        v = momentum * v + g
+        w = w - learning_rate * v
+
+    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
+
+    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
+    v, where the paper has it inside; at a constant rate both are the same.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        momentum: float = 0.0,
+        l2: float = 0.0,
+        trust_coefficient: float = 0.001,
+    ) -> None:
+        super().__init__(params, lr=0.1, momentum=momentum, fused=True)
+        # a loss scaler must give gradients of their own size, not leave that to sgd's operation
+        self._step_supports_amp_scaling = False
+        for group in self.param_groups:
+            group.setdefault("l2", l2)
+            group.setdefault("trust_coefficient", trust_coefficient)
+
+    def step(self, closure: Any = None) -> Any:
+        """Scale the gradients, in place, and take a step of sgd."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                weights, gradients = _parts(group)
+                if weights:
+                    _scale_gradients(weights, gradients, group["l2"], group["trust_coefficient"])
+        return super().step(closure)
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam with decoupled decay whose update is scaled to each parameter's norm.
+
+    ::
+
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
+        w = w - learning_rate * |w| / |u| * u
+
+    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
+
+    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps, "decay": decay, "parts": ()})
+
+    def step(self, closure: Any = None) -> Any:
+        """Take a step."""
+        loss = closure() if closure is not None else None
+        with torch.no_grad():
+            for group in self.param_groups:
+                tensors = [p for p in group["params"] if p.grad is not None]
+                if tensors:
+                    _lamb_step(group, tensors, [self.state[p] for p in tensors])
+        return loss
+
+
+def _groups(fields: Iterable[Field]) -> list[Group]:
+    """Give two groups of tensors: those that the optimizer adapts to, with the parts that have norms."""
+    adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
+    others: dict[torch.Tensor, None] = {}
+    for field in fields:
+        for tensor in field.tensors:
+            if not tensor.requires_grad:
+                continue
+            if adapts(field.path, field.shape):
+                start, stop, _ = (field.rows or slice(None)).indices(len(tensor))
+                adapted.setdefault(tensor, []).append((start, stop))
+            else:
+                others[tensor] = None
+    groups: list[Group] = [
+        {"params": list(adapted), "parts": tuple(map(tuple, adapted.values()))},
+        {"params": [tensor for tensor in others if tensor not in adapted], "parts": ()},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _parts(group: Group) -> tuple[Tensors, Tensors]:
+    """Give the parts of a group's weights that have norms of their own, and their gradients."""
+    found = [
+        (p[start:stop], p.grad[start:stop])
+        for p, parts in zip(group["params"], group["parts"], strict=False)
+        if p.grad is not None
+        for start, stop in parts
+    ]
+    return [weight for weight, _ in found], [gradient for _, gradient in found]
+
+
+def _scale_gradients(weights: Tensors, gradients: Tensors, l2: float, trust_coefficient: float) -> None:
+    factors = _factors(weights, gradients, lambda w, g: trust_coefficient * w / (g + l2 * w + LARS_EPSILON))
+    if l2:
+        torch._foreach_add_(gradients, weights, alpha=l2)
+    torch._foreach_mul_(gradients, factors)
+
+
+def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> None:
+    for tensor, state in zip(tensors, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros(())  # on the host, which computes with it
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+        state["step"] += 1
+    beta1, beta2 = group["betas"]
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    steps = [int(state["step"]) for state in states]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    updates = _corrected_updates(first, second, steps, group)
+    if group["parts"]:
+        if group["decay"]:
+            torch._foreach_add_(updates, tensors, alpha=group["decay"])
+        pairs = [
+            (tensor[start:stop], update[start:stop])
+            for tensor, update, parts in zip(tensors, updates, _parts_of(group, tensors), strict=True)
+            for start, stop in parts
+        ]
+        weights, parts = [weight for weight, _ in pairs], [update for _, update in pairs]
+        torch._foreach_mul_(parts, _factors(weights, parts, torch.div))
+    torch._foreach_add_(tensors, updates, alpha=-group["lr"])
+
+
+def _corrected_updates(first: Tensors, second: Tensors, steps: list[int], group: Group) -> Tensors:
+    """Give adam's updates without the learning rate, as tensors of their own."""
+    beta1, beta2 = group["betas"]
+    scales = list(torch._foreach_sqrt(second))
+    torch._foreach_div_(scales, [(1 - beta2**step) ** 0.5 for step in steps])
+    torch._foreach_add_(scales, group["eps"])
+    torch._foreach_mul_(scales, [1 - beta1**step for step in steps])
+    return list(torch._foreach_div(first, scales))
+
+
+def _parts_of(group: Group, tensors: Tensors) -> list[tuple[tuple[int, int], ...]]:
+    known = {id(p): parts for p, parts in zip(group["params"], group["parts"], strict=True)}
+    return [known[id(tensor)] for tensor in tensors]
+
+
+def _factors(
+    weights: Tensors,
+    others: Tensors,
+    formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Tensors:
+    """Give a factor for each weight by a formula of two norms; 1 where either is 0."""
+    w, other = (torch.stack(list(torch._foreach_norm(tensors))) for tensors in (weights, others))
+    factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
+    return list(factors.unbind())

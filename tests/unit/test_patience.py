@@ -1,0 +1,138 @@
+"""When a run stops early: the policy by itself, and the loop that follows it."""
+
+import json
+import math
+
+import pytest
+from abacus import Abacus, make_loop_session
+from fakes import on_every_rank, one_worker
+
+from hvdtrain.best import Best
+from hvdtrain.errors import ConfigError
+from hvdtrain.loop import run
+from hvdtrain.patience import Waiting, after_evaluation, in_words, is_over, waiting_from
+from hvdtrain.record import Record
+from hvdtrain.session import Progress
+
+LOSS, ACCURACY = Best.parse("loss"), Best.parse("accuracy")
+
+
+def after(values, rule=LOSS):
+    waiting = waiting_from(rule, None)
+    for number, value in enumerate(values):
+        waiting = after_evaluation(waiting, rule, value, 10 * (number + 1))
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "expected"),
+    [
+        (LOSS, [], (None, None, 0)),
+        (LOSS, [0.5], (0.5, 10, 0)),
+        (LOSS, [0.5, 0.6], (0.5, 10, 1)),
+        (LOSS, [0.5, 0.5], (0.5, 10, 1)),
+        (LOSS, [0.5, 0.6, 0.4], (0.4, 30, 0)),
+        (LOSS, [math.nan, math.inf], (None, None, 2)),
+        (LOSS, [math.nan, 0.5], (0.5, 20, 0)),
+        (LOSS, [0.5, math.nan], (0.5, 10, 1)),
+        (ACCURACY, [0.5, 0.6, 0.4], (0.6, 20, 1)),
+    ],
+)
+def test_evaluations_without_an_improvement_are_counted(rule, values, expected):
+    found = after(values, rule)
+    assert (found.best, found.best_step, found.evaluations) == expected
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "patience", "over"), [(0, 1, False), (1, 1, True), (2, 3, False), (3, 3, True)]
+)
+def test_it_is_over_after_as_many_as_patience_says(evaluations, patience, over):
+    assert is_over(Waiting(metric="loss:min", evaluations=evaluations), patience) == over
+
+
+def test_who_does_not_wait_is_never_over():
+    assert not is_over(waiting_from(None, Waiting(metric="loss:min", evaluations=9)), 1)
+
+
+@pytest.mark.parametrize(("rule", "kept"), [(LOSS, True), (Best.parse("loss:max"), False), (ACCURACY, False)])
+def test_a_run_goes_on_waiting_for_the_same_metric_only(rule, kept):
+    before = after([0.5, 0.6])
+    assert waiting_from(rule, before) == (before if kept else Waiting(metric=str(rule)))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.981, 0.9], "accuracy has not improved for 1 evaluation (best 0.981 at step 10)"),
+        ([0.1, 0.98125, 0.9, 0.8], "accuracy has not improved for 2 evaluations (best 0.9812 at step 20)"),
+        ([math.nan, math.nan], "accuracy has not improved for 2 evaluations"),
+    ],
+)
+def test_what_it_waited_for_is_said(values, said):
+    assert in_words(after(values, ACCURACY), ACCURACY) == said
+
+
+def session_of(tmp_path, workers, losses, patience=2, **fields):
+    """Give a session that evaluates at each of its 5 steps (of 4 samples; 3 where two workers share)."""
+    backend = Abacus(workers, eval_losses=losses)
+    options = {"early_stopping": "loss", "early_stopping_patience": patience, "save_every": None, **fields}
+    session = make_loop_session(tmp_path, backend, eval_size=7, eval_every=1, **options)
+    session.waiting = waiting_from(session.config.early_stopping, None)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "last_step"),
+    [
+        ([0.5, 0.6, 0.7, 0.1, 0.1], 2, 3),
+        ([0.5, 0.6, 0.4, 0.5, 0.1], 2, 5),
+        ([0.5, 0.5, 0.1, 0.1, 0.1], 1, 2),
+        ([0.5, 0.4, 0.3, 0.4, 0.5], 2, 5),
+    ],
+    ids=str,
+)
+def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
+    tmp_path, losses, patience, last_step
+):
+    session = session_of(tmp_path, one_worker(), losses, patience)
+    run(session)
+    assert (session.progress.step, session.saver.steps, session.stopped) == (last_step, [last_step], False)
+    assert session.saver.records[-1].waiting == session.waiting
+    assert bool(session.stopped_early) == (last_step < 5)
+
+
+def test_all_workers_stop_at_the_same_step_and_say_why(tmp_path):
+    def work(workers):
+        session = session_of(tmp_path, workers, [0.5, 0.6, 0.6], patience=1)
+        run(session)
+        return session.progress.step, session.stopped_early
+
+    said = "stopped early at step 2: loss has not improved for 1 evaluation (best 0.5 at step 1)"
+    assert on_every_rank(["here"] * 2, work) == [(2, said)] * 2
+
+
+def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
+    losses = [0.5, 0.6, 0.7, 0.8, 0.1]
+    first = session_of(tmp_path, one_worker(), losses[:], patience=3, steps=2, epochs=None, save_every=2)
+    run(first)
+    record = Record.model_validate(json.loads(first.saver.records[-1].model_dump_json()))
+    second = session_of(tmp_path, one_worker(), losses[2:], patience=3)
+    second.progress, second.waiting = Progress(2, 8), waiting_from(LOSS, record.waiting)
+    run(second)
+    assert second.stopped_early.startswith("stopped early at step 4: loss has not improved for 3 evaluations")
+
+
+@pytest.mark.parametrize(("patience", "last_step"), [(2, 3), (3, 4)])
+def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(tmp_path, patience, last_step):
+    session = session_of(tmp_path, one_worker(), [0.8, 0.9], patience)
+    session.progress, session.waiting = Progress(3, 12), after([0.5, 0.6, 0.7])
+    run(session)
+    assert session.progress.step == last_step
+    assert session.stopped_early.startswith(f"stopped early at step {last_step}: ")
+    assert ("to go on, raise early_stopping_patience" in " ".join(session.report.notes)) == (patience == 2)
+
+
+def test_a_metric_that_there_is_not_is_named(tmp_path):
+    session = session_of(tmp_path, one_worker(), [], early_stopping="accuracy")
+    with pytest.raises(ConfigError, match="early_stopping: there is no metric 'accuracy'"):
+        run(session)
