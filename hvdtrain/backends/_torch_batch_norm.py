@@ -183,4 +183,9 @@ class _Normalise(torch.autograd.Function):
             dx -= torch.addcmul(
                 (shares * offset.view(channel)).to(wide), (shares * slope.view(channel)).to(wide), x.to(wide)
             )
-        return dx, dgamma if gamma is not None else None, dbeta, None, None, None, None
+        # of a parameter that is not there, none may be given
+        own = [
+            d if needed else None
+            for d, needed in zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
+        ]
+        return dx, *own, None, None, None, None
