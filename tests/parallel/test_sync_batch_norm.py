@@ -30,6 +30,7 @@ def test_it_is_the_plain_layer_on_the_whole_batch(framework, workers, controller
     result = run(
         [*launcher(workers, controller), *pytest_command],
         tmp_path,
+        timeout=240,
         HVDTRAIN_TEST_FRAMEWORK=framework,
         HVDTRAIN_TESTS_REQUIRED="0",
     )
