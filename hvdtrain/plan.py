@@ -44,6 +44,7 @@ def plan_in_words(
         "model": _model(session, start),
         "data": _data(session),
         "batch": _batch(config, layout),
+        "batch norm": _batch_norm(session, layout),
         "length": _length(session, layout),
         "learning rate": _learning_rate(config, layout),
         "optimizer": _optimizer(config, own_optimizer),
@@ -104,6 +105,24 @@ def _batch(config: Config, layout: Layout) -> str:
         f"{batch.global_batch} a step = {parts}{padded}"
         if batch.is_even
         else (f"{batch.global_batch} a step, at most {parts}{padded}")
+    )
+
+
+def _batch_norm(session: Session, layout: Layout) -> str:
+    layers, batch = session.backend.batch_norm_layers(), layout.batch
+    is_synchronised = session.config.sync_batch_norm
+    if not layers:
+        return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
+    together = batch.global_batch // batch.accumulate
+    if is_synchronised:
+        return (
+            f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
+        )
+    if batch.workers == 1:
+        return ""
+    return (
+        f"warning: {counted(layers, 'layer')} over each worker's {counted(batch.micro_batch, 'sample')}, not "
+        f"the {together} of all, so the curve depends on the number of workers; see --sync-batch-norm"
     )
 
 

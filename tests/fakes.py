@@ -102,6 +102,9 @@ class FakeBackend:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self._parameters.items()}
 
+    def batch_norm_layers(self) -> int:
+        return 0
+
 
 def dataset(size: int) -> ArrayDataset:
     """Give ``size`` samples whose inputs tell their index."""

@@ -104,20 +104,21 @@ class ModelState:
 
 def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:
     """Give every weight with the layer that holds it and its own name; shared ones once for each path."""
-    for path, layer in _walk(model, (), ()):
+    for path, layer in walk(model):
         inside = {id(v) for _, child in children(layer) for v in child.weights}
         for variable in layer.weights:
             if id(variable) not in inside:
                 yield layer, variable, "/".join((*path, role(layer, variable)))
 
 
-def _walk(
-    layer: Layer, path: tuple[str, ...], above: tuple[Layer, ...]
+def walk(
+    layer: Layer, path: tuple[str, ...] = (), above: tuple[Layer, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Layer]]:
+    """Give a layer and all below it with their paths; shared ones once for each path."""
     yield path, layer
     for name, child in children(layer):
         if all(child is not other for other in above):
-            yield from _walk(child, (*path, name) if name else path, (*above, layer))
+            yield from walk(child, (*path, name) if name else path, (*above, layer))
 
 
 class KerasSnapshot:

@@ -188,6 +188,10 @@ class Backend(Protocol):
         """Give the shapes of the trainable parameters by portable name; nothing is copied."""
         ...
 
+    def batch_norm_layers(self) -> int:
+        """Give the number of the model's batch-norm layers."""
+        ...
+
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
         ...

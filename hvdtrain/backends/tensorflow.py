@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends import _keras_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._keras_averages import Averages
+from hvdtrain.backends._keras_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
 from hvdtrain.backends._keras_large_batch import large_batch_optimizer
@@ -138,6 +139,9 @@ class TensorFlowBackend:
             raise TaskError(
                 "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
             )
+        self._batch_norm = BatchNormSync(self.workers.size)
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(self._model)
         tensors = ModelState(self._model, Renaming(task, "tf"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
@@ -204,6 +208,10 @@ class TensorFlowBackend:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Give the shapes of the trainable parameters by portable name."""
         return {entry.name: entry.shape for entry in self._trainable}
+
+    def batch_norm_layers(self) -> int:
+        """Give the number of the model's batch-norm layers."""
+        return len(find_batch_norms(self._model))
 
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""
@@ -339,8 +347,9 @@ class TensorFlowBackend:
             return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
         gradients, sums = gradients_of(tf.constant(0))
+        # one at a time: the next would move the same statistics, under the same names between workers
         _, gradients, sums = tf.while_loop(
-            lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums)
+            lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums), parallel_iterations=1
         )
         return gradients, sums
 
@@ -348,6 +357,7 @@ class TensorFlowBackend:
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Give one micro-batch's part of the gradient and the weighted sums of its values."""
+        self._batch_norm.weights = weights
         with tf.GradientTape() as tape:
             losses, values = self._per_sample(micro_batch, training=True)
         gradients = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)

@@ -19,6 +19,7 @@ from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._torch_averages import Averages
+from hvdtrain.backends._torch_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
 from hvdtrain.backends._torch_large_batch import large_batch_optimizer
 from hvdtrain.backends._torch_losses import NAMED
@@ -107,6 +108,9 @@ class TorchBackend:
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
         self._model, self._new_model = model.to(self._device), task.torch_model
+        self._batch_norm = BatchNormSync(self.workers.size)
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(self._model)
         tensors = ModelState(self._model, Renaming(task, "torch"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
@@ -157,6 +161,7 @@ class TorchBackend:
             for micro_batch, weights, gradient_weights in zip(
                 batch.micro_batches, batch.weights, batch.gradient_weights, strict=True
             ):
+                self._batch_norm.weights = weights
                 losses, values = self._per_sample(micro_batch)
                 losses.backward(gradient_weights)
                 sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
@@ -196,6 +201,10 @@ class TorchBackend:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Give the shapes of the trainable parameters by portable name."""
         return {field.name: field.shape for field in self._state.model.trainable_fields()}
+
+    def batch_norm_layers(self) -> int:
+        """Give the number of the model's batch-norm layers."""
+        return len(find_batch_norms(self._model))
 
     def missing_gradient_names(self) -> list[str]:
         """Name the parameters that got no gradient on this worker when last there were some."""

@@ -13,11 +13,12 @@ NEW = Start()
 
 
 def plan(
-    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, start=NEW, **fields
+    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, start=NEW, norms=0, **fields
 ) -> dict[str, str]:
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
+    session.backend.batch_norm_layers = lambda: norms
     session.progress = start.progress
     text = plan_in_words(
         session,
@@ -110,6 +111,30 @@ def test_many_hosts_fit_in_a_line():
 )
 def test_the_batch_is_taken_apart(fields, said):
     assert plan(**fields)["batch"] == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {},
+            "warning: 20 layers over each worker's 32 samples, not the 128 of all, so the curve depends on "
+            "the number of workers; see --sync-batch-norm",
+        ),
+        ({"sync_batch_norm": True}, "20 layers over the 128 samples of all workers' micro-batches"),
+        (
+            {"sync_batch_norm": True, "accumulate": 2, "hosts": ["alpha"]},
+            "20 layers over the 32 samples of all workers' micro-batches",
+        ),
+        ({"sync_batch_norm": True, "norms": 0}, "the model has none, so --sync-batch-norm changes nothing"),
+    ],
+)
+def test_batch_norm_is_said_with_the_samples_that_it_sees(fields, said):
+    assert plan(**{"norms": 20, **fields})["batch norm"] == said
+
+
+def test_batch_norm_of_one_worker_goes_without_saying():
+    assert "batch norm" not in plan(["alpha"], norms=20)
 
 
 @pytest.mark.parametrize(

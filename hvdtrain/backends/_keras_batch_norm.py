@@ -1,0 +1,189 @@
+"""Batch norm over the global batch, in Keras; ``_torch_batch_norm`` holds its twin.
+
+Statistics are those of a step's micro-batches of all workers together, each sample counted with its
+weight, so that padding does not count. One all-reduce per layer and direction: forward of the sums
+that give mean and variance, backward of the two sums through which they carry gradient.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from hvdtrain.backends._keras_state import walk
+from hvdtrain.errors import TaskError
+
+Tensor = Any
+Layer = Any
+
+
+def find_batch_norms(model: Layer) -> dict[str, Layer]:
+    """Give the batch-norm layers of a model by their path."""
+    found = {id(layer): (".".join(path), layer) for path, layer in walk(model)}
+    return {
+        path: layer for path, layer in found.values() if isinstance(layer, keras.layers.BatchNormalization)
+    }
+
+
+class BatchNormSync:
+    """What the synchronised layers of a model share.
+
+    Args:
+        size: number of workers.
+
+    Attributes:
+        weights: of the samples that the model is called with next, (samples,); set before each
+            micro-batch, while the step is traced.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.weights: Tensor | None = None
+        self._size = size
+
+    def take_over(self, model: Layer) -> None:
+        """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
+
+        Raises:
+            TaskError: naming a layer that computes in a way of its own.
+        """
+        for path, layer in find_batch_norms(model).items():
+            kind = type(layer)
+            if kind.call is not keras.layers.BatchNormalization.call or getattr(layer, "renorm", False):
+                said = "is renormalised" if kind is keras.layers.BatchNormalization else "computes"
+                raise TaskError(
+                    f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} {said} in its own way",
+                    "Give the model a plain layer of Keras's own, or leave the option out.",
+                )
+            # not a class of its own: a saved model names its layers' classes
+            name = "hvdtrain.batch_norm." + re.sub(r"[^\w.]", "_", path)
+            layer.call = partial(_call, layer, layer.call, self, name)
+
+    def sum(self, vector: Tensor, name: str) -> Tensor:
+        """Collective. Sum a tensor over workers."""
+        return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
+
+    def weights_of(self, x: Tensor) -> Tensor:
+        """Give the weights of a tensor's rows, (rows,), fp64.
+
+        Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
+        Rows that are no samples count alike.
+        """
+        assert self.weights is not None  # set before the model is called
+        rows, samples = x.shape[0], self.weights.shape[0]
+        if rows is None or rows % samples:
+            return tf.ones(tf.shape(x)[:1], tf.float64)
+        return tf.repeat(tf.cast(self.weights, tf.float64), rows // samples)
+
+
+def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after those that are bound
+    layer: Layer,
+    plain_call: Any,
+    sync: BatchNormSync,
+    name: str,
+    inputs: Tensor,
+    training: bool | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Normalise; in evaluation as the plain layer does."""
+    if not (training and layer.trainable):
+        return plain_call(inputs, training=training, mask=mask)
+    x = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+    weights = sync.weights_of(x)
+    if mask is not None:
+        weights = tf.reshape(weights, (-1, *[1] * (len(mask.shape) - 1))) * tf.cast(mask, tf.float64)
+    axis = layer.axis % len(x.shape)
+    mean, variance, count = moments(tf.stop_gradient(x), weights, axis, sync, f"{name}.forward")
+    _track(layer, mean, variance, count)
+    shares = tf.reshape(
+        weights / tf.maximum(count, 1),
+        (*tf.unstack(tf.shape(weights)), *[1] * (len(x.shape) - len(weights.shape))),
+    )
+    gamma = keras.ops.cast(layer.gamma, x.dtype) if layer.scale else tf.ones(mean.shape, x.dtype)
+    beta = keras.ops.cast(layer.beta, x.dtype) if layer.center else tf.zeros(mean.shape, x.dtype)
+    normalise = _normaliser(
+        mean, variance + layer.epsilon, shares, axis, partial(sync.sum, name=f"{name}.backward")
+    )
+    return tf.cast(normalise(x, gamma, beta), layer.compute_dtype)
+
+
+def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """Move the moving statistics, by the unbiased variance as PyTorch does, unless there was no sample."""
+    rate = (1 - layer.momentum) * tf.cast(count > 0, tf.float64)
+    unbiased = variance * (count / tf.maximum(count - 1, 1))
+    for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, unbiased)):
+        before = tf.cast(moving.value, tf.float64)
+        moving.assign(tf.cast(before + rate * (new - before), moving.dtype))
+
+
+def moments(
+    x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Collective. Give mean and biased variance per channel over all workers, and the count behind them.
+
+    Deviations are taken within each row, in the input's precision; rows and workers are put together
+    in fp64, where the difference of two large sums does no harm.
+
+    Args:
+        x: (rows, ...), channels on one axis.
+        weights: (rows,), or with a mask (rows, steps), fp64.
+        axis: the channels'.
+        sync: sums over workers.
+        name: of the all-reduce, the same on every worker.
+
+    Returns:
+        mean and variance (channels,), count (), all fp64.
+    """
+    leading = list(range(len(weights.shape)))
+    inner = [i for i in range(len(x.shape)) if i != axis and i not in leading]
+    places = tf.cast(tf.size(x) / tf.size(weights) / x.shape[axis], tf.float64)
+    means = tf.reduce_mean(x, inner, keepdims=True)
+    deviations = tf.reduce_sum(tf.math.squared_difference(x, means), inner) if inner else 0.0
+    means = tf.cast(tf.squeeze(means, inner), tf.float64)
+    squares = tf.cast(deviations, tf.float64) + tf.square(means) * places
+    first, second = (tf.tensordot(weights, value, [leading, leading]) for value in (means * places, squares))
+    sums = sync.sum(tf.concat([first, second, [tf.reduce_sum(weights) * places]], 0), name)
+    count, channels = sums[-1], x.shape[axis]
+    mean, square = sums[:channels] / tf.maximum(count, 1), sums[channels:-1] / tf.maximum(count, 1)
+    return mean, tf.maximum(square - tf.square(mean), 0), count
+
+
+def _normaliser(
+    mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Give (x - mean) / sqrt(variance) * gamma + beta, with gradient through mean and variance, too.
+
+    Ioffe and Szegedy 2015. With S1 and S2 the sums over all workers' rows of dy and of dy times the
+    normalised x, n the count and w a row's weight, dx is
+    gamma / sqrt(variance) * (dy - w / n * (S1 + normalised x * S2)).
+    A worker's loss is already scaled so that the mean over workers is the global one; so their sum is
+    what each worker's part of the gradient is of, and the sums are plain sums.
+    """
+
+    def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        shape = [1] * len(x.shape)
+        shape[axis] = -1
+        others = [i for i in range(len(x.shape)) if i != axis]
+
+        def spread(vector: Tensor) -> Tensor:
+            return tf.reshape(tf.cast(vector, x.dtype), shape)
+
+        rescale = tf.math.rsqrt(variance)
+        scale = rescale * tf.cast(gamma, tf.float64)
+
+        def gradient(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            dbeta = tf.reduce_sum(dy, others)
+            dgamma = tf.reduce_sum(dy * (x - spread(mean)), others) * tf.cast(rescale, x.dtype)
+            sums = summed(tf.cast(tf.stack([dbeta, dgamma]), tf.float64))
+            slope = scale * rescale * sums[1]
+            offset = scale * sums[0] - slope * mean
+            through = tf.cast(shares, x.dtype) * (spread(offset) + spread(slope) * x)
+            return spread(scale) * dy - through, dgamma, dbeta
+
+        return x * spread(scale) + spread(tf.cast(beta, tf.float64) - mean * scale), gradient
+
+    differentiable: Callable[[Tensor, Tensor, Tensor], Tensor] = tf.custom_gradient(normalise)
+    return differentiable

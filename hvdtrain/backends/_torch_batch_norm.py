@@ -1,0 +1,191 @@
+"""Batch norm over the global batch, in PyTorch; ``_keras_batch_norm`` holds its twin.
+
+Statistics are those of a step's micro-batches of all workers together, each sample counted with its
+weight, so that padding does not count. One all-reduce per layer and direction: forward of the sums
+that give mean and variance, backward of the two sums through which they carry gradient.
+"""
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hvdtrain.errors import TaskError
+
+
+def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
+    """Give the batch-norm layers of a model by their path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+class BatchNormSync:
+    """What the synchronised layers of a model share.
+
+    Args:
+        size: number of workers.
+
+    Attributes:
+        weights: of the samples that the model is called with next, (samples,); set before each
+            micro-batch.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.weights: Tensor | None = None
+        self._size = size
+
+    def take_over(self, model: torch.nn.Module) -> None:
+        """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
+
+        Raises:
+            TaskError: naming a layer that computes in a way of its own.
+        """
+        for path, layer in find_batch_norms(model).items():
+            kind = type(layer)
+            if kind.forward not in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
+                raise TaskError(
+                    f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} computes in its own way",
+                    "Give the model a layer of PyTorch's own, or leave the option out.",
+                )
+            # a class, not a function of this one layer: copies of the model must use their own state
+            layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
+            layer.sync, layer.sync_name = self, f"hvdtrain.batch_norm.{path}"
+
+    def sum(self, vector: Tensor, name: str) -> Tensor:
+        """Collective. Sum a vector over workers, in place; layers call in the model's order."""
+        return hvd.allreduce_(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
+
+    def weights_of(self, x: Tensor) -> Tensor:
+        """Give the weights of a tensor's rows, (rows,), fp64.
+
+        Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
+        Rows that are no samples count alike.
+        """
+        assert self.weights is not None  # set before the model is called
+        each, rest = divmod(len(x), len(self.weights))
+        if rest:
+            return torch.ones(len(x), dtype=torch.float64, device=x.device)
+        return self.weights.double().repeat_interleave(each)
+
+    def __deepcopy__(self, memo: Any) -> "BatchNormSync":
+        return self  # copies of layers belong to the same workers
+
+
+class _Synchronised(_BatchNorm):
+    """The part of a synchronised layer that differs from the layer that it was."""
+
+    sync: BatchNormSync
+    sync_name: str
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+        """Normalise; in evaluation as the plain layer does."""
+        if not self.training:
+            return super().forward(input)
+        if not isinstance(self, torch.nn.SyncBatchNorm):
+            self._check_input_dim(input)
+        weights = self.sync.weights_of(input)
+        with torch.no_grad():
+            mean, variance, count = moments(input, weights, self.sync, f"{self.sync_name}.forward")
+            self._track(mean, variance, count)
+        wide = torch.promote_types(input.dtype, torch.float32)
+        gamma, beta = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
+        out: Tensor = _Normalise.apply(
+            input, gamma, beta, mean.to(wide), variance.to(wide), weights / count.clamp(min=1), self
+        )
+        return out
+
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Move the moving statistics, by the unbiased variance, unless there was no sample at all."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        seen = count > 0
+        self.num_batches_tracked.add_(seen)
+        mean_of_all = self.momentum is None
+        rate = seen / self.num_batches_tracked.clamp(min=1) if mean_of_all else seen * self.momentum
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.lerp_(new.to(running.dtype), rate.to(running.dtype))
+
+
+def moments(x: Tensor, weights: Tensor, sync: BatchNormSync, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Collective. Give mean and biased variance per channel over all workers, and the count behind them.
+
+    Deviations are taken within each row, in the input's precision or fp32; rows and workers are put
+    together in fp64, where the difference of two large sums does no harm.
+
+    Args:
+        x: (rows, channels, ...).
+        weights: (rows,), fp64.
+        sync: sums over workers.
+        name: of the all-reduce, the same on every worker.
+
+    Returns:
+        mean and variance (channels,), count (), all fp64.
+    """
+    flat = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(*x.shape[:2], -1)
+    places, means = flat.shape[2], flat.mean(2)
+    deviations = (flat - means[..., None]).square_().sum(2).double() if places > 1 else 0.0
+    means = means.double()
+    squares = deviations + means.square() * places
+    sums = torch.cat((weights @ (means * places), weights @ squares, weights.sum()[None] * places))
+    count, channels = sync.sum(sums, name)[-1], x.shape[1]
+    mean, square = sums[:channels] / count.clamp(min=1), sums[channels:-1] / count.clamp(min=1)
+    return mean, (square - mean.square()).clamp(min=0), count
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) * gamma + beta, with gradient through mean and variance, too.
+
+    Ioffe and Szegedy 2015. With S1 and S2 the sums over all workers' rows of dy and of dy times the
+    normalised x, n the count and w a row's weight, dx is
+    gamma / sqrt(variance + eps) * (dy - w / n * (S1 + normalised x * S2)).
+    A worker's loss is already scaled so that the mean over workers is the global one; so their sum is
+    what each worker's part of the gradient is of, and the sums are plain sums.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - called by position
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        shares: Tensor,
+        layer: _Synchronised,
+    ) -> Tensor:
+        """Normalise rows (rows, channels, ...); shares are their weights over the count."""
+        ctx.save_for_backward(x, gamma, mean, variance, shares)
+        ctx.layer = layer
+        return torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, eps=layer.eps)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Collective where x has a gradient."""
+        x, gamma, mean, variance, shares = ctx.saved_tensors
+        layer, needs_dx = ctx.layer, ctx.needs_input_grad[0]
+        dx, dgamma, dbeta = torch.ops.aten.native_batch_norm_backward(
+            dy, x, gamma, mean, variance, None, None, False, layer.eps, [needs_dx, True, True]
+        )
+        if needs_dx:
+            sums = layer.sync.sum(torch.stack((dbeta, dgamma)).double(), f"{layer.sync_name}.backward")
+            rescale = (variance.double() + layer.eps).rsqrt()
+            scale = rescale if gamma is None else rescale * gamma
+            slope = scale * rescale * sums[1]
+            offset = scale * sums[0] - slope * mean
+            row = (-1, *[1] * (x.dim() - 1))
+            channel = (1, -1, *[1] * (x.dim() - 2))
+            shares, wide = shares.view(row), mean.dtype
+            dx -= torch.addcmul(
+                (shares * offset.view(channel)).to(wide), (shares * slope.view(channel)).to(wide), x.to(wide)
+            )
+        # of a parameter that is not there, none may be given
+        own = [
+            d if needed else None
+            for d, needed in zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
+        ]
+        return dx, *own, None, None, None, None

@@ -1,0 +1,322 @@
+"""Synchronised batch norm against the framework's plain layer on the whole batch, gradients included.
+
+Run inside a job as the contract suite is, with HVDTRAIN_TEST_FRAMEWORK set; ``test_sync_batch_norm.py``
+does so. Every worker runs the same tests in the same order.
+"""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import TaskError
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+INPUTS, CHANNELS, EPSILON, MOMENTUM = 3, 4, 1e-3, 0.25
+only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
+only_keras = pytest.mark.skipif(FRAMEWORK != "tf", reason="of Keras alone")
+
+
+@pytest.fixture(scope="module")
+def backend():
+    started = load_backend(config())
+    yield started
+    started.close()
+
+
+def config(**fields):
+    return Config(
+        framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, "sync_batch_norm": True, **fields}
+    )
+
+
+class Normed:
+    """A linear layer, then batch norm over channels, which stand last in inputs and outputs.
+
+    Args:
+        spatial: axes between samples and channels.
+        use: what becomes of the linear layer's outputs, given the normalising layer.
+        calls: how often that calls the layer.
+        options: of the layer, by framework.
+    """
+
+    loss = "mse"
+
+    def __init__(self, spatial=(), use=lambda norm, x: norm(x), calls=1, **options):
+        self.spatial, self.use, self.calls = spatial, use, calls
+        self.options = options.get(FRAMEWORK, {})
+
+    def samples(self, count):
+        random = np.random.RandomState(count)
+        # far from 0 and of unequal spread, so that shares of the batch have unlike statistics
+        inputs = random.randn(count, *self.spatial, INPUTS) * random.rand(count, *[1] * len(self.spatial), 1)
+        targets = random.randn(count, *self.spatial, CHANNELS)
+        return {"inputs": (inputs + 1).astype(np.float32), "targets": targets.astype(np.float32)}
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        task = self
+        kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(self.spatial)]
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(1)
+                self.dense = nn.Linear(INPUTS, CHANNELS)
+                self.norm = kind(CHANNELS, **{"eps": EPSILON, "momentum": MOMENTUM, **task.options})
+
+            def forward(self, x):
+                return task.use(lambda y: self.norm(y.movedim(-1, 1)).movedim(1, -1), self.dense(x))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((*self.spatial, INPUTS))
+        norm = layers.BatchNormalization(
+            **{"epsilon": EPSILON, "momentum": 1 - MOMENTUM, "name": "norm", **self.options}
+        )
+        inner = keras.Input((*self.spatial, CHANNELS))
+        nested = keras.Model(inner, self.use(norm, inner), name="nested")
+        return keras.Model(inputs, nested(layers.Dense(CHANNELS, name="dense")(inputs)))
+
+
+def part(backend, task, count, accumulate):
+    """Give this worker's part of a step, and the whole micro-batches of all workers, padding left out."""
+    samples = task.samples(count)
+    plan = BatchPlan(count, backend.workers.size, accumulate)
+    parts = [plan.part(rank, count) for rank in range(backend.workers.size)]
+    places, real = parts[backend.workers.rank]
+    arrays = {name: array[places] for name, array in samples.items()}
+    host = HostBatch(0, arrays, real.astype(np.float32), float(count), places)
+    taken = [np.concatenate([where[k][is_real[k]] for where, is_real in parts]) for k in range(accumulate)]
+    whole = [{name: array[places] for name, array in samples.items()} for places in taken]
+    return next(iter(backend.to_device([host]))), whole
+
+
+def after_a_plain_step(backend, task, micro_batches, count):
+    """Give what the plain model holds after a step of descent with rate 1; unbiased variances in Keras."""
+    return (_torch_step if FRAMEWORK == "torch" else _keras_step)(backend, task, micro_batches, count)
+
+
+def _torch_step(backend, task, micro_batches, count):
+    import torch
+
+    plain = task.torch_model()
+    plain.load_state_dict(backend._model.state_dict())
+    for batch in micro_batches:
+        x, y = (torch.from_numpy(batch[name]) for name in ("inputs", "targets"))
+        ((plain(x) - y).square().flatten(1).mean(1).sum() / count).backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.sub_(parameter.grad)
+    return {name: tensor.numpy() for name, tensor in plain.state_dict().items()}
+
+
+def _keras_step(backend, task, micro_batches, count):
+    import tensorflow as tf
+
+    plain = task.tf_model()
+    plain.set_weights(backend._model.get_weights())
+    moving = next(v for v in plain.variables if v.name == "moving_variance")
+    total = [0.0] * len(plain.trainable_variables)
+    for batch in micro_batches:
+        before = moving.numpy()
+        with tf.GradientTape() as tape:
+            error = plain(batch["inputs"], training=True) - batch["targets"]
+            loss = tf.reduce_sum(tf.reduce_mean(tf.square(error), list(range(1, len(error.shape))))) / count
+        gradients = tape.gradient(loss, [v.value for v in plain.trainable_variables])
+        total = [a + b for a, b in zip(total, gradients, strict=True)]
+        n = batch["targets"].size / batch["targets"].shape[task.options.get("axis", -1)]
+        kept = before * (1 - MOMENTUM) ** task.calls
+        moving.assign(kept + (moving.numpy() - kept) * n / (n - 1))
+    for variable, gradient in zip(plain.trainable_variables, total, strict=True):
+        variable.assign_sub(gradient)
+    return {v.path: v.numpy() for v in plain.variables}
+
+
+def contents(backend):
+    """Give what the backend's model holds, by the framework's own names."""
+    if FRAMEWORK == "torch":
+        return {name: tensor.numpy() for name, tensor in backend._model.state_dict().items()}
+    return {v.path: v.numpy() for v in backend._model.variables}
+
+
+def largest_difference(backend, task, count, accumulate=1, **fields):
+    """Train one step; give how far it is from the plain model's on the whole batch."""
+    backend.build(task, config(accumulate=accumulate, **fields), accumulate)
+    batch, whole = part(backend, task, count, accumulate)
+    expected = after_a_plain_step(backend, task, whole, count)
+    backend.train_step(batch, 1.0)
+    backend.take_metrics("train").read()
+    found = contents(backend)
+    assert found.keys() == expected.keys()
+    everyone = backend.workers.allgather_object(found)
+    if "sync_batch_norm" not in fields:
+        for name, value in everyone[0].items():
+            np.testing.assert_array_equal(value, everyone[-1][name], err_msg=name)
+    return max(float(np.abs(found[name] - value).max()) for name, value in expected.items())
+
+
+def twice(norm, x):
+    return norm(norm(x) * x)
+
+
+def as_rows(norm, x):
+    """Normalise with each place a row of its own."""
+    if FRAMEWORK == "torch":
+        return norm(x.reshape(-1, CHANNELS)).reshape(x.shape)
+    import keras
+
+    return keras.ops.reshape(
+        norm(keras.ops.reshape(x, (-1, CHANNELS))), (-1, *x.shape[1:])
+    )  # rows' number is unknown until it is called
+
+
+CASES = {
+    "vectors": Normed(),
+    "sequences": Normed((5,)),
+    "images": Normed((3, 4)),
+    "volumes": Normed((2, 3, 2)),
+    "without gamma and beta": Normed((3,), torch={"affine": False}, tf={"scale": False, "center": False}),
+    "called twice": Normed((3,), twice, calls=2),
+    "places as rows": Normed((5,), as_rows),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_the_plain_layers_on_the_whole_batch(backend, case):
+    assert largest_difference(backend, CASES[case], 11) < 1e-5
+
+
+def test_each_micro_batch_is_that_of_all_workers(backend):
+    assert largest_difference(backend, CASES["images"], 11, accumulate=3) < 1e-5
+
+
+def test_without_synchronisation_it_is_not(backend):
+    found = largest_difference(backend, CASES["images"], 11, sync_batch_norm=False)
+    assert found > 1e-2 or backend.workers.size == 1
+
+
+@only_torch
+def test_statistics_without_momentum_are_the_mean_of_all_steps(backend):
+    assert largest_difference(backend, Normed((3,), torch={"momentum": None}), 11, 3) < 1e-5
+
+
+@only_torch
+def test_without_moving_statistics_there_is_still_the_batch(backend):
+    assert largest_difference(backend, Normed(torch={"track_running_stats": False}), 11) < 1e-5
+
+
+@only_torch
+def test_a_copy_of_the_model_uses_its_own_state(backend):
+    import torch
+
+    task = CASES["vectors"]
+    backend.build(task, config(), 1)
+    other = copy.deepcopy(backend._model).eval()
+    x = torch.from_numpy(task.samples(4)["inputs"])
+    before = other(x)
+    backend._model.norm.running_mean += 1
+    torch.testing.assert_close(other(x), before, rtol=0, atol=0)
+    assert other.norm.sync is backend._model.norm.sync
+
+
+@only_keras
+def test_channels_may_stand_first(backend):
+    assert largest_difference(backend, Normed((CHANNELS, 3), tf={"axis": 1}), 11) < 1e-5
+
+
+@only_keras
+def test_masked_steps_do_not_count(backend):
+    import keras
+
+    def masked(norm, x):
+        return norm(x, mask=keras.ops.any(x > 0, -1))
+
+    task = Normed((5,), masked)
+    backend.build(task, config(), 1)
+    batch, whole = part(backend, task, 11, 1)
+    expected = after_a_plain_step(backend, task, whole, 11)
+    backend.train_step(batch, 1.0)
+    for name, value in contents(backend).items():
+        if "moving_variance" not in name:
+            np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_a_micro_batch_of_padding_alone_moves_nothing(backend):
+    task = CASES["images"]
+    backend.build(task, config(), 1)
+    before = contents(backend)
+    arrays = {name: array[None, :2] for name, array in task.samples(2).items()}
+    host = HostBatch(0, arrays, np.zeros((1, 2), np.float32), 1.0, np.zeros((1, 2), int))
+    backend.train_step(next(iter(backend.to_device([host]))), 1.0)
+    for name, value in contents(backend).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_variances_keep_their_digits_far_from_zero(backend):
+    """In fp32 the difference of E[x^2] and E[x]^2 would have no right digit here."""
+    task = CASES["images"]
+    backend.build(task, config(), 1)
+    state = backend.get_state()
+    (variance,) = (name for name in state if name.endswith("moving_variance"))
+    state["model/dense/bias"] = np.full(CHANNELS, 3000, np.float32)
+    backend.set_state(state)
+    batch, whole = part(backend, task, 11, 1)
+    x = whole[0]["inputs"].astype(np.float64) @ state["model/dense/kernel"] + 3000
+    backend.train_step(batch, 0.0)
+    found = (backend.get_state()[variance] - (1 - MOMENTUM)) / MOMENTUM
+    np.testing.assert_allclose(found, x.reshape(-1, CHANNELS).var(0, ddof=1), rtol=1e-3)
+
+
+class OwnWay(Normed):
+    def torch_model(self):
+        import torch
+
+        class Mine(torch.nn.BatchNorm1d):
+            def forward(self, x):
+                return super().forward(x) + 1
+
+        return torch.nn.Sequential(torch.nn.Linear(INPUTS, CHANNELS), Mine(CHANNELS))
+
+    def tf_model(self):
+        import keras
+
+        class Mine(keras.layers.BatchNormalization):
+            def call(self, inputs, training=None, mask=None):
+                return super().call(inputs, training, mask) + 1
+
+        return keras.Sequential([keras.Input((INPUTS,)), Mine(name="1")])
+
+
+def test_a_layer_that_computes_in_its_own_way_is_refused_by_name(backend):
+    with pytest.raises(TaskError, match="--sync-batch-norm cannot synchronise 1: Mine"):
+        backend.build(OwnWay(), config(), 1)
+
+
+def test_layers_are_counted(backend):
+    backend.build(CASES["images"], config(), 1)
+    assert backend.batch_norm_layers() == 1
+
+
+def test_the_exported_model_is_a_plain_one(backend, tmp_path):
+    task = CASES["images"]
+    backend.build(task, config(), 1)
+    batch, _ = part(backend, task, 11, 1)
+    backend.train_step(batch, 0.1)
+    arrays = {name: array[None] for name, array in task.samples(4).items()}
+    host = HostBatch(0, arrays, np.ones((1, 4), np.float32), 4.0, np.zeros((1, 4), int))
+    form, name = ("torch-export", "model.pt2") if FRAMEWORK == "torch" else ("keras", "model.keras")
+    exported = backend.export(form, tmp_path / name, host)
+    assert exported.difference < 1e-5

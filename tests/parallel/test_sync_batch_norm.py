@@ -1,0 +1,54 @@
+"""Synchronised batch norm: the plain layer's gradients, and one curve at any number of workers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import FRAMEWORKS, launcher, run, shared_run
+
+HERE = Path(__file__).parent
+SUITE = HERE / "suite_batch_norm.py"
+# two workers divide the batch evenly, four do not; each step is logged
+OPTIONS = ("--task", f"{HERE / 'batch_norm_task.py'}:Normed", "--global-batch-size", "10")
+TOLERANCE = 1e-4  # relative, per step: the design's promise
+CONTROLLERS = {("torch", 2): "gloo", ("torch", 4): "mpi", ("tf", 2): "mpi", ("tf", 4): "gloo"}
+
+
+def trained(framework, workers, *options):
+    controller = CONTROLLERS.get((framework, workers), "none")
+    return shared_run(workers, controller, *OPTIONS, "--framework", framework, *options)
+
+
+def difference(found, expected):
+    assert len(found) == len(expected)
+    return float(np.max(np.abs(np.asarray(found) / np.asarray(expected) - 1)))
+
+
+@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 3, "gloo"), ("tf", 2, "mpi")])
+def test_it_is_the_plain_layer_on_the_whole_batch(framework, workers, controller, tmp_path):
+    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(SUITE)]
+    result = run(
+        [*launcher(workers, controller), *pytest_command],
+        tmp_path,
+        timeout=240,
+        HVDTRAIN_TEST_FRAMEWORK=framework,
+        HVDTRAIN_TESTS_REQUIRED="0",
+    )
+    assert result.returncode == 0, result.output[-8000:]
+    assert "passed" in result.stdout
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_curve_depends_on_neither_workers_nor_framework(framework, workers):
+    expected, found = (trained(*which, "--sync-batch-norm") for which in (("torch", 1), (framework, workers)))
+    assert len(found.losses) == 40
+    assert difference(found.losses, expected.losses) < TOLERANCE
+    # of the moving statistics
+    assert difference([found.metrics[-1]["loss"]], [expected.metrics[-1]["loss"]]) < TOLERANCE
+
+
+def test_without_it_the_curve_depends_on_the_workers_as_the_plan_says():
+    expected, found = trained("torch", 1, "--sync-batch-norm"), trained("torch", 2)
+    assert difference(found.losses, expected.losses) > 100 * TOLERANCE
+    assert "--sync-batch-norm" in found.result.stdout
