@@ -67,7 +67,7 @@ def mails(count):
     signs = {"ham": ["lunch", "monday"], "spam": ["cash", "offer"], "list": ["unsubscribe", "digest"]}
     for i in range(count):
         label = list(signs)[i % 3]
-        text = rng.sample(words, 6) + [rng.choice(signs[label])]
+        text = [*rng.sample(words, 6), rng.choice(signs[label])]
         rng.shuffle(text)
         yield " ".join(text), label
 

@@ -1,7 +1,12 @@
 """The tasks text, classify-text and synthetic: what they find, say, take and refuse."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
+import yaml
+from documents import ROOT
 
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import fetch
@@ -185,3 +190,25 @@ def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
     ):
         made("text", path=str(path))
     assert len(made("text", path=str(path), eval_fraction=0).train_data()) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_lists_every_option_with_its_default(name):
+    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+    table = page.partition(f"| option of `{name}` |")[2].partition("\n\n")[0]
+    found = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`|must be given) \|", table, re.MULTILINE))
+    options = inspect.signature(load_task_class(name)).parameters.values()
+    assert found == {o.name: "" if o.default is o.empty else repr(o.default) for o in options}
+
+
+def test_the_page_lists_the_defaults():
+    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+    table = page.partition("| field | `text` | `classify-text` | `synthetic` |")[2].partition("\n\n")[0]
+    found = {
+        field: values
+        for field, *values in re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \| `(.*)` \|$", table, re.M)
+    }
+    defaults = [load_task_class(name).defaults for name in NAMES]
+    assert found.keys() == {field for of_task in defaults for field in of_task}
+    for field, values in found.items():
+        assert [yaml.safe_load(value) for value in values] == [of_task.get(field) for of_task in defaults]
