@@ -71,9 +71,10 @@ class Task(Protocol):
 
 
 def built_in_names() -> list[str]:
-    """Give the names of the built-in tasks."""
+    """Give the names of the built-in tasks: those of their modules, with dashes."""
     package = importlib.import_module("hvdtrain.tasks")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
 
 
 def load_task_class(spec: str) -> Callable[..., Any]:
@@ -161,7 +162,7 @@ def _built_in(name: str) -> Callable[..., Any]:
             f"there is no built-in task {name!r}",
             hint or f"Built-in: {', '.join(names)}. Your own: package.module:Task or path/to/file.py:Task.",
         )
-    module = importlib.import_module(f"hvdtrain.tasks.{name}")
+    module = importlib.import_module(f"hvdtrain.tasks.{name.replace('-', '_')}")
     found: Callable[..., Any] = module.task
     return found
 

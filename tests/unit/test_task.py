@@ -114,8 +114,8 @@ def test_a_dataclass_can_stand_in_a_task_file(folder):
     ("spec", "said"),
     [
         ("digit", "there is no built-in task 'digit'\nDid you mean 'digits'?"),
-        ("zzz", "there is no built-in task 'zzz'\nBuilt-in: digits"),
-        ("", "there is no built-in task ''\nBuilt-in: digits"),
+        ("zzz", "there is no built-in task 'zzz'\nBuilt-in: classify-text, digits"),
+        ("", "there is no built-in task ''\nBuilt-in: classify-text, digits"),
         ("a/mine.py", "task a/mine.py names a file but no class\nWrite a/mine.py:MyTask."),
         ("a/mine.py:Good", "task file a/mine.py does not exist (looked in {folder})"),
         ("no.such.module:Good", "task module no.such.module cannot be imported: "),

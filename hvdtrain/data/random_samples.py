@@ -1,0 +1,60 @@
+"""Random samples of a given shape: a data set of any size in little memory."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.errors import DataError
+from hvdtrain.task import Arrays
+
+_STORED_BYTES = 1 << 24  # of inputs; where more samples are asked for, these come again
+_SAMPLE_BYTES = 1 << 30  # a larger sample is a slip of the keyboard
+
+
+class RandomSamples:
+    """Random numbers, or tokens, with random targets: always the same for one seed.
+
+    Args:
+        size: number of samples.
+        shape: shape of one sample's inputs.
+        vocabulary: inputs are tokens below it; standard normal numbers if None.
+        classes: targets are one class below it; the token after each of the inputs if None.
+        seed: seed of the numbers, below 2**32.
+
+    Raises:
+        DataError: where one sample would take more than a GiB.
+    """
+
+    def __init__(
+        self, size: int, *, shape: Sequence[int], vocabulary: int | None, classes: int | None, seed: int
+    ) -> None:
+        sample_bytes = 4 * math.prod(shape)
+        if sample_bytes > _SAMPLE_BYTES:
+            raise DataError(f"one sample of shape {list(shape)} would take {sample_bytes / 2**30:,.1f} GiB")
+        self._size = size
+        self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
+        random = np.random.RandomState(seed)  # its streams never change
+        numbers: NDArray[Any]
+        if vocabulary is None:
+            numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)
+        else:
+            numbers = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
+        self._inputs = numbers if vocabulary is None else numbers[..., :-1]
+        if classes is None:
+            self._targets = numbers[..., 1:].astype(np.int64)
+        else:
+            self._targets = random.randint(0, classes, self.distinct, np.int64)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: values[0] for name, values in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples at once."""
+        stored = indices % self.distinct
+        return {"inputs": self._inputs[stored], "targets": self._targets[stored]}

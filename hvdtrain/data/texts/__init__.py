@@ -1,0 +1,1 @@
+"""Text: files of it read as tokens in windows, and tables of texts with labels."""

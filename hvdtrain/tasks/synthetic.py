@@ -1,0 +1,133 @@
+"""Fixed random data of any shape, to measure how fast a model trains; it holds nothing to learn."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hvdtrain.data.random_samples import RandomSamples
+from hvdtrain.errors import TaskError
+from hvdtrain.models import bert, choose, gpt, lstm
+from hvdtrain.tasks import _options as options
+
+OF_TEXT: dict[str, Any] = {"gpt": gpt, "bert": bert, "lstm": lstm}
+
+
+class Synthetic:
+    """Train a built-in model on random numbers.
+
+    Args:
+        model: a model of images (mlp, convnet, resnet18, resnet34, resnet50), or of text: "gpt"
+            (tells the next token), "bert" or "lstm" (tell the class).
+        samples: samples of an epoch.
+        eval_samples: samples to evaluate on; 0 for no evaluation.
+        classes: number of classes, where the model tells one.
+        seed: seed of the numbers.
+        shape: height, width and channels of an image.
+        vocabulary: number of different tokens of a text.
+        context: tokens of a text.
+        layers: layers of a model of text.
+        heads: attention heads of each layer of gpt and bert.
+        channels: width of a model of text.
+        dropout: share of activations that gpt and bert leave out in training.
+    """
+
+    loss = "cross_entropy"
+    metrics: ClassVar = {"accuracy": "accuracy"}
+    defaults: ClassVar = {
+        "steps": 100,
+        "batch_size": 32,
+        "learning_rate": 0.01,
+        "lr_scaling": "none",
+        "clip_norm": 1.0,
+        "initial_parameters": "portable",
+    }
+
+    def __init__(
+        self,
+        *,
+        model: str = "resnet18",
+        samples: int = 50_000,
+        eval_samples: int = 0,
+        classes: int = 10,
+        seed: int = 0,
+        shape: Sequence[int] = (32, 32, 3),
+        vocabulary: int = 1000,
+        context: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        channels: int = 128,
+        dropout: float = 0.0,
+    ) -> None:
+        self._model = options.choice("model", model, (*choose.NAMES, *OF_TEXT))
+        self._classes = options.whole("classes", classes, 2)
+        self._sizes: dict[str, Any] = {
+            "vocabulary": options.whole("vocabulary", vocabulary, 2),
+            "context": options.whole("context", context, 1),
+            "layers": options.whole("layers", layers, 1, 1000),
+            "heads": options.whole("heads", heads, 1, 1000),
+            "channels": options.whole("channels", channels, 1, 1 << 16),
+            "dropout": options.fraction("dropout", dropout),
+        }
+        self._shape: Any = (context,) if model in OF_TEXT else _image_shape(shape)
+        self._seed = options.whole("seed", seed, 0, (1 << 32) - 2)
+        self._train = self._samples(options.whole("samples", samples, 1, 1 << 62), seed)
+        eval_samples = options.whole("eval_samples", eval_samples, 0, 1 << 62)
+        self._eval = self._samples(eval_samples, seed + 1) if eval_samples else None
+
+    def describe(self) -> str:
+        """Say what was made."""
+        if self._model in OF_TEXT:
+            what = f"texts of {self._sizes['context']:,} random tokens"
+        else:
+            what = f"random images {'x'.join(map(str, self._shape))}"
+        classes = "" if self._model == "gpt" else f" in {self._classes:,} classes"
+        again = (
+            f", {self._train.distinct:,} different ones" if self._train.distinct < len(self._train) else ""
+        )
+        evaluation = f", {len(self._eval):,} to evaluate" if self._eval is not None else ""
+        return f"{len(self._train):,} {what}{classes}{again}{evaluation}"
+
+    def train_data(self) -> RandomSamples:
+        """Give the training data: inputs of the shape asked for; targets the class, or the next tokens."""
+        return self._train
+
+    def eval_data(self) -> RandomSamples | None:
+        """Give the evaluation data, likewise, from the next seed."""
+        return self._eval
+
+    def torch_model(self) -> Any:
+        """Build the PyTorch model."""
+        return self._build("torch")
+
+    def tf_model(self) -> Any:
+        """Build its Keras twin."""
+        return self._build("tf")
+
+    def _samples(self, size: int, seed: int) -> RandomSamples:
+        of_text = self._model in OF_TEXT
+        return RandomSamples(
+            size,
+            shape=self._shape,
+            vocabulary=self._sizes["vocabulary"] if of_text else None,
+            classes=None if self._model == "gpt" else self._classes,
+            seed=seed,
+        )
+
+    def _build(self, framework: str) -> Any:
+        if self._model not in OF_TEXT:
+            return choose.image_model(framework, self._model, self._shape, self._classes)
+        sizes = dict(self._sizes)
+        if self._model == "lstm":
+            sizes = {name: sizes[name] for name in ("vocabulary", "layers", "channels")}
+        if self._model != "gpt":
+            sizes["classes"] = self._classes
+        return getattr(OF_TEXT[self._model], f"{framework}_model")(**sizes)
+
+
+task = Synthetic
+
+
+def _image_shape(shape: Any) -> tuple[int, int, int]:
+    if not isinstance(shape, list | tuple) or len(shape) != 3:
+        raise TaskError(f"task_options.shape must be height, width and channels, found {shape!r}")
+    height, width, channels = (options.whole("shape", side, 1) for side in shape)
+    return height, width, channels

@@ -1,0 +1,130 @@
+"""Language modelling: a GPT that learns to continue any text, by characters or by bytes."""
+
+from typing import Any, ClassVar
+
+from hvdtrain.data.texts.characters import CharacterTokens
+from hvdtrain.data.texts.files import MappedFiles, find_files, python_files
+from hvdtrain.data.texts.windows import ByteTokens, Tokens, Windows
+from hvdtrain.errors import DataError
+from hvdtrain.models import gpt
+from hvdtrain.tasks import _options as options
+
+LEVELS = ("characters", "bytes")
+
+
+class Text:
+    """Learn the next character (or byte) of a text from those before it.
+
+    Args:
+        path: a text file, or a folder of them; the source text of Python's own library if None.
+        level: what a token is: "characters" of UTF-8 text, or "bytes" of any files.
+        pattern: which files of a folder.
+        context: tokens that the model sees.
+        stride: tokens from one window of the training data to the next; ``context`` if None, so
+            that an epoch goes through the text once.
+        eval_fraction: share of the text, at its end, that is kept for evaluation.
+        layers: blocks of the model.
+        heads: attention heads of each block.
+        channels: width of the model.
+        dropout: share of activations that training leaves out.
+
+    Raises:
+        DataError: where the text cannot be read or is too short.
+    """
+
+    loss = "cross_entropy"
+    metrics: ClassVar = {"accuracy": "accuracy"}
+    defaults: ClassVar = {
+        "epochs": 2,
+        "batch_size": 16,
+        "optimizer": "adamw",
+        "learning_rate": 1e-3,
+        "lr_scaling": "sqrt",
+        "lr_schedule": "cosine",
+        "lr_final_fraction": 0.1,
+        "warmup_epochs": 0.1,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+        "adam_beta2": 0.99,
+        "initial_parameters": "portable",
+    }
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        level: str = "characters",
+        pattern: str = "*.txt",
+        context: int = 64,
+        stride: int | None = None,
+        eval_fraction: float = 0.1,
+        layers: int = 4,
+        heads: int = 4,
+        channels: int = 128,
+        dropout: float = 0.0,
+    ) -> None:
+        self._level = options.choice("level", level, LEVELS)
+        self._context = options.whole("context", context, 1, 1 << 20)
+        stride = self._context if stride is None else options.whole("stride", stride, 1)
+        share = options.fraction("eval_fraction", eval_fraction)
+        self._sizes: dict[str, Any] = {
+            "layers": options.whole("layers", layers, 1, 1000),
+            "heads": options.whole("heads", heads, 1, 1000),
+            "channels": options.whole("channels", channels, 1, 1 << 16),
+            "dropout": options.fraction("dropout", dropout),
+        }
+        files, self._name = _files(path, options.text("pattern", pattern))
+        self._tokens: Tokens = ByteTokens(files) if level == "bytes" else CharacterTokens(files)
+        size = len(self._tokens)
+        kept = int(size * (1 - share))
+        self._train = Windows(self._tokens, 0, kept, context, stride)
+        self._eval = Windows(self._tokens, kept, size, context, context) if share else None
+        self._check_length("train on", kept)
+        if self._eval is not None:
+            self._check_length("evaluate", size - kept)
+
+    def describe(self) -> str:
+        """Say what was found."""
+        distinct = f", {self._tokens.vocabulary} distinct ones" if self._level == "characters" else ""
+        windows = f"windows of {self._context}: {len(self._train):,} to train on"
+        if self._eval is not None:
+            windows += f", {len(self._eval):,} to evaluate"
+        return f"{len(self._tokens):,} {self._level} of {self._name}{distinct}, in {windows}"
+
+    def train_data(self) -> Windows:
+        """Give the training data: inputs (context,) tokens; targets the token after each."""
+        return self._train
+
+    def eval_data(self) -> Windows | None:
+        """Give the evaluation data: windows side by side; what is left of the last one is left out."""
+        return self._eval
+
+    def torch_model(self) -> Any:
+        """Build the PyTorch model."""
+        return gpt.torch_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
+
+    def tf_model(self) -> Any:
+        """Build its Keras twin."""
+        return gpt.tf_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
+
+    def _check_length(self, purpose: str, length: int) -> None:
+        if length < self._context + 1:
+            raise DataError(
+                f"{self._name} has {len(self._tokens):,} {self._level}, of which {length:,} are there to "
+                f"{purpose}; a window takes {self._context + 1:,} (context {self._context:,} and a target)",
+                "Give more text, a smaller task_options.context, or another eval_fraction.",
+            )
+
+
+task = Text
+
+
+def _files(path: Any, pattern: str) -> tuple[MappedFiles, str]:
+    """Find the text; give its files and its name in words."""
+    if path is None:
+        paths, name = python_files()
+        return MappedFiles(paths), name
+    paths = find_files(options.text("path", path), pattern)
+    files = MappedFiles(paths)
+    name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
+    return files, name

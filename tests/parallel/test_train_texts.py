@@ -1,0 +1,120 @@
+"""Text trains: the same curve at any number of workers and in both frameworks, and something is learned."""
+
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from jobs import FRAMEWORKS, shared_run, train
+from pyarrow import parquet
+from shared_data import ROOT, shared_data
+
+SHAKESPEARE = str(ROOT / "examples" / "shakespeare.yaml")
+TOLERANCE = 1e-4  # relative, per step: the design's promise
+STEPS = 30
+# framework, workers, controller; all with the example's global batch of 12
+RUNS = [("torch", 1, "none"), ("tf", 2, "gloo"), ("torch", 3, "mpi"), ("tf", 1, "none")]
+
+
+def run_of_the_example(framework, workers, controller):
+    """Train the example's model on the text that Python brings along."""
+    options = ("--steps", str(STEPS), "--log-every", "1", "--set", "task_options.eval_fraction=0.002")
+    return shared_run(workers, controller, SHAKESPEARE, "--framework", framework, *options)
+
+
+@pytest.mark.parametrize(("framework", "workers", "controller"), RUNS[1:])
+def test_the_curve_of_a_language_model_is_the_same_everywhere(framework, workers, controller):
+    run = run_of_the_example(framework, workers, controller)
+    expected = run_of_the_example(*RUNS[0])
+    assert {line["workers"] for line in run.metrics} == {workers}
+    assert len(run.losses) == len(expected.losses) == STEPS
+    assert np.max(np.abs(np.asarray(run.losses) / expected.losses - 1)) < TOLERANCE
+    assert run.summary["final"]["loss"] == pytest.approx(expected.summary["final"]["loss"], rel=TOLERANCE)
+
+
+def test_a_language_model_learns_which_characters_are_common():
+    losses = run_of_the_example(*RUNS[0]).losses
+    assert abs(losses[0] - np.log(96)) < 0.3  # at first it knows nothing
+    assert losses[-1] < 3.6
+
+
+@pytest.mark.may_skip
+def test_shakespeare_in_both_frameworks(tmp_path):
+    path = shared_data("tinyshakespeare.txt")
+    runs = {}
+    for framework in FRAMEWORKS:
+        (tmp_path / framework).mkdir()
+        runs[framework] = train(
+            1,
+            "none",
+            SHAKESPEARE,
+            "--framework",
+            framework,
+            *("--steps", "100", "--log-every", "1", "--set", f"task_options.path={path}"),
+            cwd=tmp_path / framework,
+        )
+    curves = [np.asarray(run.losses) for run in runs.values()]
+    assert len(curves[0]) == 100
+    assert np.max(np.abs(curves[0] / curves[1] - 1)) < TOLERANCE
+    assert all(run.summary["final"]["loss"] < 2.75 for run in runs.values())
+
+
+def mails(count):
+    """Make texts whose label can be told by one word among others."""
+    rng = random.Random(5)
+    words = [f"word{i}" for i in range(30)]
+    signs = {"ham": ["lunch", "monday"], "spam": ["cash", "offer"], "list": ["unsubscribe", "digest"]}
+    for i in range(count):
+        label = list(signs)[i % 3]
+        text = [*rng.sample(words, 6), rng.choice(signs[label])]
+        rng.shuffle(text)
+        yield " ".join(text), label
+
+
+@pytest.mark.parametrize(("framework", "model"), [("torch", "bert"), ("tf", "lstm")])
+def test_texts_are_classified(framework, model, tmp_path):
+    rows = list(mails(600))
+    if model == "bert":
+        path = tmp_path / "mails.jsonl"
+        lines = [json.dumps({"body": text, "kind": label}) for text, label in rows]
+        path.write_text("\n".join([*lines, "{broken"]))
+    else:
+        path = tmp_path / "mails.parquet"
+        texts, labels = ([*column, ""] for column in zip(*rows, strict=True))
+        parquet.write_table(pa.table({"body": texts, "kind": labels}), path)
+    options = {
+        "path": path,
+        "text": "body",
+        "label": "kind",
+        "bad_rows": "skip",
+        "model": model,
+        "context": 10,
+    }
+    sizes = {"channels": 32, "layers": 1, "heads": 2}
+    settings = [f"--set=task_options.{name}={value}" for name, value in {**options, **sizes}.items()]
+    run = train(
+        2,
+        "mpi",
+        *("--framework", framework, "--task", "classify-text", "--epochs", "8", *settings),
+        *("--batch-size", "16", "--learning-rate", "0.01"),
+        cwd=tmp_path,
+    )
+    assert run.summary["workers"] == 2
+    assert run.summary["samples"] == 8 * 540
+    assert run.summary["final"]["accuracy"] >= 0.98
+
+
+@pytest.mark.parametrize(("framework", "model"), [("torch", "convnet"), ("tf", "gpt")])
+def test_synthetic_data_train(framework, model, tmp_path):
+    options = {"model": model, "context": 16, "layers": 1, "channels": 32, "eval_samples": 10}
+    settings = [f"--set=task_options.{name}={value}" for name, value in options.items()]
+    run = train(
+        2,
+        "mpi",
+        *("--framework", framework, "--task", "synthetic", "--steps", "6", "--log-every", "1", *settings),
+        cwd=tmp_path,
+    )
+    assert len(run.losses) == 6
+    assert np.isfinite(run.losses).all()
+    assert run.summary["final"]["loss"] > 1.5  # there is nothing to learn

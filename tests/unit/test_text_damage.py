@@ -1,0 +1,167 @@
+"""Damaged text and tables: an error that names the file, or harmless; nothing else, and soon.
+
+Each case is a sound file of some kind, damaged in some way from a seed of its own.
+"""
+
+import json
+import random
+import resource
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hvdtrain.data.datasets import fetch
+from hvdtrain.errors import DataError
+from hvdtrain.tasks.classify_text import ClassifyText
+from hvdtrain.tasks.text import Text
+
+SECONDS = 10  # a bound for any case: each takes milliseconds
+ROWS = [(f"text {i}, with a wörd", ("ham", "spam", "eggs")[i % 3], i) for i in range(60)]
+
+
+def sound(kind, path):
+    """Write a sound file of this kind and give its bytes."""
+    if kind == "txt":
+        path.write_text("".join(f"line {i}: söme text 🙂\n" for i in range(60)), encoding="utf-8")
+    elif kind == "jsonl":
+        lines = (json.dumps({"text": a, "label": b, "i": c}, ensure_ascii=False) for a, b, c in ROWS)
+        path.write_text("\n".join(lines), encoding="utf-8")
+    elif kind == "parquet":
+        texts, labels, numbers = (list(column) for column in zip(*ROWS, strict=True))
+        columns = pa.table({"text": texts, "label": labels, "i": numbers})
+        parquet.write_table(columns, path, row_group_size=20, write_page_checksum=True)
+    else:
+        comma, quote = (",", '"') if kind == "csv" else ("\t", "")
+        lines = (f"{quote}{a}{quote}{comma}{b}{comma}{c}" for a, b, c in ROWS)
+        path.write_text("\r\n".join([f"text{comma}label{comma}i", *lines]), encoding="utf-8")
+    return path.read_bytes()
+
+
+def cut(raw, rng):
+    return raw[: rng.randrange(len(raw))]
+
+
+def beheaded(raw, rng):
+    return raw[rng.randrange(1, len(raw)) :]
+
+
+def flipped(raw, rng):
+    damaged = bytearray(raw)
+    for _ in range(rng.randrange(1, 8)):
+        damaged[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+def overwritten(raw, rng):
+    start = rng.randrange(len(raw))
+    return raw[:start] + rng.randbytes(rng.randrange(1, 40)) + raw[start + 20 :]
+
+
+def with_nul(raw, rng):
+    start = rng.randrange(len(raw))
+    return raw[:start] + bytes(rng.randrange(1, 5)) + raw[start:]
+
+
+def without_a_part(raw, rng):
+    start = rng.randrange(len(raw))
+    return raw[:start] + raw[start + rng.randrange(1, 60) :]
+
+
+def huge_numbers(raw, rng):
+    """Write the largest numbers where lengths may stand, first of all in front of a Parquet file's end."""
+    start = rng.choice([len(raw) - 8, rng.randrange(len(raw) - 8)])
+    return (
+        raw[:start]
+        + rng.choice([b"\xff\xff\xff\x7f", b"\xff" * 8, b"\xfe\xff\xff\xff\x0f"])
+        + raw[start + 4 :]
+    )
+
+
+def quoted(raw, rng):
+    start = rng.randrange(len(raw))
+    return raw[:start] + rng.choice([b'"', b"'", b"{", b"[", b"\\", b"\r", b"\n", b",", b"\t"]) + raw[start:]
+
+
+def empty(raw, rng):
+    return b" \n"[: rng.randrange(3)]
+
+
+def other_kind(raw, rng):
+    return rng.choice([b"PAR1" + raw, b"\x89PNG\r\n\x1a\n" + raw, b"\x1f\x8b\x08" + raw, raw[::-1]])
+
+
+def utf16(raw, rng):
+    return raw.decode("latin-1").encode(rng.choice(["utf-16", "utf-16-le", "utf-32"]))
+
+
+KINDS = ["txt", "csv", "tsv", "jsonl", "parquet"]
+DAMAGES = [
+    cut,
+    beheaded,
+    flipped,
+    overwritten,
+    with_nul,
+    without_a_part,
+    huge_numbers,
+    quoted,
+    empty,
+    other_kind,
+    utf16,
+]
+
+
+def read_all(kind, path, bad_rows):
+    if kind == "txt":
+        task = Text(path=str(path), level="characters" if bad_rows == "error" else "bytes", context=4)
+    else:
+        task = ClassifyText(path=str(path), bad_rows=bad_rows, context=8, level="words")
+    assert task.describe()
+    for data in (task.train_data(), task.eval_data()):
+        batch = fetch(data, np.arange(len(data)))
+        assert batch["inputs"].dtype == np.int32
+        assert len(batch["inputs"]) == len(batch["targets"]) == len(data) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_told_or_does_no_harm(tmp_path, kind, damage, seed):
+    path = tmp_path / f"damaged.{kind}"
+    path.write_bytes(damage(sound(kind, path), random.Random(f"{kind} {damage.__name__} {seed}")))
+    started = time.monotonic()
+    for bad_rows in ("error", "skip"):
+        said = str(path)
+        try:
+            read_all(kind, path, bad_rows)
+        except DataError as error:
+            said = str(error)
+        assert str(path) in said
+        assert len(said) < 1000
+    assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sound_files_are_read(tmp_path, kind):
+    """Otherwise the test above would pass for nothing."""
+    sound(kind, path := tmp_path / f"sound.{kind}")
+    for bad_rows in ("error", "skip"):
+        read_all(kind, path, bad_rows)
+
+
+def test_a_sparse_file_of_a_terabyte_takes_no_memory(tmp_path):
+    """A huge size alone must not lead to a huge array."""
+    path = tmp_path / "huge.csv"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="line 1 is longer than"):
+        read_all("csv", path, "error")
+    task = Text(path=str(path), level="bytes")
+    last = len(task.eval_data()) - 1
+    assert task.eval_data()[last]["inputs"].tolist() == [0] * 64
+    with pytest.raises(DataError, match="byte 0 is NUL"):
+        Text(path=str(path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

@@ -1,0 +1,184 @@
+"""Text files as tokens and windows: what is read is what stands there, wherever files and blocks end."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.data.texts import characters
+from hvdtrain.data.texts.characters import CharacterTokens
+from hvdtrain.data.texts.files import MappedFiles, find_files, python_files
+from hvdtrain.data.texts.windows import ByteTokens, Windows
+from hvdtrain.errors import DataError
+
+TEXTS = ["plain text\n" * 5, "áé🙂 ", "", "\u4e2d\u6587" * 20, "🙂" * 30, "x"]
+
+
+def written(folder, texts):
+    paths = [folder / f"{i}.txt" for i in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text.encode())
+    return paths
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts and blocks so short that characters lie across their ends."""
+    monkeypatch.setattr(characters, "_CHUNK", 5)
+    monkeypatch.setattr(characters, "_BLOCK", 7)
+
+
+@pytest.mark.parametrize("texts", [TEXTS, ["only ascii " * 9], ["ab" * 30, "cd" * 30], ["é" * 50]])
+def test_every_window_holds_the_characters_that_stand_there(tmp_path, small_parts, texts):
+    whole = "".join(texts)
+    tokens = CharacterTokens(MappedFiles(written(tmp_path, texts)))
+    assert len(tokens) == len(whole)
+    assert tokens.vocabulary == len(set(whole))
+    for length in (1, 3, 20):
+        starts = np.arange(len(whole) - length + 1)
+        read = tokens.read(starts, length)
+        assert ["".join(chr(tokens.characters[t]) for t in row) for row in read] == [
+            whole[s : s + length] for s in starts
+        ]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=4))
+def test_any_text_comes_back(tmp_path_factory, texts):
+    whole = "".join(texts)
+    paths = written(tmp_path_factory.mktemp("texts"), [*texts, "end"])
+    tokens = CharacterTokens(MappedFiles(paths))
+    read = tokens.read(np.zeros(1, np.int64), len(whole) + 3)[0]
+    assert "".join(chr(tokens.characters[token]) for token in read) == whole + "end"
+
+
+def test_bytes_are_read_across_files(tmp_path):
+    files = MappedFiles(written(tmp_path, TEXTS))
+    whole = "".join(TEXTS).encode()
+    starts = np.arange(len(whole) - 9)
+    assert [bytes(row) for row in ByteTokens(files).read(starts, 10)] == [whole[s : s + 10] for s in starts]
+
+
+def test_a_pickled_data_set_takes_no_bytes_along(tmp_path):
+    [path] = written(tmp_path, ["x" * 1_000_000])
+    tokens = ByteTokens(MappedFiles([path]))
+    tokens.read(np.zeros(1, np.int64), 5)
+    pickled = pickle.dumps(Windows(tokens, 0, len(tokens), 8, 8))
+    assert len(pickled) < 5000
+    assert pickle.loads(pickled)[0]["inputs"].tolist() == [ord("x")] * 8
+
+
+def row(length):
+    """Give a row of tokens in which token k is k."""
+
+    class Counting:
+        vocabulary = length
+
+        def __len__(self):
+            return length
+
+        def read(self, starts, count):
+            found = starts[:, None] + np.arange(count)
+            assert found.max() < length
+            return found
+
+    return Counting()
+
+
+@pytest.mark.parametrize("stride", [1, 3, 8, 50])
+@pytest.mark.parametrize("length", [9, 10, 16, 17, 100])
+def test_each_place_of_the_text_begins_one_window(length, stride):
+    windows = Windows(row(length), 0, length, 8, stride)
+    keys = np.arange(3000, dtype=np.uint64)
+    begins = [
+        set(windows.augmented(np.full(len(keys), i), keys)["inputs"][:, 0].tolist())
+        for i in range(len(windows))
+    ]
+    assert sorted(start for of_window in begins for start in of_window) == list(range(length - 8))
+
+
+def test_a_target_is_the_token_after_its_input():
+    windows = Windows(row(30), 10, 30, 4, 4)
+    sample = windows[1]
+    assert sample["inputs"].tolist() == [14, 15, 16, 17]
+    assert sample["targets"].tolist() == [15, 16, 17, 18]
+    assert len(windows) == 4  # 10-13, 14-17, 18-21, 22-25; of 26-29 the last has no target
+
+
+def test_windows_are_moved_by_their_keys_alone():
+    windows = Windows(row(1000), 0, 1000, 8, 8)
+    keys = np.asarray([5, 2**63, 12345, 5], np.uint64)
+    together = windows.augmented(np.asarray([3, 7, 9, 3]), keys)["inputs"]
+    alone = [
+        windows.augmented(np.asarray([i]), keys[k : k + 1])["inputs"][0] for k, i in enumerate([3, 7, 9, 3])
+    ]
+    assert np.array_equal(together, alone)
+
+
+def test_files_of_a_folder_come_in_the_order_of_their_names(tmp_path):
+    for name in ("b/1.txt", "a.txt", "b/0.txt", "c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = find_files(str(tmp_path), "*.txt")
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.txt", "b/0.txt", "b/1.txt"]
+
+
+def test_python_s_own_library_is_the_same_text_each_time():
+    paths, name = python_files()
+    assert paths == python_files()[0]
+    assert 500_000 < sum(path.stat().st_size for path in paths) <= 1_000_000
+    assert f"{len(paths)} modules" in name
+    assert len(CharacterTokens(MappedFiles(paths))) > 500_000
+
+
+UTF16 = "text".encode("utf-16")
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"good\xffbad", "0.txt is not UTF-8 text: byte 4 (0xff) fits no character"),
+        (b"0123456789\xc3", "0.txt is not UTF-8 text: byte 10 (0xc3)"),
+        ("0123é".encode()[:-1] + b"x" * 20, "0.txt is not UTF-8 text: byte 4 (0xc3)"),
+        (b"\xed\xa0\x80", "0.txt is not UTF-8 text: byte 0 (0xed)"),
+        (b"0123456789\0abc", "0.txt is not text: byte 10 is NUL"),
+        (UTF16, "0.txt is not UTF-8 text: byte 0 (0xff)"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_its_position(tmp_path, small_parts, raw, said):
+    path = tmp_path / "0.txt"
+    path.write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        CharacterTokens(MappedFiles([path]))
+    assert said in str(caught.value)
+    assert "task_options.level=bytes" in str(caught.value)
+
+
+def test_a_nul_behind_long_characters_is_found_where_it_is(tmp_path):
+    path = tmp_path / "0.txt"
+    path.write_bytes("é🙂".encode() + b"\0")
+    with pytest.raises(DataError, match="byte 6 is NUL"):
+        CharacterTokens(MappedFiles([path]))
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"0\.txt is empty"):
+        MappedFiles(written(tmp_path, [""]))
+    with pytest.raises(DataError, match="all files are empty"):
+        MappedFiles(written(tmp_path, ["", ""]))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is not a file"):
+        find_files(str(tmp_path / "pipe"), "*.txt")
+
+
+def test_a_file_that_has_become_other_text_is_noticed(tmp_path):
+    [path] = written(tmp_path, ["é" * 4000])
+    tokens = CharacterTokens(MappedFiles([path]))
+    path.write_bytes(b"\xf0\x9f\x99\x82" * 2000)
+    with pytest.raises(DataError, match="has changed while it was read"):
+        tokens.read(np.asarray([3000]), 100)

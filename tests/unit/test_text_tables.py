@@ -1,0 +1,271 @@
+"""Tables of texts with labels: what each kind of file gives, and what each mistake is told as."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hvdtrain.data.texts.encoding import PADDING, START, ByteEncoder, WordEncoder
+from hvdtrain.data.texts.labelled import in_order, read_tables, split
+from hvdtrain.data.texts.tables import Table
+from hvdtrain.errors import BadSampleError, DataError
+
+ROWS = [("hello, you", "ham"), ('say "cash"', "spam"), ("línea\tdos", "ham"), ("x", "spam")]
+
+
+def table(path, bad_rows="error", text="text", label="label"):
+    return Table(path, text, label, bad_rows)
+
+
+def rows_of(found):
+    return [(text, label) for _, text, label in found.rows()]
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("label", "number", "text"), *((b, 7, a) for a, b in rows)])
+    elif path.suffix == ".tsv":
+        lines = ["text\tlabel", *("\t".join(row).replace("línea\t", "línea ") for row in rows)]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        texts, labels = zip(*rows, strict=True)
+        parquet.write_table(pa.table({"label": list(labels), "text": list(texts)}), path)
+    else:
+        path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n\n" for a, b in rows))
+    return path
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".parquet", ".tsv"])
+def test_all_kinds_of_table_give_the_same_rows(tmp_path, ending):
+    expected = [(a.replace("\t", " "), b) if ending == ".tsv" else (a, b) for a, b in ROWS]
+    assert rows_of(table(write(tmp_path / f"rows{ending}", ROWS))) == expected
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"\xef\xbb\xbftext,label\r\nhello,ham\r\n")
+    assert rows_of(table(path)) == [("hello", "ham")]
+
+
+def test_a_field_may_be_longer_than_csv_allows_by_itself(tmp_path):
+    before = csv.field_size_limit()
+    path = write(tmp_path / "rows.csv", [("word " * 100_000, "ham")])
+    assert len(rows_of(table(path))[0][0]) == 500_000
+    assert csv.field_size_limit() == before
+
+
+def test_a_dictionary_column_is_text(tmp_path):
+    path = tmp_path / "rows.parquet"
+    labels = pa.array(["a", "b", "a"]).dictionary_encode()
+    parquet.write_table(pa.table({"text": ["x", "y", "z"], "label": labels}), path)
+    assert rows_of(table(path)) == [("x", "a"), ("y", "b"), ("z", "a")]
+
+
+# name of the file, its bytes, what is said, and how many good rows there are beside
+BAD_ROWS = {
+    "values": (
+        "a.csv",
+        b"text,label\nx,a\ny\nz,b\n",
+        "a.csv, line 3: has 1 values; the first line names 2",
+        2,
+    ),
+    "after a long row": ("a.csv", b'text,label\n"x\n\ny",a\nz,b,c\n', "a.csv, line 5: has 3 values", 1),
+    "no text": ("a.csv", b"text,label\nx,a\n ,b\n", "a.csv, line 3: 'text' is empty", 1),
+    "no label": ("a.csv", b"text,label\nx,a\ny,\n", "a.csv, line 3: 'label' is empty", 1),
+    "quote": ("a.csv", b'text,label\n"x"y,a\nz,b\n', "a.csv, line 2: ',' expected after '\"'", 1),
+    "encoding": (
+        "a.csv",
+        b"text,label\nx,a\ny\xe9,b\nz,b\n",
+        "a.csv, line 3: byte 16 (0xe9) is not UTF-8",
+        2,
+    ),
+    "NUL": ("a.tsv", b"text\tlabel\nx\ta\n\0\tb\n", "a.tsv, line 3: byte 15 is NUL", 1),
+    "tab": ("a.tsv", b"text\tlabel\nx\ty\ta\nz\tb\n", "a.tsv, line 2: has 3 values", 1),
+    "not JSON": (
+        "a.jsonl",
+        b'{"text": "x", "label": 1}\n{"text": \n',
+        "a.jsonl, line 2: not JSON: Expecting",
+        1,
+    ),
+    "cut off": ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "y", "la', "a.jsonl, line 2: not JSON", 1),
+    "list": (
+        "a.jsonl",
+        b'["x", 1]\n{"text": "x", "label": 1}',
+        "a.jsonl, line 1: must be an object, found",
+        1,
+    ),
+    "key": (
+        "a.jsonl",
+        b'{"txt": "x", "label": 1}\n',
+        "a.jsonl, line 1: has no 'text'; it has 'txt', 'label'",
+        0,
+    ),
+    "type": ("a.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' must be text, found 5", 0),
+    "null": (
+        "a.jsonl",
+        b'{"text": "x", "label": null}\n',
+        "'label' must be text or a whole number, found nothing",
+        0,
+    ),
+    "number": ("a.jsonl", b'{"text": "x", "label": 1.5}\n', "must be text or a whole number, found 1.5", 0),
+    "nested": ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: not JSON: nested too deeply", 0),
+    "long number": ("a.jsonl", b'{"label": ' + b"1" * 9999 + b"}\n", "line 1: not JSON", 0),
+    "surrogate": (
+        "a.jsonl",
+        b'{"text": "\\ud800", "label": 1}\n',
+        r"holds '\ud800', which is no character",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_is_told_with_its_place_or_counted(tmp_path, name):
+    file, raw, said, good = BAD_ROWS[name]
+    path = tmp_path / file
+    path.write_bytes(raw)
+    with pytest.raises(BadSampleError) as caught:
+        rows_of(table(path))
+    assert said in str(caught.value)
+    skipping = table(path, "skip")
+    assert len(rows_of(skipping)) == good
+    assert [said in problem.problem for problem in skipping.left_out] == [True]
+
+
+# what no reading of single rows can mend
+BAD_TABLES = {
+    "empty": ("a.csv", b"", "a.csv is empty (0 bytes)"),
+    "ending": ("a.txt", b"x", "a.txt: its name tells no kind of table"),
+    "column": ("a.csv", b"txt,label\nx,a\n", "a.csv has no column 'text'; its columns are 'txt', 'label'"),
+    "twice": ("a.csv", b"text,label,text\nx,a,y\n", "has more than one column 'text'"),
+    "open quote": (
+        "a.csv",
+        b'text,label\nx,a\n"y,a\nz,b\n',
+        "a.csv, line 3: a quote that opens there is never closed",
+    ),
+    "one line": (
+        "a.csv",
+        b"text,label\n" + b"x" * (1 << 24) + b"x\n",
+        "line 2 is longer than 16,777,216 bytes",
+    ),
+    "header": ("a.csv", b"\xff\xfe,label\nx,a\n", "line 1: byte 0 (0xff) is not UTF-8"),
+    "no Parquet": ("a.parquet", b"PAR1 but no more", "a.parquet cannot be read as Parquet, after row 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+@pytest.mark.parametrize("bad_rows", ["error", "skip"])
+def test_a_table_that_cannot_be_read_is_refused(tmp_path, name, bad_rows):
+    file, raw, said = BAD_TABLES[name]
+    path = tmp_path / file
+    path.write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        rows_of(table(path, bad_rows))
+    assert said in str(caught.value)
+
+
+def test_columns_of_parquet_must_have_fitting_types(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": [1, 2], "label": [0.5, 1.5]}), path)
+    with pytest.raises(DataError, match="column 'text' must hold text, found int64"):
+        rows_of(table(path))
+    parquet.write_table(pa.table({"text": ["x", "y"], "label": [0.5, 1.5]}), path)
+    with pytest.raises(DataError, match="column 'label' must hold text or whole numbers, found double"):
+        rows_of(table(path))
+
+
+def test_a_row_of_parquet_without_text_is_told_by_its_number(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": ["x", None, "y"], "label": [1, 2, 1]}), path)
+    with pytest.raises(BadSampleError, match="row 2: 'text' must be text, found nothing"):
+        rows_of(table(path))
+    skipping = table(path, "skip")
+    assert rows_of(skipping) == [("x", "1"), ("y", "1")]
+    assert len(skipping.left_out) == 1
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, monkeypatch):
+    path = write(tmp_path / "rows.parquet", ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"pip install 'hvdtrain\[parquet\]'"):
+        rows_of(table(path))
+
+
+def encoded(texts, encoder, train=None):
+    for text in texts:
+        encoder.add(text)
+    return encoder.finish(np.arange(len(texts)) if train is None else np.asarray(train))
+
+
+def test_bytes_follow_the_start_and_padding_follows_them():
+    found = encoded(["ab", "", "é", "long text"], ByteEncoder(5))
+    a, b, e1, e2 = (byte + 2 for byte in "abé".encode())
+    assert found.tokens.tolist()[:3] == [
+        [START, a, b, PADDING, PADDING],
+        [START, PADDING, PADDING, PADDING, PADDING],
+        [START, e1, e2, PADDING, PADDING],
+    ]
+    assert found.tokens[3].tolist() == [START, *(byte + 2 for byte in b"long")]
+    assert found.vocabulary == 258
+
+
+def test_words_are_numbered_by_how_often_the_training_texts_have_them():
+    texts = ["b a a!", "A c", "d d d d"]
+    found = encoded(texts, WordEncoder(6, 3), train=[0, 1])
+    # a: 3 times, then !, b, c once each, of which two fit; d is not in the training texts
+    assert found.tokens.tolist() == [[1, 5, 3, 3, 4, 0], [1, 3, 2, 0, 0, 0], [1, 2, 2, 2, 2, 0]]
+    assert found.vocabulary == 6
+
+
+def test_the_vocabulary_does_not_depend_on_the_order_of_rows():
+    one = encoded(["x y", "z"], WordEncoder(3, 10)).tokens
+    other = encoded(["z", "x y"], WordEncoder(3, 10)).tokens
+    assert np.array_equal(one, other[::-1])
+
+
+def test_classes_are_in_the_order_of_their_names_or_numbers():
+    assert in_order(["b", "10", "2"]) == ["10", "2", "b"]
+    assert in_order(["10", "2", "-1"]) == ["-1", "2", "10"]
+
+
+def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
+    first = table(write(tmp_path / "a.csv", [("x", "spam"), ("y", "ham"), ("z", "spam")]))
+    second = table(write(tmp_path / "b.csv", [("x", "ham"), ("y", "eggs")]), "skip")
+    labels = read_tables([first, second], ByteEncoder(4))
+    assert labels.names == ["ham", "spam"]
+    assert labels.numbers.tolist() == [1, 0, 1, 0]
+    assert labels.sizes == [3, 1]
+    assert "line 3: no text in" in second.left_out[0].problem
+    second.bad_rows = "error"
+    with pytest.raises(BadSampleError, match="has the label 'eggs'"):
+        read_tables([first, second], ByteEncoder(4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("x", "a"), ("y", "a")], "all texts have the label 'a'; there must be two labels or more"),
+        ([(" ", "a")], "has no row that can be used; left out: 1"),
+        ([(f"x{i}", str(i)) for i in range(10_001)], "has more than 10,000 different labels"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(tmp_path, rows, said):
+    with pytest.raises(DataError, match=said):
+        read_tables([table(write(tmp_path / "a.csv", rows), "skip")], ByteEncoder(4))
+
+
+def test_a_split_takes_every_text_once_and_the_same_ones_each_time():
+    train, evaluation = split([10], 0.25, seed=3)
+    assert sorted([*train, *evaluation]) == list(range(10))
+    assert len(evaluation) == 2
+    assert [part.tolist() for part in split([10], 0.25, 3)] == [train.tolist(), evaluation.tolist()]
+    assert split([10], 0.25, 4)[1].tolist() != evaluation.tolist()
+    assert [len(part) for part in split([10], 0, 3)] == [10, 0]
+    assert [len(part) for part in split([10, 4], 0.5, 3)] == [10, 4]
+    with pytest.raises(DataError, match="none of 1 texts is left to train on"):
+        split([1], 0.1, 0)

@@ -1,0 +1,214 @@
+"""The tasks text, classify-text and synthetic: what they find, say, take and refuse."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import yaml
+from documents import ROOT
+
+from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.data.datasets import fetch
+from hvdtrain.errors import DataError, HvdtrainError, TaskError
+from hvdtrain.task import built_in_names, load_task_class, make_task
+from hvdtrain.tasks.synthetic import Synthetic
+
+NAMES = ("text", "classify-text", "synthetic")
+
+
+def made(name, **options):
+    return make_task(load_task_class(name), name, options, "torch")
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "mails.csv"
+    kinds = ("ham", "spam")
+    path.write_text(
+        "text,label\n" + "".join(f"mail {i} of {kinds[i % 2]},{kinds[i % 2]}\n" for i in range(40))
+    )
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "story.txt"
+    path.write_text("once upon a time " * 60)
+    return path
+
+
+def test_built_in_tasks_go_by_names_with_dashes():
+    assert set(NAMES) <= set(built_in_names())
+    assert not any("_" in name for name in built_in_names())
+    with pytest.raises(TaskError, match="Did you mean 'classify-text'"):
+        load_task_class("classify_text")
+    with pytest.raises(TaskError, match="no built-in task '-options'"):
+        load_task_class("-options")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_config_fields(name):
+    task = load_task_class(name)
+    config = resolve([Layer("defaults", task.defaults), Layer("test", {"framework": "torch"})])
+    assert isinstance(config, Config)
+    assert config.initial_parameters == "portable"
+
+
+def test_text_says_what_it_found(text):
+    task = made("text", path=str(text))
+    assert task.describe() == (
+        f"1,020 characters of {text}, 11 distinct ones, in windows of 64: 14 to train on, 1 to evaluate"
+    )
+    by_bytes = made("text", path=str(text.parent), level="bytes", context=10, eval_fraction=0)
+    assert by_bytes.describe() == f"1,020 bytes of {text}, in windows of 10: 101 to train on"
+    assert by_bytes.eval_data() is None
+
+
+def test_text_needs_no_file_of_ones_own():
+    task = made("text")
+    assert "Python 3" in task.describe()
+    assert len(task.train_data()) > 10_000
+
+
+def test_the_end_of_a_text_evaluates_and_does_not_train(tmp_path):
+    path = tmp_path / "numbers.txt"
+    path.write_bytes(bytes(range(1, 101)) * 10)
+    task = made("text", path=str(path), level="bytes", context=9, eval_fraction=0.25)
+    whole = path.read_bytes()
+    train, evaluation = task.train_data(), task.eval_data()
+    last = train.augmented(np.full(1000, len(train) - 1), np.arange(1000, dtype=np.uint64))
+    assert bytes(last["targets"][:, -1].max(keepdims=True).astype(np.uint8)) == whole[749:750]
+    seen = fetch(evaluation, np.arange(len(evaluation)))
+    assert bytes(seen["inputs"].reshape(-1).astype(np.uint8)) == whole[750 : 750 + 27 * 9]
+    assert bytes(seen["targets"].reshape(-1).astype(np.uint8)) == whole[751 : 751 + 27 * 9]
+
+
+def test_classify_text_says_what_it_found(table):
+    task = made("classify-text", path=str(table), eval_fraction=0.2)
+    assert task.describe() == (
+        "32 texts in 2 classes (ham, spam) to train on, 8 to evaluate, a vocabulary of 39"
+    )
+    with table.open("a") as file:
+        file.write("no label,\n")
+    skipping = made("classify-text", path=str(table), bad_rows="skip", level="bytes", eval_path=str(table))
+    assert skipping.describe() == (
+        "40 texts in 2 classes (ham, spam) to train on, 40 to evaluate; 2 rows left out, the first: "
+        f"{table}, line 42: 'label' is empty"
+    )
+
+
+def test_classify_text_gives_tokens_and_class_numbers(table):
+    task = made("classify-text", path=str(table), context=8)
+    batch = fetch(task.train_data(), np.arange(36))
+    assert (batch["inputs"].dtype, batch["inputs"].shape) == (np.int32, (36, 8))
+    assert (batch["targets"].dtype, set(batch["targets"])) == (np.int64, {0, 1})
+    # the fourth word of each text is its class
+    assert len({(row[4], target) for row, target in zip(batch["inputs"], batch["targets"], strict=True)}) == 2
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet", "resnet18", "gpt", "bert", "lstm"])
+def test_synthetic_data_fits_every_model(model):
+    task = made("synthetic", model=model, samples=100, eval_samples=3, shape=[8, 8, 3], context=16)
+    batch = fetch(task.train_data(), np.asarray([0, 99]))
+    of_text = model in ("gpt", "bert", "lstm")
+    assert batch["inputs"].shape == ((2, 16) if of_text else (2, 8, 8, 3))
+    assert batch["inputs"].dtype == (np.int32 if of_text else np.float32)
+    assert batch["targets"].shape == ((2, 16) if model == "gpt" else (2,))
+    assert (batch["targets"] < (1000 if model == "gpt" else 10)).all()
+    assert len(task.eval_data()) == 3
+    assert task.describe().startswith("100 ")
+
+
+def test_synthetic_data_are_the_same_each_time_and_take_little_memory():
+    options = {"model": "resnet50", "shape": (224, 224, 3), "samples": 10**12}
+    one, other = Synthetic(**options).train_data(), Synthetic(**options).train_data()
+    places = np.asarray([0, 10**12 - 1, 27, 5])
+    first, second = one.batch(places), other.batch(places)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert one._inputs.nbytes <= 1 << 24
+    assert np.array_equal(first["inputs"][0], one.batch(np.asarray([one.distinct]))["inputs"][0])
+    assert not np.array_equal(
+        first["inputs"], Synthetic(**options, seed=1).train_data().batch(places)["inputs"]
+    )
+
+
+REFUSED = [
+    ("text", {"context": 0}, "task_options.context must be a whole number from 1 to 1048576, found 0"),
+    ("text", {"context": 10**6}, "a window takes 1,000,001 (context 1,000,000 and a target)"),
+    ("text", {"level": "words"}, "task_options.level must be one of characters, bytes, found 'words'"),
+    ("text", {"path": 5}, "task_options.path must be text, found 5"),
+    ("text", {"path": "a\0b"}, "task_options.path must be text, found 'a\\x00b'"),
+    ("text", {"path": "nowhere.txt"}, "nowhere.txt does not exist (looked in "),
+    ("text", {"path": "/", "pattern": "/*"}, "'/*' is no pattern for files"),
+    ("text", {"stride": True}, "task_options.stride must be a whole number of at least 1, found True"),
+    (
+        "text",
+        {"eval_fraction": 1},
+        "task_options.eval_fraction must be a number that is at least 0 and below 1",
+    ),
+    ("text", {"dropout": float("nan")}, "task_options.dropout must be a number"),
+    ("text", {"chanels": 3}, "Did you mean 'channels'?"),
+    ("classify-text", {}, "missing a required argument: 'path'"),
+    ("classify-text", {"path": "x.csv"}, "x.csv does not exist"),
+    ("classify-text", {"path": "/tmp"}, "/tmp is not a file"),
+    ("classify-text", {"path": "x.csv", "model": "gpt"}, "task_options.model must be one of bert, lstm"),
+    (
+        "classify-text",
+        {"path": "x.csv", "bad_rows": "warn"},
+        "task_options.bad_rows must be one of error, skip",
+    ),
+    ("classify-text", {"path": "x.csv", "label": ""}, "task_options.label must be text, found ''"),
+    ("synthetic", {"model": "vgg"}, "task_options.model must be one of mlp, convnet, resnet18"),
+    ("synthetic", {"shape": [3]}, "task_options.shape must be height, width and channels, found [3]"),
+    (
+        "synthetic",
+        {"shape": [1, 2, "x"]},
+        "task_options.shape must be a whole number of at least 1, found 'x'",
+    ),
+    (
+        "synthetic",
+        {"shape": [10**5, 10**5, 3]},
+        "one sample of shape [100000, 100000, 3] would take 111.8 GiB",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_options_that_do_not_fit_are_refused(name, options, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HvdtrainError) as caught:
+        made(name, **options)
+    assert said in str(caught.value)
+
+
+def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("x" * 500)
+    with pytest.raises(
+        DataError, match="has 500 characters, of which 50 are there to evaluate; a window takes 65"
+    ):
+        made("text", path=str(path))
+    assert len(made("text", path=str(path), eval_fraction=0).train_data()) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_lists_every_option_with_its_default(name):
+    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+    table = page.partition(f"| option of `{name}` |")[2].partition("\n\n")[0]
+    found = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`|must be given) \|", table, re.MULTILINE))
+    options = inspect.signature(load_task_class(name)).parameters.values()
+    assert found == {o.name: "" if o.default is o.empty else repr(o.default) for o in options}
+
+
+def test_the_page_lists_the_defaults():
+    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+    table = page.partition("| field | `text` | `classify-text` | `synthetic` |")[2].partition("\n\n")[0]
+    found = {
+        field: values
+        for field, *values in re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \| `(.*)` \|$", table, re.M)
+    }
+    defaults = [load_task_class(name).defaults for name in NAMES]
+    assert found.keys() == {field for of_task in defaults for field in of_task}
+    for field, values in found.items():
+        assert [yaml.safe_load(value) for value in values] == [of_task.get(field) for of_task in defaults]
