@@ -1,10 +1,13 @@
 """Images from files: every form gives the same arrays, mapped, resized and split as asked."""
 
 import gzip
+import inspect
 import pickle
+import re
 
 import numpy as np
 import pytest
+from documents import ROOT
 from image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
 from PIL import Image
 
@@ -194,6 +197,12 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample_by_name(tmp_path):
             fetch(data, np.asarray(index))
     with pytest.raises(BadSampleError):
         data[2]
+
+
+def test_the_page_lists_every_option():
+    text = (ROOT / "docs" / "images.md").read_text(encoding="utf-8").partition("## Options")[2]
+    listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)))
+    assert [name for name in inspect.signature(Images).parameters if name not in listed] == []
 
 
 def test_a_plain_file_comes_before_its_gzipped_twin(tmp_path):

@@ -118,7 +118,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with Image.open(path, formats=_FORMATS) as image:
             _check_header(path, image)
             yield image
-    except BadSampleError:
+    except (BadSampleError, MemoryError):
         raise
     # Pillow's decoders raise errors of many types for damaged files, SyntaxError and struct.error among them
     except Exception as error:
