@@ -1,0 +1,61 @@
+"""A classifier of text: embedding, LSTM, and logits from the output at the last token.
+
+Inputs are (batch, time) token numbers; token 0 is padding behind the text. Outputs are (batch,
+classes) logits.
+
+The LSTM has no biases: PyTorch adds two of them and both learn, so that training would differ
+between the frameworks.
+"""
+
+from typing import Any
+
+
+def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:
+    """Build the PyTorch model.
+
+    Args:
+        vocabulary: number of different tokens, padding included.
+        classes: number of classes.
+        channels: width of the embedding and of the LSTM.
+        layers: number of LSTMs, one above the other.
+    """
+    import torch
+    from torch import nn
+
+    from hvdtrain.models._initial import as_keras
+
+    class LSTM(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(vocabulary, channels)
+            self.lstms = nn.ModuleList(
+                nn.LSTM(channels, channels, bias=False, batch_first=True) for _ in range(layers)
+            )
+            self.logits = nn.Linear(channels, classes)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(tokens.long())
+            for lstm in self.lstms:
+                x, _ = lstm(x)
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            last = ((tokens != 0) * positions).amax(1)
+            return self.logits(x[torch.arange(len(x), device=x.device), last])
+
+    return as_keras(LSTM())
+
+
+def tf_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:
+    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    import keras
+    from keras import layers as kl
+    from keras import ops
+
+    from hvdtrain.models._transformer import keras_positions
+
+    tokens = keras.Input((None,), dtype="int32")
+    x = kl.Embedding(vocabulary, channels, name="tokens")(tokens)
+    lstms = [kl.LSTM(channels, use_bias=False, return_sequences=True, name=str(i)) for i in range(layers)]
+    x = keras.Sequential(lstms, name="lstms")(x)
+    last = ops.max(ops.cast(ops.not_equal(tokens, 0), "int32") * keras_positions(tokens), axis=1)
+    x = ops.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+    return keras.Model(tokens, kl.Dense(classes, name="logits")(x))
