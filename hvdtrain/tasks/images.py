@@ -16,6 +16,7 @@ from hvdtrain.errors import DataError, TaskError
 from hvdtrain.models.choose import NAMES, image_model
 
 AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
+ACTIVATIONS = ("relu", "silu")
 _PADDING_PART = 8  # crop pads by this part of the shorter side: 4 pixels for 32x32, as is usual
 
 
@@ -26,6 +27,7 @@ class Images:
         path: a folder, or an npz file.
         form: "auto", "idx", "folder", "cifar" or "npz".
         model: "mlp", "convnet", "resnet18", "resnet34" or "resnet50".
+        activation: of ResNets, "relu" or "silu".
         image_size: side of the images, or [height, width]; that of the files if None.
         augment: some of "crop", "flip" and "random_resized_crop", which are done in this order:
             random_resized_crop, crop, flip.
@@ -55,6 +57,7 @@ class Images:
         *,
         form: str = "auto",
         model: str = "convnet",
+        activation: str = "relu",
         image_size: int | Sequence[int] | None = None,
         augment: str | Sequence[str] = (),
         mean: float | Sequence[float] | None = None,
@@ -64,6 +67,7 @@ class Images:
         classes: int | None = None,
     ) -> None:
         _check_choice("model", model, NAMES)
+        _check_choice("activation", activation, ACTIVATIONS)
         _check_choice("form", form, FORMS)
         _check_whole("split_seed", split_seed, least=0)
         if classes is not None:
@@ -72,7 +76,7 @@ class Images:
         for name in names:
             _check_choice("augment", name, AUGMENTATIONS)
         size = None if image_size is None else _size(image_size)
-        self._model = model
+        self._model, self._activation = model, activation
         self._path = Path(str(path)).expanduser()
         self._found = find(self._path, form)
         self._size = size or _size_of(self._found.train, self._path)
@@ -119,7 +123,8 @@ class Images:
         return self._build("tf")
 
     def _build(self, framework: str) -> Any:
-        return image_model(framework, self._model, (*self._size, self._found.train.channels), self._classes)
+        shape = (*self._size, self._found.train.channels)
+        return image_model(framework, self._model, shape, self._classes, self._activation)
 
 
 task = Images
