@@ -95,7 +95,7 @@ def _train_session(
     status, problem, in_order = "failed", None, False
     try:
         backend.broadcast_state(0)
-        _say_plan(job, session, start, hosts, hasattr(task, f"{job.config.framework}_optimizer"))
+        _say_plan(job, session, start, hosts, task)
         with signals.go_first():
             run(session, _asking(session, signals))
             session.saver.finish()
@@ -155,15 +155,16 @@ def _open_session(job: Job, backend: Backend, material: Material, start: Start) 
     return session
 
 
-def _say_plan(job: Job, session: Session, start: Start, hosts: list[str], own_optimizer: bool) -> None:
+def _say_plan(job: Job, session: Session, start: Start, hosts: list[str], task: Any) -> None:
     plan = plan_in_words(
         session,
         session.layout(),
         hosts=hosts,
         build=job.build,
         settings=job.settings,
-        own_optimizer=own_optimizer,
+        own_optimizer=hasattr(task, f"{job.config.framework}_optimizer"),
         start=start,
+        found=str(task.describe()) if hasattr(task, "describe") else "",
     )
     session.report.say(plan)
     for note in start.notes:

@@ -24,6 +24,7 @@ def plan_in_words(
     settings: Mapping[str, str],
     own_optimizer: bool,
     start: Start,
+    found: str = "",
 ) -> str:
     """Say what the run is going to do.
 
@@ -35,6 +36,7 @@ def plan_in_words(
         settings: environment variables that hvdtrain set, which the user had not.
         own_optimizer: whether the task brings its optimizer.
         start: where it starts from.
+        found: the data in the task's own words, if it has some.
     """
     config = session.config
     lines = {
@@ -42,7 +44,7 @@ def plan_in_words(
         "starts from": start.origin,
         "changed": ", ".join(start.changes),
         "model": _model(session, start),
-        "data": _data(session),
+        "data": found or _data(session),
         "batch": _batch(config, layout),
         "batch norm": _batch_norm(session, layout),
         "length": _length(session, layout),

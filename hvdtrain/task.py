@@ -56,7 +56,8 @@ class Task(Protocol):
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer in place of the
       config's; the learning rate stays the config's;
     - ``state_names``: mapping of "torch" and "tf" to mappings of the model's own module paths to
-      those that both models share, such as ``{"torch": {"features.0": "conv1"}}``.
+      those that both models share, such as ``{"torch": {"features.0": "conv1"}}``;
+    - ``describe()``: what data was found, a line of text for the plan.
     """
 
     loss: Any  # a name such as "cross_entropy", or a function (outputs, batch) -> one value per sample

@@ -13,7 +13,13 @@ NEW = Start()
 
 
 def plan(
-    hosts=("alpha", "alpha", "beta", "beta"), settings=None, own_optimizer=False, start=NEW, norms=0, **fields
+    hosts=("alpha", "alpha", "beta", "beta"),
+    settings=None,
+    own_optimizer=False,
+    start=NEW,
+    found="",
+    norms=0,
+    **fields,
 ) -> dict[str, str]:
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
@@ -28,6 +34,7 @@ def plan(
         settings=settings or {},
         own_optimizer=own_optimizer,
         start=start,
+        found=found,
     )
     title, *lines = text.splitlines()
     return {"": title} | {line[2:16].strip(): line[17:] for line in lines}
@@ -210,6 +217,10 @@ def test_the_initial_values_have_an_origin(origin, said):
 )
 def test_the_data_is_counted(eval_size, said):
     assert plan(eval_size=eval_size)["data"] == said
+
+
+def test_a_task_that_describes_its_data_is_quoted():
+    assert plan(found="3 images in 2 classes")["data"] == "3 images in 2 classes"
 
 
 def test_what_was_set_for_the_user_is_said():

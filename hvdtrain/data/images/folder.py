@@ -1,0 +1,197 @@
+"""An image folder: a sub-folder per class, images decoded with Pillow when they are needed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hvdtrain.data.images.files import reading
+from hvdtrain.data.images.sources import ChooseBox, Found
+from hvdtrain.data.resize import Size, centre_box, resize_image
+from hvdtrain.errors import BadSampleError, DataError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # Pillow knows others that run programs
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}  # of 8 bits
+_GREY = {"1", "L", "LA"}
+_EVAL_NAMES = ("val", "validation", "valid", "test")
+# An image may have this many pixels, or that many for each byte of its file: four times what the
+# best of these formats makes of one colour. A damaged header declares more.
+_PIXELS = 1 << 22
+_PIXELS_PER_BYTE = 1 << 12
+_PROBED = 64  # images whose headers tell size and channels of all
+
+
+class Paths:
+    """The files of a folder, in little memory however many they are.
+
+    Args:
+        root: the folder.
+        names: their paths below it.
+    """
+
+    def __init__(self, root: Path, names: list[str]) -> None:
+        self._root = root
+        encoded = [os.fsencode(name) for name in names]
+        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._names = b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> Path:
+        return self._root / os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+
+
+class FolderSource:
+    """Images that lie in files.
+
+    Args:
+        paths: the files.
+        labels: (images,) of int64.
+    """
+
+    def __init__(self, paths: Paths, labels: NDArray[np.int64]) -> None:
+        self._paths = paths
+        self.labels = labels
+        self.size, self.channels = self._probe()
+
+    def where(self, index: int) -> str:
+        """Name the file."""
+        return str(self._paths[index])
+
+    def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
+        """Give images; as of :class:`ImageSource`.
+
+        Raises:
+            BadSampleError: naming the first file that cannot be read, and what is wrong.
+        """
+        result = np.empty((len(indices), *size, self.channels), np.uint8)
+        for place, index in enumerate(indices.tolist()):
+            with _opened(self._paths[index]) as image:
+                pixels = np.asarray(self._decode(image, place, size, choose))
+            result[place] = pixels.reshape(result.shape[1:])
+        return result
+
+    def _decode(self, image: Image.Image, place: int, size: Size, choose: ChooseBox | None) -> Image.Image:
+        width, height = image.size
+        box = choose(place, width, height) if choose else centre_box(width, height, size)
+        shrink = min((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0])
+        if shrink >= 2:
+            # a JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is much faster
+            image.draft(None, (int(width / shrink), int(height / shrink)))
+        scale_x, scale_y = image.width / width, image.height / height
+        box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # Pillow warns where such an image loses it at once
+        converted = image.convert("L" if self.channels == 1 else "RGB")
+        return resize_image(converted, box, size)
+
+    def _probe(self) -> tuple[Size | None, int]:
+        """Give size and channels, from the headers of some images; those that are bad do not count."""
+        sizes, modes = set(), set()
+        chosen = np.linspace(0, len(self._paths) - 1, min(_PROBED, len(self._paths))).astype(int)
+        for index in chosen.tolist():
+            try:
+                with _opened(self._paths[index]) as image:
+                    sizes.add((image.height, image.width))
+                    modes.add(image.mode)
+            except BadSampleError as error:
+                last = error
+        if not sizes:
+            raise DataError(f"none of {len(chosen)} images can be read, the last because {last.problem}")
+        return sizes.pop() if len(sizes) == 1 else None, 1 if modes <= _GREY else 3
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Context with an image whose header has been read.
+
+    Raises:
+        BadSampleError: for whatever Pillow raises while it is open, naming the file.
+    """
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            _check_header(path, image)
+            yield image
+    except (BadSampleError, MemoryError):
+        raise
+    # Pillow's decoders raise errors of many types for damaged files, SyntaxError and struct.error among them
+    except Exception as error:
+        said = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        said = "not an image, or of a kind that is not read" if "cannot identify" in said else said
+        raise BadSampleError(f"{path} cannot be read: {said}") from None
+
+
+def _check_header(path: Path, image: Image.Image) -> None:
+    pixels, size = image.width * image.height, path.stat().st_size
+    if pixels > max(_PIXELS, size * _PIXELS_PER_BYTE):
+        raise BadSampleError(
+            f"{path} cannot be read: it declares {image.width}x{image.height} pixels in {size:,} bytes"
+        )
+    if image.mode not in _MODES:
+        raise BadSampleError(f"{path} cannot be read: its pixels are {image.mode}; 8-bit ones are read")
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether a folder has sub-folders, which may be classes."""
+    return bool(_folders_in(path))
+
+
+def find(path: Path) -> Found:
+    """Open an image folder: train/ and val/ or test/ in it where they are there, else all of it."""
+    train = path / "train"
+    if not train.is_dir():
+        source, classes = _open_part(path)
+        return Found("image folder", source, None, classes)
+    apart = next((path / name for name in _EVAL_NAMES if (path / name).is_dir()), None)
+    source, classes = _open_part(train)
+    evaluation = _open_part(apart, classes)[0] if apart else None
+    if evaluation:
+        evaluation.channels = source.channels
+    return Found("image folder", source, evaluation, classes)
+
+
+def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource, tuple[str, ...]]:
+    classes = _folders_in(folder)
+    if not classes:
+        raise DataError(f"{folder} has no sub-folders; each class of images needs one")
+    strange = [name for name in classes if known and name not in known]
+    if strange:
+        raise DataError(f"{folder / strange[0]}: the training images have no class {strange[0]!r}")
+    names: list[str] = []
+    labels: list[NDArray[np.int64]] = []
+    for name in classes:
+        found = _images_in(folder, name)
+        if not found:
+            raise DataError(f"{folder / name} holds no images ({', '.join(sorted(SUFFIXES))})")
+        names += found
+        labels.append(np.full(len(found), (known or classes).index(name), np.int64))
+    return FolderSource(Paths(folder, names), np.concatenate(labels)), classes
+
+
+def _folders_in(folder: Path) -> tuple[str, ...]:
+    with reading(folder):
+        return tuple(sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith(".")))
+
+
+def _images_in(root: Path, name: str) -> list[str]:
+    """Give the images below a class's folder, as paths below the root, sorted."""
+    found = []
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    with reading(root / name):
+        for place, _, files in os.walk(root / name, onerror=refuse):
+            below = os.path.relpath(place, root)
+            found += [
+                os.path.join(below, file)
+                for file in files
+                if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
+            ]
+    return sorted(found)

@@ -1,0 +1,229 @@
+"""Images in classes, from files: IDX, an image folder, CIFAR-10 batches or npz."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Transform
+from hvdtrain.data.images.dataset import ImageData, Normalisation, measure
+from hvdtrain.data.images.finding import FORMS, find
+from hvdtrain.data.images.sources import Found, ImageSource, count_classes
+from hvdtrain.data.resize import Size
+from hvdtrain.errors import DataError, TaskError
+from hvdtrain.models.choose import NAMES, image_model
+
+AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
+ACTIVATIONS = ("relu", "silu")
+_PADDING_PART = 8  # crop pads by this part of the shorter side: 4 pixels for 32x32, as is usual
+
+
+class Images:
+    """Classify images with a model of a given name.
+
+    Args:
+        path: a folder, or an npz file.
+        form: "auto", "idx", "folder", "cifar" or "npz".
+        model: "mlp", "convnet", "resnet18", "resnet34" or "resnet50".
+        activation: of ResNets, "relu" or "silu".
+        image_size: side of the images, or [height, width]; that of the files if None.
+        augment: some of "crop", "flip" and "random_resized_crop", which are done in this order:
+            random_resized_crop, crop, flip.
+        mean: of each channel, or one for all, in units of 255; of a sample of the data if None.
+        std: likewise.
+        eval_fraction: share kept for evaluation where the files have no such part.
+        split_seed: seed of that split.
+        classes: number of classes; as the labels have it if None.
+    """
+
+    loss = "cross_entropy"
+    metrics: ClassVar = {"accuracy": "accuracy"}
+    defaults: ClassVar = {
+        "epochs": 15,
+        "batch_size": 32,
+        "learning_rate": 0.03,
+        "weight_decay": 5e-4,
+        "warmup_epochs": 1,
+        "clip_norm": 1.0,
+        "lr_schedule": "cosine",
+        "initial_parameters": "portable",
+    }
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        form: str = "auto",
+        model: str = "convnet",
+        activation: str = "relu",
+        image_size: int | Sequence[int] | None = None,
+        augment: str | Sequence[str] = (),
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        eval_fraction: float = 0.1,
+        split_seed: int = 0,
+        classes: int | None = None,
+    ) -> None:
+        _check_choice("model", model, NAMES)
+        _check_choice("activation", activation, ACTIVATIONS)
+        _check_choice("form", form, FORMS)
+        _check_whole("split_seed", split_seed, least=0)
+        if classes is not None:
+            _check_whole("classes", classes, least=1)
+        names = [augment] if isinstance(augment, str) else _listed("augment", augment)
+        for name in names:
+            _check_choice("augment", name, AUGMENTATIONS)
+        size = None if image_size is None else _size(image_size)
+        self._model, self._activation = model, activation
+        self._path = Path(str(path)).expanduser()
+        self._found = find(self._path, form)
+        self._size = size or _size_of(self._found.train, self._path)
+        self._classes = _count_classes(self._found, classes)
+        train, self._kept = _split(self._found, eval_fraction, split_seed)
+        self._normalisation = _normalisation(self._found.train, train, self._size, mean, std)
+        self._train = ImageData(
+            self._found.train, train, self._size, self._normalisation, _transforms(names, self._size)
+        )
+
+    def describe(self) -> str:
+        """Say what was found."""
+        height, width = self._size
+        grey = "" if self._found.train.channels == 3 else " grey"
+        evaluated = self.eval_data()
+        to_evaluate = f", {len(evaluated):,} to evaluate" if evaluated is not None else ""
+        mean, std = (
+            ", ".join(f"{value:.4g}" for value in values)
+            for values in (self._normalisation.mean, self._normalisation.std)
+        )
+        return (
+            f"{len(self._train):,}{grey} images {height}x{width} in {self._classes} classes{to_evaluate} "
+            f"({self._found.form} in {self._path}); mean {mean}, std {std}"
+        )
+
+    def train_data(self) -> ImageData:
+        """Give the training data: inputs (height, width, channels), normalised; targets the class."""
+        return self._train
+
+    def eval_data(self) -> ImageData | None:
+        """Give the evaluation data, likewise."""
+        apart = self._found.evaluation
+        if apart is None and self._kept is None:
+            return None
+        source = self._found.train if apart is None else apart
+        return ImageData(source, self._kept, self._size, self._normalisation)
+
+    def torch_model(self) -> Any:
+        """Build the PyTorch model."""
+        return self._build("torch")
+
+    def tf_model(self) -> Any:
+        """Build its Keras twin."""
+        return self._build("tf")
+
+    def _build(self, framework: str) -> Any:
+        shape = (*self._size, self._found.train.channels)
+        return image_model(framework, self._model, shape, self._classes, self._activation)
+
+
+task = Images
+
+
+def _count_classes(found: Found, classes: int | None) -> int:
+    named = len(found.class_names)
+    counted = count_classes(found.train, classes or named or None)
+    if found.evaluation is not None:
+        if found.evaluation.channels != found.train.channels:
+            raise DataError(
+                f"images: those to train have {found.train.channels} channels, "
+                f"those to evaluate {found.evaluation.channels}"
+            )
+        count_classes(found.evaluation, counted)
+    return counted
+
+
+def _split(
+    found: Found, fraction: float, seed: int
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """Give which images to train and which to evaluate; None for all of a set."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+        raise TaskError(f"images: eval_fraction must be 0 or more and below 1, found {fraction!r}")
+    count = len(found.train.labels)
+    kept = round(count * (1 - fraction))
+    if found.evaluation is not None or kept == count:
+        return None, None
+    if kept == 0:
+        raise DataError(f"images: eval_fraction {fraction} leaves none of {count} images to train with")
+    shuffled = np.random.RandomState(seed).permutation(count)
+    return shuffled[:kept], shuffled[kept:]
+
+
+def _size_of(source: ImageSource, path: Path) -> Size:
+    if source.size is None:
+        raise DataError(
+            f"{path}: its images differ in size",
+            "Give the size that all of them get: --set task_options.image_size=224.",
+        )
+    return source.size
+
+
+def _normalisation(
+    source: ImageSource, train: NDArray[np.int64] | None, size: Size, mean: Any, std: Any
+) -> Normalisation:
+    given = [
+        None if value is None else _per_channel(name, value, source.channels)
+        for name, value in (("mean", mean), ("std", std))
+    ]
+    if given[1] is not None and min(given[1]) <= 0:
+        raise TaskError(f"images: std must be above 0, found {std!r}")
+    if given[0] is not None and given[1] is not None:
+        return Normalisation(given[0], given[1])
+    measured = measure(source, train, size)
+    return Normalisation(given[0] or measured.mean, given[1] or measured.std)
+
+
+def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
+    made: list[Transform] = []
+    if "random_resized_crop" in names:
+        made.append(RandomResizedCrop(size))
+    if "crop" in names:
+        made.append(Crop(max(1, min(size) // _PADDING_PART)))
+    if "flip" in names:
+        made.append(Flip())
+    return tuple(made)
+
+
+def _per_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:
+    values = [value] * channels if isinstance(value, int | float) else _listed(name, value)
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and np.isfinite(v)]
+    if len(numbers) != channels or len(values) != channels:
+        raise TaskError(
+            f"images: {name} must be a number, or one for each of {channels} channels, found {value!r}"
+        )
+    return tuple(float(number) for number in numbers)
+
+
+def _size(value: Any) -> Size:
+    sides = [value, value] if isinstance(value, int) else _listed("image_size", value)
+    if len(sides) != 2:
+        raise TaskError(f"images: image_size must be a whole number or [height, width], found {value!r}")
+    for side in sides:
+        _check_whole("image_size", side, least=1)
+    return sides[0], sides[1]
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise TaskError(f"images: {name} must be a list, found {value!r}")
+    return list(value)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise TaskError(f"images: {name} must be one of {', '.join(choices)}; found {value!r}")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TaskError(f"images: {name} must be a whole number, {least} or more, found {value!r}")

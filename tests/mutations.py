@@ -1,0 +1,70 @@
+"""Damaging files in ways that happen: cut short, changed bytes, other content, wild numbers."""
+
+import random
+from collections.abc import Iterator
+
+
+def truncated(content: bytes, count: int) -> Iterator[tuple[str, bytes]]:
+    """Give a content cut at several places, near its start and all over it."""
+    lengths = {0, 1, 3, 7, 15, len(content) - 1}
+    lengths |= {len(content) * place // count for place in range(count)}
+    for length in sorted(length for length in lengths if length < len(content)):
+        yield f"cut to {length} bytes", content[:length]
+
+
+def changed(
+    content: bytes, count: int, within: int | None = None, seed: int = 0
+) -> Iterator[tuple[str, bytes]]:
+    """Give a content with a byte changed, and with several.
+
+    Args:
+        content: what is damaged.
+        count: how many damaged ones to give.
+        within: change the first so many bytes only; any if None.
+        seed: of the choice.
+    """
+    chosen = random.Random(seed)
+    for place in range(count):
+        damaged = bytearray(content)
+        for _ in range(1 if place % 2 else 4):
+            damaged[chosen.randrange(min(within or len(content), len(content)))] ^= chosen.randrange(1, 256)
+        yield f"changed {place}", bytes(damaged)
+
+
+def inflated(content: bytes, places: tuple[int, ...], width: int = 4) -> Iterator[tuple[str, bytes]]:
+    """Give a content in which numbers at some places are as large as they can be, or half that."""
+    for place in places:
+        for value in (b"\xff" * width, b"\x7f" + b"\xff" * (width - 1), b"\x00" * width):
+            damaged = content[:place] + value + content[place + width :]
+            yield f"bytes {place} to {place + width - 1} {value.hex()}", damaged
+
+
+def replaced() -> Iterator[tuple[str, bytes]]:
+    """Give contents that are something else."""
+    yield "nothing", b""
+    yield "text", b"these are no images\n" * 50
+    yield "zeros", bytes(5000)
+    yield "noise", random.Random(0).randbytes(5000)
+    yield "a web page", b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
+    yield "gzip's head", b"\x1f\x8b\x08\x00" + bytes(20)
+    yield "zip's head", b"PK\x03\x04" + bytes(40)
+    yield "a pickle", b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."
+
+
+def every(
+    content: bytes, count: int, header: int = 0, numbers: tuple[int, ...] = ()
+) -> Iterator[tuple[str, bytes]]:
+    """Give all of these of one content, ``count`` of each of the kinds that have no number of their own.
+
+    Args:
+        content: what is damaged.
+        count: truncations, and changes of the content and of its header.
+        header: length of its header.
+        numbers: where big-endian sizes of 4 bytes lie.
+    """
+    yield from truncated(content, count)
+    yield from changed(content, count)
+    if header:
+        yield from changed(content, count, within=header, seed=1)
+    yield from inflated(content, numbers)
+    yield from replaced()

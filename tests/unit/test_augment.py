@@ -1,0 +1,184 @@
+"""Augmentation: a function of the sample and its key alone, and the right one."""
+
+import numpy as np
+import pytest
+from image_files import digits, in_colour, write
+
+import hvdtrain
+from hvdtrain.data import Augmented, Crop, Flip, RandomResizedCrop
+from hvdtrain.data.augment import uniform
+from hvdtrain.data.datasets import fetch
+from hvdtrain.data.feed import Reader, Share
+from hvdtrain.data.order import BatchPlan, ShuffledOrder, sample_keys
+from hvdtrain.errors import DataError
+from hvdtrain.tasks.images import Images
+
+COUNT = 400
+IMAGES, LABELS = in_colour(digits()[0][:COUNT], side=16), digits()[1][:COUNT]
+KEYS = sample_keys(np.arange(COUNT), 0, 0)
+ALL = np.arange(COUNT)
+TRANSFORMS = {"crop": Crop(2), "flip": Flip(), "random-resized crop": RandomResizedCrop((16, 16))}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_a_sample_is_changed_alike_in_any_batch(name, kind):
+    transform, images = TRANSFORMS[name], IMAGES.astype(kind)
+    whole = transform(images, KEYS)
+    assert (whole.shape, whole.dtype) == (images.shape, kind)
+    assert (whole != images).any()
+    chosen = np.array([7, 300, 7, 12])
+    np.testing.assert_array_equal(transform(images[chosen], KEYS[chosen]), whole[chosen])
+    assert (transform(images, sample_keys(ALL, 0, 1)) != whole).any()
+
+
+def test_the_images_given_stay_as_they_are():
+    before = IMAGES.copy()
+    for transform in TRANSFORMS.values():
+        transform(IMAGES, KEYS)
+    np.testing.assert_array_equal(IMAGES, before)
+
+
+def test_a_crop_is_a_part_of_the_padded_image_and_all_places_come_up():
+    found, places = Crop(2)(IMAGES, KEYS), set()
+    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    for image, wide in zip(found, padded, strict=True):
+        fits = [(y, x) for y in range(5) for x in range(5) if (wide[y : y + 16, x : x + 16] == image).all()]
+        assert fits
+        places.update(fits)
+    assert len(places) == 25
+
+
+def test_half_of_the_images_are_flipped():
+    found = Flip()(IMAGES, KEYS)
+    flipped = np.array([(a == b[:, ::-1]).all() for a, b in zip(found, IMAGES, strict=True)])
+    same = np.array([(a == b).all() for a, b in zip(found, IMAGES, strict=True)])
+    assert (flipped | same).all()
+    assert 0.4 < flipped.mean() < 0.6
+
+
+def test_a_random_resized_crop_takes_parts_of_the_areas_and_aspects_that_are_asked_for():
+    choose = RandomResizedCrop((16, 16), scale=(0.25, 1), ratio=(0.5, 2)).boxes(KEYS)
+    boxes = np.array([choose(place, 100, 60) for place in range(COUNT)])
+    assert (boxes >= 0).all()
+    assert (boxes <= (100, 60, 100, 60)).all()
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    area, aspect = width * height / 6000, width / height
+    assert 0.24 < area.min() < 0.3
+    assert 0.85 < area.max() <= 1
+    assert (aspect > 0.48).all()
+    assert (aspect < 2.1).all()
+    assert len(np.unique(boxes, axis=0)) > 0.95 * COUNT
+
+
+def test_a_part_is_resized_as_the_image_under_it():
+    """A slope stays a slope: each pixel is the mean of what it covers."""
+    slope = np.tile(np.arange(64, dtype=np.float32), (64, 1))[None, :, :, None]
+    transform = RandomResizedCrop((8, 8))
+    left, _, right, _ = transform.boxes(KEYS[:1])(0, 64, 64)
+    expected = left - 0.5 + (np.arange(8) + 0.5) * (right - left) / 8
+    found = transform(slope, KEYS[:1])[0, :, :, 0]
+    np.testing.assert_allclose(found[4, 2:-2], expected[2:-2], atol=0.2)
+
+
+def test_where_no_part_fits_the_middle_is_taken():
+    choose = RandomResizedCrop((8, 8), scale=(1, 1), ratio=(1, 1)).boxes(KEYS)
+    assert choose(0, 100, 20) == (40, 0, 60, 20)
+
+
+def test_the_numbers_drawn_are_even_and_independent():
+    keys = sample_keys(np.arange(20_000), 3, 0)
+    one, other = uniform(keys, 0), uniform(keys, 1)
+    for numbers in (one, other):
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
+        counts = np.histogram(numbers, 20, (0, 1))[0]
+        assert abs(counts - 1000).max() < 150
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
+
+
+def test_any_data_set_can_be_augmented_and_only_its_images_are():
+    plain = {"inputs": IMAGES, "targets": LABELS, "more": np.arange(COUNT)}
+    data = Augmented(plain, [Crop(2), Flip()])
+    np.testing.assert_array_equal(fetch(data, ALL)["inputs"], IMAGES)
+    found = fetch(data, ALL, KEYS)
+    np.testing.assert_array_equal(found["targets"], LABELS)
+    np.testing.assert_array_equal(found["more"], plain["more"])
+    assert (found["inputs"] != IMAGES).any(axis=(1, 2, 3)).mean() > 0.5
+    items = Augmented(list(zip(IMAGES, LABELS, strict=True)), [Crop(2), Flip()])
+    np.testing.assert_array_equal(fetch(items, ALL, KEYS)["inputs"], found["inputs"])
+    assert len(hvdtrain.as_dataset(data)) == COUNT
+
+
+def test_transforms_of_one_kind_draw_different_numbers():
+    data = Augmented((IMAGES, LABELS), [Flip(), Flip()])
+    same = (fetch(data, ALL, KEYS)["inputs"] == IMAGES).all(axis=(1, 2, 3)).mean()
+    assert 0.35 < same < 0.65
+
+
+def test_a_function_of_images_and_keys_will_do():
+    data = Augmented((IMAGES, LABELS), [lambda images, keys: 255 - images])
+    np.testing.assert_array_equal(fetch(data, ALL, KEYS)["inputs"], 255 - IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Crop(0), "Crop needs a padding of 1 pixel or more"),
+        (lambda: RandomResizedCrop((8, 8), scale=(0, 1)), "cannot use scale"),
+        (lambda: fetch(Augmented((LABELS, LABELS), [Flip()]), ALL, KEYS), "found shape"),
+        (lambda: fetch(Augmented({"x": IMAGES}, [Flip()]), ALL, KEYS), "samples have no 'inputs'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, said):
+    with pytest.raises(DataError, match=said):
+        make()
+
+
+def stream_of(data, workers: int, accumulate: int) -> dict[int, np.ndarray]:
+    """Give two epochs' images by their place in the stream, as several workers read them."""
+    size, steps = len(data), 2 * len(data) // 60
+    found = {}
+    for rank in range(workers):
+        share = Share(BatchPlan(60, workers, accumulate), rank, 0, 0, steps * 60)
+        reader = Reader(data, ShuffledOrder(size, 5), share)
+        for read in range(len(reader)):
+            for batch in reader[read]:
+                places, weights, _ = share.positions(batch.step)
+                for m, i in zip(*np.nonzero(weights), strict=True):
+                    found[int(places[m, i])] = batch.arrays["inputs"][m, i]
+    return found
+
+
+@pytest.mark.parametrize("form", ["idx", "folder"])
+def test_augmented_images_do_not_depend_on_who_reads_them(tmp_path, form):
+    data = Images(
+        path=write(form, tmp_path, IMAGES[:120], LABELS[:120]),
+        augment=["random_resized_crop", "crop", "flip"],
+        eval_fraction=0,
+    ).train_data()
+    one = stream_of(data, 1, 1)
+    assert sorted(one) == list(range(240))
+    for workers, accumulate in ((2, 1), (3, 2), (7, 1)):
+        other = stream_of(data, workers, accumulate)
+        for place in one:
+            np.testing.assert_array_equal(other[place], one[place])
+    first_epoch = {image.tobytes() for place, image in one.items() if place < 120}
+    second_epoch = {image.tobytes() for place, image in one.items() if place >= 120}
+    assert len(first_epoch & second_epoch) < 10
+
+
+def test_arrays_and_files_are_cropped_alike(tmp_path):
+    found = []
+    for form in ("idx", "folder", "npz"):
+        images = np.sort(LABELS[:50])  # a folder's order
+        data = Images(
+            path=write(form, tmp_path, IMAGES[:50][np.argsort(LABELS[:50], kind="stable")], images),
+            augment=["random_resized_crop", "flip"],
+            eval_fraction=0,
+            mean=0,
+            std=1,
+        ).train_data()
+        found.append(fetch(data, ALL[:50], KEYS[:50])["inputs"])
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])

@@ -1,0 +1,214 @@
+"""Damaged images of every form: a clear error or no harm, never anything else, never much memory."""
+
+import gzip
+import resource
+import struct
+import time
+import zipfile
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
+from mutations import every
+from PIL import Image
+
+from hvdtrain.data.datasets import fetch
+from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.tasks.images import Images
+
+COUNT = 40
+IMAGES, LABELS = digits()[0][:COUNT], np.arange(COUNT) % 10
+COLOURS = in_colour(IMAGES)
+SECONDS, MEMORY_BYTES = 5, 100 << 20
+
+
+def npz_bytes(save=np.savez) -> bytes:
+    buffer = BytesIO()
+    save(buffer, x_train=IMAGES, y_train=LABELS)
+    return buffer.getvalue()
+
+
+def image_bytes(kind: str) -> bytes:
+    buffer = BytesIO()
+    Image.fromarray(COLOURS[0]).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def record_bytes() -> bytes:
+    return np.column_stack(
+        [LABELS.astype(np.uint8), COLOURS.transpose(0, 3, 1, 2).reshape(COUNT, -1)]
+    ).tobytes()
+
+
+# form: (the file that is damaged, its content, count, length of its header, where sizes lie in it)
+TARGETS = {
+    "IDX images": ("train-images-idx3-ubyte", idx_bytes(IMAGES), 8, 16, (4, 8, 12)),
+    "IDX labels": ("train-labels-idx1-ubyte", idx_bytes(LABELS), 8, 8, (4,)),
+    "gzipped IDX": ("train-images-idx3-ubyte.gz", gzip.compress(idx_bytes(IMAGES), mtime=0), 12, 30, ()),
+    "CIFAR": ("data_batch_1.bin", record_bytes(), 6, 0, ()),
+    "npz": ("images.npz", npz_bytes(), 25, 120, ()),
+    "compressed npz": ("images.npz", npz_bytes(np.savez_compressed), 25, 120, ()),
+    "PNG": ("class 0/00000.png", image_bytes("PNG"), 12, 40, (16, 20)),
+    "JPEG": ("class 0/00000.jpg", image_bytes("JPEG"), 12, 200, ()),
+    "GIF": ("class 0/00000.gif", image_bytes("GIF"), 10, 30, ()),
+    "BMP": ("class 0/00000.bmp", image_bytes("BMP"), 10, 54, (18, 22)),
+    "WEBP": ("class 0/00000.webp", image_bytes("WEBP"), 10, 40, ()),
+    "TIFF": ("class 0/00000.tiff", image_bytes("TIFF"), 10, 60, ()),
+}
+LEAST_NOTICED = 0.4  # of the damage; a changed pixel does no harm
+
+
+def damaged(form: str) -> list[tuple[str, bytes]]:
+    _, good, count, header, numbers = TARGETS[form]
+    return list(every(good, count, header, numbers))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A folder for each form, whole: only the damaged file changes from test to test."""
+    found = {}
+    for form, (file, good, *_) in TARGETS.items():
+        place = tmp_path_factory.mktemp("damaged")
+        if "IDX" in form:
+            write_idx(place, IMAGES, LABELS, end=".gz" if file.endswith(".gz") else "")
+        elif form == "CIFAR":
+            write_cifar(place, COLOURS, LABELS)
+        elif "npz" not in form:
+            write_folder(place, COLOURS[1:5], np.array([0, 1, 1, 0]))
+        (place / file).write_bytes(good)
+        found[form] = place
+    return found
+
+
+def read_all(place) -> None:
+    data = Images(path=place, eval_fraction=0, image_size=32).train_data()
+    fetch(data, np.arange(len(data)))
+
+
+def memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def refusal(place) -> DataError | None:
+    """Give the error of reading a place; any but a DataError goes through."""
+    try:
+        read_all(place)
+    except DataError as error:
+        return error
+    return None
+
+
+def test_there_are_enough_of_them():
+    assert sum(len(damaged(form)) for form in TARGETS) >= 300
+
+
+@pytest.mark.parametrize("form", TARGETS)
+def test_undamaged_files_are_read(places, form):
+    read_all(places[form])
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:PIL")
+@pytest.mark.parametrize("form", TARGETS)
+def test_a_damaged_file_is_an_error_that_names_it_or_does_no_harm(places, form):
+    file, good, *_ = TARGETS[form]
+    path, before, noticed = places[form] / file, memory_bytes(), []
+    for name, content in damaged(form):
+        path.write_bytes(content)
+        begun = time.monotonic()
+        said = refusal(places[form])
+        assert time.monotonic() - begun < SECONDS, name
+        noticed.append(said is not None)
+        if said is not None:
+            assert str(places[form]) in said.problem, name
+            assert isinstance(said, BadSampleError) == ("class" in file), name
+            assert len(said.problem) < 600, name
+    path.write_bytes(good)
+    assert memory_bytes() - before < MEMORY_BYTES
+    assert np.mean(noticed) > LEAST_NOTICED
+
+
+def png_of(width: int, height: int, pixels: bytes) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [3_000, 9_000, 30_000, 2**31 - 1])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_that_declares_a_huge_size_is_refused_before_it_is_decoded(places, side):
+    path = places["PNG"] / "class 0/00000.png"
+    good, before = path.read_bytes(), memory_bytes()
+    path.write_bytes(png_of(side, side, b"\0" * 1000))
+    with pytest.raises(BadSampleError, match=f"{path} cannot be read: "):
+        read_all(places["PNG"])
+    path.write_bytes(good)
+    assert memory_bytes() - before < 20 << 20
+
+
+def test_a_gzipped_file_cannot_claim_more_than_it_can_hold(places):
+    path = places["gzipped IDX"] / "train-images-idx3-ubyte.gz"
+    good, before = path.read_bytes(), memory_bytes()
+    huge = idx_bytes(IMAGES)[:4] + (2**31).to_bytes(4) + idx_bytes(IMAGES)[8:]
+    path.write_bytes(gzip.compress(huge))
+    with pytest.raises(DataError, match=r"is truncated, or bytes 4 to 15 are wrong: .* it is smaller"):
+        read_all(places["gzipped IDX"])
+    path.write_bytes(good)
+    assert memory_bytes() - before < 20 << 20
+
+
+@pytest.mark.parametrize("damage", ["checksum", "length", "more"])
+def test_a_gzipped_file_whose_end_lies_is_refused(places, damage):
+    path = places["gzipped IDX"] / "train-images-idx3-ubyte.gz"
+    good = path.read_bytes()
+    wrong = {
+        "checksum": good[:-8] + b"1234" + good[-4:],
+        "length": good[:-4] + b"1234",
+        "more": gzip.compress(idx_bytes(IMAGES) + b"more"),
+    }
+    path.write_bytes(wrong[damage])
+    with pytest.raises(DataError, match=f"{path} (cannot be read: |does not fit its header: )"):
+        read_all(places["gzipped IDX"])
+    path.write_bytes(good)
+
+
+def member_of(header: str) -> bytes:
+    """Give an npz file whose images have this header."""
+    text = header.encode("latin1").ljust(117) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + IMAGES.tobytes()
+    labels, buffer = BytesIO(), BytesIO()
+    np.save(labels, LABELS)
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("x_train.npy", array)
+        archive.writestr("y_train.npy", labels.getvalue())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000, 8, 8), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-40, 8, 8), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (40, 8), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': 'x', }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (40, 8, 8), }",
+        "{'descr': '<U9', 'fortran_order': False, 'shape': (40, 8, 8), }",
+        "{'descr': [('a', '|u1')], 'fortran_order': False, 'shape': (40, 8, 8), }",
+        "{'descr': 5, 'fortran_order': 1, 'shape': (40, 8, 8), }",
+        "{'descr': '|u1', 'shape': (40, 8, 8), }",
+        "__import__('os').abort()",
+        "((((((((((((((((((((((((((((((((((((((((((((((((((((((((((",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (40L, 8, 8), ",
+        "",
+    ],
+)
+def test_a_wrong_header_of_an_array_is_refused(places, header):
+    path = places["npz"] / "images.npz"
+    good = path.read_bytes()
+    path.write_bytes(member_of(header))
+    with pytest.raises(DataError, match=f"{path}, x_train: "):
+        read_all(places["npz"])
+    path.write_bytes(good)

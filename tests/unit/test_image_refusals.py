@@ -1,0 +1,186 @@
+"""What the task images refuses: with the file, the position in it and the rule."""
+
+import numpy as np
+import pytest
+from image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
+from PIL import Image
+
+from hvdtrain.errors import DataError, TaskError
+from hvdtrain.tasks.images import Images
+
+COUNT = 200
+IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
+ALL = np.arange(COUNT)
+
+REFUSED = {
+    "no path": (lambda p: {"path": p / "x"}, DataError, "there is no "),
+    "a file": (lambda p: {"path": _file(p / "a.txt", b"x")}, DataError, "neither a folder nor an npz file"),
+    "nothing known": (lambda p: {"path": p}, DataError, "holds no images that are known\nWanted: IDX files"),
+    "an empty class": (
+        lambda p: {"path": (p / "a").mkdir() or p},
+        DataError,
+        "a holds no images",
+    ),
+    "no labels": (
+        lambda p: {"path": _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent},
+        DataError,
+        "train-images-idx3-ubyte has no file of labels beside it",
+    ),
+    "unequal counts": (
+        lambda p: {"path": write_idx(p, IMAGES, LABELS[:150])},
+        DataError,
+        "images-idx3-ubyte holds 200 images, and .*labels-idx1-ubyte 150 labels",
+    ),
+    "swapped files": (
+        lambda p: {
+            "path": _file(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", idx_bytes(LABELS)).parent
+        },
+        DataError,
+        "byte 0: the magic number of images of unsigned bytes is 0x00000803 or 0x00000804, found 0x00000801",
+    ),
+    "a label beyond the classes": (
+        lambda p: {"path": write_idx(p, IMAGES, np.where(ALL == 17, 9, LABELS % 9)), "classes": 9},
+        DataError,
+        r"labels-idx1-ubyte, byte 25 \(sample 17\): label 9 is out of range; there are 9 classes",
+    ),
+    "a label far beyond the others": (
+        lambda p: {"path": write_idx(p, IMAGES, np.where(ALL == 17, 200, LABELS))},
+        DataError,
+        "label 200 is out of range; there are 11 different labels\n.*task_options.classes=201",
+    ),
+    "a label that is new in the evaluation": (
+        lambda p: {"path": write_idx(write_idx(p, IMAGES, LABELS), IMAGES[:5], LABELS[:5] + 8, "t10k")},
+        DataError,
+        "t10k-labels-idx1-ubyte, byte .* is out of range; there are 10 classes",
+    ),
+    "cifar's label": (
+        lambda p: {"path": write_cifar(p, in_colour(IMAGES), LABELS + (ALL == 7) * 10)},
+        DataError,
+        r"data_batch_1.bin, byte 21,511 \(record 7\): label \d+ is out of range; there are 10 classes",
+    ),
+    "cifar cut short": (
+        lambda p: {"path": _cut(write_cifar(p, in_colour(IMAGES), LABELS) / "data_batch_1.bin", 100).parent},
+        DataError,
+        "data_batch_1.bin is truncated: records have 3,073 bytes each",
+    ),
+    "idx cut short": (
+        lambda p: {"path": _cut(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", 100).parent},
+        DataError,
+        "is truncated.*the header declares 200 x 8 x 8 = 12,800 bytes",
+    ),
+    "more than declared": (
+        lambda p: {
+            "path": _file(
+                write_idx(p, IMAGES, LABELS) / "train-labels-idx1-ubyte", idx_bytes(LABELS) + b"xy"
+            ).parent
+        },
+        DataError,
+        "does not fit its header: .*200 = 200 bytes from byte 8, and there are 2 bytes more",
+    ),
+    "floats": (
+        lambda p: {"path": _npz(p, x_train=IMAGES / 255, y_train=LABELS)},
+        DataError,
+        "x_train: images must be uint8 .*found float64",
+    ),
+    "objects": (
+        lambda p: {"path": _npz(p, x_train=IMAGES, y_train=np.array([{}] * COUNT))},
+        DataError,
+        "y_train: holds object; it must be numbers",
+    ),
+    "other names": (
+        lambda p: {"path": _npz(p, a=IMAGES, b=LABELS)},
+        DataError,
+        "holds no arrays x_train and y_train, or images and labels; it has a, b",
+    ),
+    "no images": (
+        lambda p: {"path": _npz(p, images=IMAGES[:0], labels=LABELS[:0])},
+        DataError,
+        r"images: holds no images \(0 x 8 x 8\)",
+    ),
+    "channels first": (
+        lambda p: {"path": _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5])},
+        DataError,
+        "with 1 or 3 channels, found 5 x 3 x 8 x 8",
+    ),
+    "a strange class": (
+        lambda p: {"path": _strange_class(p)},
+        DataError,
+        "val/zebra: the training images have no class 'zebra'",
+    ),
+    "sizes that differ": (
+        lambda p: {"path": _two_sizes(p)},
+        DataError,
+        "its images differ in size\nGive the size .*task_options.image_size",
+    ),
+    "an unknown model": (
+        lambda p: {"path": p, "model": "vgg"},
+        TaskError,
+        "model must be one of mlp, .*'vgg'",
+    ),
+    "an unknown augmentation": (
+        lambda p: {"path": p, "augment": ["spin"]},
+        TaskError,
+        "augment must be one of",
+    ),
+    "an unknown form": (lambda p: {"path": p, "form": "zip"}, TaskError, "form must be one of auto"),
+    "a size of nothing": (
+        lambda p: {"path": p, "image_size": 0},
+        TaskError,
+        "image_size must be a whole number",
+    ),
+    "a share of everything": (
+        lambda p: {"path": write_idx(p, IMAGES, LABELS), "eval_fraction": 1},
+        TaskError,
+        "eval_fraction must be 0 or more and below 1",
+    ),
+    "a deviation of nothing": (
+        lambda p: {"path": write_idx(p, IMAGES, LABELS), "std": 0},
+        TaskError,
+        "std must be above 0",
+    ),
+    "means for other channels": (
+        lambda p: {"path": write_idx(p, IMAGES, LABELS), "mean": [0.1, 0.2, 0.3]},
+        TaskError,
+        "mean must be a number, or one for each of 1 channels",
+    ),
+}
+
+
+def _file(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def _cut(path, by):
+    return _file(path, path.read_bytes()[:-by])
+
+
+def _npz(folder, **arrays):
+    np.savez(folder / "a.npz", **arrays)
+    return folder
+
+
+def _strange_class(folder):
+    write_folder(folder / "train", IMAGES, LABELS)
+    (folder / "val" / "zebra").mkdir(parents=True)
+    return folder
+
+
+def _two_sizes(folder):
+    write_folder(folder, IMAGES, LABELS)
+    Image.fromarray(IMAGES[0]).resize((9, 8)).save(folder / "class 0" / "00000.png")
+    return folder
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_with_file_and_place(tmp_path, case):
+    options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=f"(?s){said}"):
+        Images(**options(tmp_path))
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
+    (tmp_path / "train-labels-idx1-ubyte").mkdir()
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_bytes(IMAGES))
+    with pytest.raises(DataError, match="labels-idx1-ubyte cannot be read: Is a directory"):
+        Images(path=tmp_path)

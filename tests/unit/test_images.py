@@ -1,0 +1,212 @@
+"""Images from files: every form gives the same arrays, mapped, resized and split as asked."""
+
+import gzip
+import inspect
+import pickle
+import re
+
+import numpy as np
+import pytest
+from documents import ROOT
+from image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
+from PIL import Image
+
+from hvdtrain.data.datasets import fetch, signature
+from hvdtrain.data.images import files
+from hvdtrain.errors import BadSampleError
+from hvdtrain.tasks.images import Images
+
+COUNT = 200
+IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
+ALL = np.arange(COUNT)
+
+
+def by_content(arrays: dict[str, np.ndarray]) -> list[bytes]:
+    """Give samples in an order that does not depend on the files'."""
+    return sorted(
+        image.tobytes() + target.tobytes()
+        for image, target in zip(arrays["inputs"], arrays["targets"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_grey_images(tmp_path, form):
+    task = Images(path=write(form, tmp_path, IMAGES, LABELS), eval_fraction=0, mean=0.25, std=0.5)
+    data = task.train_data()
+    assert signature(data, "training data") == {"inputs": "float32[8, 8, 1]", "targets": "int64[]"}
+    expected = {"inputs": ((IMAGES / 255 - 0.25) / 0.5).astype(np.float32)[..., None], "targets": LABELS}
+    found = fetch(data, ALL)
+    order = np.argsort(LABELS, kind="stable") if form == "folder" else ALL
+    np.testing.assert_allclose(found["inputs"], expected["inputs"][order], atol=1e-6)
+    np.testing.assert_array_equal(found["targets"], expected["targets"][order])
+    assert task.eval_data() is None
+
+
+def test_every_form_gives_the_same_colours(tmp_path):
+    colours = in_colour(IMAGES)
+    places = [write(form, tmp_path, colours, LABELS) for form in FORMS]
+    places.append(write_cifar(tmp_path / "cifar-10-batches-bin", colours, LABELS).parent)
+    found = [fetch(Images(path=p, eval_fraction=0, mean=0, std=1).train_data(), ALL) for p in places[:-1]]
+    found.append(
+        fetch(Images(path=places[-1], form="cifar", eval_fraction=0, mean=0, std=1).train_data(), ALL)
+    )
+    assert found[0]["inputs"].shape == (COUNT, 32, 32, 3)
+    for other in found[1:]:
+        assert by_content(other) == by_content(found[0])
+
+
+def test_cifars_batches_follow_each_other(tmp_path):
+    colours = in_colour(IMAGES)
+    for name, part in (("data_batch_1.bin", slice(0, 70)), ("data_batch_2.bin", slice(70, 200))):
+        write_cifar(tmp_path, colours[part], LABELS[part], name)
+    write_cifar(tmp_path, colours[:20], LABELS[:20], "test_batch.bin")
+    (tmp_path / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
+    task = Images(path=tmp_path, mean=0, std=1 / 255)
+    chosen = np.array([199, 3, 69, 70, 3])
+    np.testing.assert_allclose(fetch(task.train_data(), chosen)["inputs"], colours[chosen], atol=1e-4)
+    np.testing.assert_array_equal(fetch(task.train_data(), ALL)["targets"], LABELS)
+    np.testing.assert_allclose(fetch(task.eval_data(), ALL[:20])["inputs"], colours[:20], atol=1e-4)
+    assert task.describe() == (
+        f"200 images 32x32 in 10 classes, 20 to evaluate (CIFAR-10 batches in {tmp_path}); "
+        "mean 0, 0, 0, std 0.003922, 0.003922, 0.003922"
+    )
+
+
+def test_parts_that_lie_apart_are_used_so(tmp_path):
+    write_idx(tmp_path / "idx", IMAGES, LABELS, end=".gz")
+    write_idx(tmp_path / "idx", IMAGES[:30], LABELS[:30], "t10k")
+    np.savez(
+        tmp_path / "k.npz", x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:30], y_test=LABELS[:30]
+    )
+    write_folder(tmp_path / "folder" / "train", IMAGES, LABELS)
+    write_folder(tmp_path / "folder" / "val", IMAGES[:30], LABELS[:30])
+    for place in ("idx", "k.npz", "folder"):
+        task = Images(path=str(tmp_path / place))
+        assert (len(task.train_data()), len(task.eval_data())) == (COUNT, 30)
+        assert set(by_content(fetch(task.eval_data(), ALL[:30]))) <= set(
+            by_content(fetch(task.train_data(), ALL))
+        )
+
+
+def test_one_set_is_split_by_a_seed_without_overlap(tmp_path):
+    path = write("idx", tmp_path, IMAGES, LABELS)
+    parts = []
+    for seed in (0, 0, 1):
+        task = Images(path=path, eval_fraction=0.25, split_seed=seed)
+        parts.append([by_content(fetch(d, np.arange(len(d)))) for d in (task.train_data(), task.eval_data())])
+    assert [len(part) for part in parts[0]] == [150, 50]
+    assert parts[0] == parts[1] != parts[2]
+    whole = Images(path=path, eval_fraction=0, mean=task._normalisation.mean, std=task._normalisation.std)
+    assert sorted(parts[2][0] + parts[2][1]) == by_content(fetch(whole.train_data(), ALL))
+
+
+def test_mean_and_deviation_are_those_of_the_training_images(tmp_path):
+    task = Images(path=write("idx", tmp_path, IMAGES, LABELS), eval_fraction=0)
+    inputs = fetch(task.train_data(), ALL)["inputs"]
+    assert abs(inputs.mean()) < 1e-5
+    assert abs(inputs.std() - 1) < 1e-5
+    assert task.describe().endswith(f"mean {(IMAGES / 255).mean():.4g}, std {(IMAGES / 255).std():.4g}")
+
+
+def test_images_of_one_colour_are_normalised_without_a_division_by_zero(tmp_path):
+    task = Images(path=write("idx", tmp_path, np.full((9, 8, 8), 7, np.uint8), np.arange(9)))
+    assert np.abs(fetch(task.train_data(), ALL[:8])["inputs"]).max() < 1e-4
+
+
+def test_plain_files_are_mapped_and_travel_as_their_place(tmp_path):
+    for form in ("idx", "npz"):
+        task = Images(path=write(form, tmp_path, IMAGES, LABELS), eval_fraction=0)
+        pixels = task.train_data()._source._pixels
+        assert isinstance(pixels, files.MappedArray)
+        base = pixels[:].base
+        while not isinstance(base, np.memmap):
+            base = base.base
+        sent = pickle.dumps(pixels)
+        assert len(sent) < 1000 < IMAGES.nbytes
+        np.testing.assert_array_equal(pickle.loads(sent)[ALL], IMAGES)
+        again = pickle.loads(pickle.dumps(task.train_data()))
+        assert by_content(fetch(again, ALL)) == by_content(fetch(task.train_data(), ALL))
+
+
+def test_a_folders_paths_travel_and_take_little_memory(tmp_path):
+    data = Images(path=write("folder", tmp_path, IMAGES, LABELS), eval_fraction=0).train_data()
+    again = pickle.loads(pickle.dumps(data))
+    assert by_content(fetch(again, ALL)) == by_content(fetch(data, ALL))
+    assert len(pickle.dumps(data._source._paths)) < 40 * COUNT
+
+
+def test_images_get_the_size_that_is_asked_for(tmp_path):
+    for form in ("idx", "folder"):
+        place = write(form, tmp_path, in_colour(IMAGES[:20]), LABELS[:20])
+        found = fetch(Images(path=place, image_size=16, mean=0, std=1 / 255).train_data(), ALL[:10])["inputs"]
+        assert found.shape == (10, 16, 16, 3)
+    wide = write("npz", tmp_path, IMAGES[:, :4], LABELS)
+    expected = IMAGES[:, :4, 2:6]  # the middle
+    task = Images(path=wide, image_size=[4, 4], mean=0, std=1 / 255, eval_fraction=0)
+    np.testing.assert_allclose(fetch(task.train_data(), ALL)["inputs"][..., 0], expected, atol=1e-4)
+
+
+def test_a_large_jpeg_is_decoded_small(tmp_path):
+    x = np.linspace(0, 255, 512).astype(np.uint8)
+    image = np.stack(
+        [np.tile(x, (512, 1)), np.tile(x, (512, 1)).T, np.full((512, 512), 90, np.uint8)], axis=2
+    )
+    write_folder(tmp_path, np.stack([image, image]), np.array([0, 1]), ".jpg")
+    task = Images(path=tmp_path, image_size=32, mean=0, std=1 / 255, eval_fraction=0)
+    expected = image.reshape(32, 16, 32, 16, 3).mean(axis=(1, 3))
+    assert np.abs(fetch(task.train_data(), ALL[:1])["inputs"][0] - expected).max() < 4
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (Image.new("P", (8, 8), 0), (0, 0, 0)),
+        (Image.new("RGBA", (8, 8), (10, 20, 30, 128)), (10, 20, 30)),
+        (Image.new("L", (8, 8), 77), (77, 77, 77)),
+        (Image.new("1", (8, 8), 1), (255, 255, 255)),
+    ],
+)
+def test_images_of_all_kinds_become_colours(tmp_path, image, expected):
+    folder = write_folder(tmp_path, in_colour(IMAGES[:4], side=8), np.array([0, 0, 1, 1]))
+    image.save(folder / "class 0" / "zz.png")
+    task = Images(path=folder, mean=0, std=1 / 255, eval_fraction=0)
+    assert fetch(task.train_data(), np.array([2]))["inputs"][0, 3, 3].round().tolist() == list(expected)
+
+
+def test_only_images_are_taken_from_a_folder(tmp_path):
+    folder = write_folder(tmp_path, IMAGES, LABELS)
+    (folder / "class 0" / "notes.txt").write_text("not an image")
+    (folder / "class 0" / ".hidden.png").write_text("not an image")
+    (folder / ".git").mkdir()
+    (folder / "README").write_text("not a class")
+    (folder / "class 1" / "more").mkdir()
+    Image.fromarray(IMAGES[0]).save(folder / "class 1" / "more" / "A.PNG")
+    task = Images(path=folder, eval_fraction=0)
+    assert len(task.train_data()) == COUNT + 1
+    assert fetch(task.train_data(), np.arange(COUNT + 1))["targets"].sum() == LABELS.sum() + 1
+
+
+def test_an_image_that_cannot_be_read_is_a_bad_sample_by_name(tmp_path):
+    folder = write_folder(tmp_path, IMAGES, LABELS)
+    bad = sorted((folder / "class 0").iterdir())[2]
+    bad.write_bytes(bad.read_bytes()[:60])
+    data = Images(path=folder, eval_fraction=0).train_data()
+    fetch(data, ALL[3:])
+    for index in ([2], ALL):
+        with pytest.raises(BadSampleError, match=f"^{bad} cannot be read: "):
+            fetch(data, np.asarray(index))
+    with pytest.raises(BadSampleError):
+        data[2]
+
+
+def test_the_page_lists_every_option():
+    text = (ROOT / "docs" / "images.md").read_text(encoding="utf-8").partition("## Options")[2]
+    listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)))
+    assert [name for name in inspect.signature(Images).parameters if name not in listed] == []
+
+
+def test_a_plain_file_comes_before_its_gzipped_twin(tmp_path):
+    write_idx(tmp_path, IMAGES, LABELS)
+    for name in ("images-idx3", "labels-idx1"):
+        (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(b"something else"))
+    assert len(Images(path=tmp_path, eval_fraction=0).train_data()) == COUNT
