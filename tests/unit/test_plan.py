@@ -13,6 +13,7 @@ NEW = Start()
 
 
 def plan(
+    *,
     hosts=("alpha", "alpha", "beta", "beta"),
     settings=None,
     own_optimizer=False,
