@@ -13,8 +13,8 @@ NEW = Start()
 
 
 def plan(
-    *,
     hosts=("alpha", "alpha", "beta", "beta"),
+    *,
     settings=None,
     own_optimizer=False,
     start=NEW,
