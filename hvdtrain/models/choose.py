@@ -9,7 +9,9 @@ NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")
 _CIFAR_BELOW = 64  # pixels of the shorter side: smaller images keep their size in the stem
 
 
-def image_model(framework: str, name: str, image_shape: tuple[int, int, int], classes: int) -> Any:
+def image_model(
+    framework: str, name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
+) -> Any:
     """Build a model that classifies images.
 
     Args:
@@ -17,6 +19,7 @@ def image_model(framework: str, name: str, image_shape: tuple[int, int, int], cl
         name: one of ``NAMES``.
         image_shape: height, width, channels.
         classes: number of classes.
+        activation: that of ResNets, "relu" or "silu"; the other models have SiLU.
 
     Raises:
         TaskError: where there is no model of that name, or it does not take such images.
@@ -44,6 +47,7 @@ def image_model(framework: str, name: str, image_shape: tuple[int, int, int], cl
                 "image_shape": image_shape,
                 "depth": int(name.removeprefix("resnet")),
                 "stem": stem,
+                "activation": activation,
             },
         )
     build = module.torch_model if framework == "torch" else module.tf_model

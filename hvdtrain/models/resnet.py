@@ -8,6 +8,7 @@ channels), outputs (batch, classes) logits. With the ImageNet stem and 1,000 cla
 Both frameworks keep the moving average of a batch's biased variance, by which they normalise it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,13 @@ class _Block:
     convolutions: tuple[tuple[int, int, int], ...]
 
 
-def torch_model(image_shape: tuple[int, int, int], classes: int, depth: int = 18, stem: str = "cifar") -> Any:
+def torch_model(
+    image_shape: tuple[int, int, int],
+    classes: int,
+    depth: int = 18,
+    stem: str = "cifar",
+    activation: str = "relu",
+) -> Any:
     """Build the PyTorch model.
 
     Args:
@@ -44,12 +51,15 @@ def torch_model(image_shape: tuple[int, int, int], classes: int, depth: int = 18
         depth: 18, 34 or 50.
         stem: "cifar", a 3x3 convolution, or "imagenet", which shrinks images to a quarter: a 7x7
             convolution and a maximum over 3x3, both of stride 2.
+        activation: "relu"; or "silu", which has no kink: runs that differ by rounding alone stay
+            together for longer.
     """
     from torch import nn
     from torch.nn import functional as F
 
-    stages = _stages(depth, stem)
-    make_block, conv, norm = _torch_parts()
+    stages = _stages(depth, stem, activation)
+    activate = _torch_activation(activation)
+    make_block, conv, norm = _torch_parts(activate)
 
     class ResNet(nn.Module):
         def __init__(self) -> None:
@@ -63,7 +73,7 @@ def torch_model(image_shape: tuple[int, int, int], classes: int, depth: int = 18
 
         def forward(self, images: Any) -> Any:
             x = images.permute(0, 3, 1, 2)  # a view: channels_last in memory, as convolutions like it
-            x = F.relu(self.bn1(self.conv1(x)))
+            x = activate(self.bn1(self.conv1(x)))
             if stem == "imagenet":
                 x = F.max_pool2d(x, 3, 2, padding=1)
             x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
@@ -72,7 +82,7 @@ def torch_model(image_shape: tuple[int, int, int], classes: int, depth: int = 18
     return ResNet()
 
 
-def _torch_parts() -> tuple[Any, Any, Any]:
+def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     """Give what makes blocks, convolutions and batch norms."""
     import torch
     from torch import nn
@@ -84,10 +94,10 @@ def _torch_parts() -> tuple[Any, Any, Any]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.training:
                 return super().forward(x)
-            before, count = self.running_var.clone(), x.numel() // x.shape[1]
-            x = super().forward(x)
-            with torch.no_grad():  # it has become (1 - momentum) * before + momentum * unbiased
-                self.running_var.mul_(1 - 1 / count).add_(before, alpha=(1 - MOMENTUM) / count)
+            averaged, count = self.running_var.clone(), x.numel() // x.shape[1]
+            x = F.batch_norm(x, self.running_mean, averaged, self.weight, self.bias, True, MOMENTUM, EPSILON)
+            with torch.no_grad():  # averaged = (1 - momentum) * before + momentum * unbiased
+                self.running_var.mul_((1 - MOMENTUM) / count).add_(averaged, alpha=1 - 1 / count)
             return x
 
     def norm(channels: int) -> nn.Module:
@@ -115,33 +125,47 @@ def _torch_parts() -> tuple[Any, Any, Any]:
             shortcut = x if self.downsample is None else self.downsample(x)
             for i in range(1, self.count + 1):
                 x = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x))
-                x = F.relu(x + shortcut if i == self.count else x)
+                x = activate(x + shortcut if i == self.count else x)
             return x
 
     return Block, conv, norm
 
 
-def tf_model(image_shape: tuple[int, int, int], classes: int, depth: int = 18, stem: str = "cifar") -> Any:
+def _torch_activation(name: str) -> Any:
+    from torch.nn import functional as F
+
+    return {"relu": F.relu, "silu": F.silu}[name]
+
+
+def tf_model(
+    image_shape: tuple[int, int, int],
+    classes: int,
+    depth: int = 18,
+    stem: str = "cifar",
+    activation: str = "relu",
+) -> Any:
     """Build the Keras twin; arguments as of :func:`torch_model`."""
     import keras
-    from keras import layers
+    from keras import layers, ops
 
-    stages = _stages(depth, stem)
+    stages = _stages(depth, stem, activation)
     images = keras.Input(image_shape)
     x = _keras_conv(images, CHANNELS[0], *((3, 1) if stem == "cifar" else (7, 2)), name="conv1")
-    x = layers.ReLU()(_keras_norm(x, "bn1"))
-    if stem == "imagenet":  # after a ReLU, zeros pad a maximum as PyTorch's -inf does
-        x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
+    x = layers.Activation(activation)(_keras_norm(x, "bn1"))
+    if stem == "imagenet":
+        # PyTorch pads a maximum with -inf; no activation is below -1
+        x = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-1.0)
+        x = layers.MaxPooling2D(3, 2)(x)
     for i, blocks in enumerate(stages, 1):
         below = y = keras.Input(x.shape[1:])
         for j, plan in enumerate(blocks):
-            y = _keras_block(y.shape[1:], plan, str(j))(y)
+            y = _keras_block(y.shape[1:], plan, activation, str(j))(y)
         x = keras.Model(below, y, name=f"layer{i}")(x)
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(images, layers.Dense(classes, name="fc")(x))
 
 
-def _keras_block(shape: tuple[int, ...], plan: _Block, name: str) -> Any:
+def _keras_block(shape: tuple[int, ...], plan: _Block, activation: str, name: str) -> Any:
     import keras
     from keras import layers
 
@@ -152,7 +176,7 @@ def _keras_block(shape: tuple[int, ...], plan: _Block, name: str) -> Any:
         shortcut = keras.Model(below, projected, name="downsample")(inputs)
     for i, (outputs, size, stride) in enumerate(plan.convolutions, 1):
         x = _keras_norm(_keras_conv(x, outputs, size, stride, name=f"conv{i}"), f"bn{i}")
-        x = layers.ReLU()(layers.Add()([x, shortcut]) if i == len(plan.convolutions) else x)
+        x = layers.Activation(activation)(layers.Add()([x, shortcut]) if i == len(plan.convolutions) else x)
     block = keras.Model(inputs, x, name=name)
     block.recompute = True
     return block
@@ -173,11 +197,12 @@ def _keras_norm(x: Any, name: str) -> Any:
     return layers.BatchNormalization(epsilon=EPSILON, momentum=1 - MOMENTUM, name=name)(x)
 
 
-def _stages(depth: int, stem: str) -> list[list[_Block]]:
-    if depth not in BLOCKS or stem not in ("cifar", "imagenet"):
+def _stages(depth: int, stem: str, activation: str) -> list[list[_Block]]:
+    known = depth in BLOCKS and stem in ("cifar", "imagenet") and activation in ("relu", "silu")
+    if not known:
         raise TaskError(
-            f"there is no ResNet of depth {depth!r} with the stem {stem!r}",
-            "Depth is 18, 34 or 50; stem is 'cifar' or 'imagenet'.",
+            f"there is no ResNet of depth {depth!r}, stem {stem!r} and activation {activation!r}",
+            "Depth is 18, 34 or 50; stem is 'cifar' or 'imagenet'; activation is 'relu' or 'silu'.",
         )
     stages: list[list[_Block]] = []
     inputs = CHANNELS[0]

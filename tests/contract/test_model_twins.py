@@ -1,0 +1,212 @@
+"""Every built-in model: the PyTorch model and its Keras twin have equal names, outputs and gradients."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from twins import RANDOM, KerasSide, TorchSide, assert_same, keras, model_part, torch
+
+from hvdtrain.errors import TaskError
+from hvdtrain.models import bert, choose, convnet, gpt, lstm, mlp, resnet
+
+IMAGES = RANDOM.standard_normal((4, 16, 16, 3)).astype(np.float32)
+TOKENS = RANDOM.randint(1, 50, (4, 12))
+PADDED = TOKENS * (np.arange(12) < [[12], [7], [1], [0]])
+SIZES = {"vocabulary": 50, "context": 16, "layers": 2, "heads": 4, "channels": 32, "dropout": 0.0}
+
+# module, its arguments, inputs, number of its blocks whose activations may be computed again
+MODELS = {
+    "mlp": (mlp, {"input_shape": (16, 16, 3), "classes": 5, "hidden": (8, 9)}, IMAGES, 0),
+    "convnet": (convnet, {"image_shape": (16, 16, 3), "classes": 5}, IMAGES, 0),
+    "resnet18": (resnet, {"image_shape": (16, 16, 3), "classes": 5}, IMAGES, 8),
+    "resnet50-imagenet": (
+        resnet,
+        {"image_shape": (64, 64, 3), "classes": 5, "depth": 50, "stem": "imagenet", "activation": "silu"},
+        RANDOM.standard_normal((4, 64, 64, 3)).astype(np.float32),
+        16,
+    ),
+    "gpt": (gpt, SIZES, TOKENS, 2),
+    "bert": (bert, SIZES, PADDED, 2),
+    "bert-classes": (bert, SIZES | {"classes": 5}, PADDED, 2),
+    "lstm": (lstm, {"vocabulary": 50, "classes": 5, "channels": 8}, PADDED, 0),
+    "lstm-of-two-layers": (lstm, {"vocabulary": 50, "classes": 5, "channels": 8, "layers": 2}, PADDED, 0),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@cache
+def made(name):
+    """Give both sides of a model, and weights for them: made once."""
+    module, arguments, _, _ = MODELS[name]
+    left, right = TorchSide(module.torch_model(**arguments)), KerasSide(module.tf_model(**arguments))
+    return left, right, {key: like_trained(key, value) for key, value in model_part(right.read()).items()}
+
+
+def like_trained(key, value):
+    """Give kernels their initial value, so that activations keep their size, and all others a new one."""
+    if key.endswith(("kernel", "embeddings")):
+        return value
+    return value + 0.1 * np.abs(RANDOM.standard_normal(value.shape)).astype(value.dtype)
+
+
+def load(side, weights):
+    others = {key: value for key, value in side.read().items() if not key.startswith("model/")}
+    side.write(others | weights)
+
+
+def pair(name):
+    """Give both sides of a model, with the same weights."""
+    left, right, weights = made(name)
+    load(left, weights)
+    load(right, weights)
+    return left, right
+
+
+@every_model
+def test_states_go_from_either_framework_to_the_other_and_back(name):
+    left, right, weights = made(name)
+    for side, other in ((left, right), (right, left)):
+        load(side, weights)
+        other.randomize()
+        load(other, model_part(side.read()))
+        side.randomize()
+        load(side, model_part(other.read()))
+        assert_same(model_part(side.read()), weights)
+
+
+@every_model
+def test_outputs_agree(name):
+    (left, right), inputs = pair(name), MODELS[name][2]
+    found, expected = left(inputs), right(inputs)
+    assert found.shape == expected.shape
+    assert np.abs(expected).max() > 0.01  # outputs that agree because all are zero would show nothing
+    np.testing.assert_allclose(found, expected, atol=1e-4 * max(1, np.abs(expected).max()), rtol=0)
+
+
+@every_model
+def test_one_steps_outputs_gradients_and_moving_statistics_agree(name):
+    (left, right), inputs = pair(name), MODELS[name][2]
+    expected_outputs, expected = keras_step(right, inputs)
+    outputs, found = torch_step(left, inputs)
+    np.testing.assert_allclose(outputs, expected_outputs, atol=1e-4, rtol=1e-4)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        difference = np.linalg.norm(found[key] - value)
+        assert difference <= 1e-3 * np.linalg.norm(value) + 1e-7, key
+
+
+@pytest.fixture
+def of_64_bits():
+    """Let both frameworks make models of 64-bit numbers."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.usefixtures("of_64_bits")
+def test_gradients_of_a_deep_resnet_with_relu_agree():
+    """In 64 bits: a ReLU that rounding switches changes a 32-bit gradient by some percent."""
+    images = RANDOM.standard_normal((4, 32, 32, 3))
+    arguments = {"image_shape": (32, 32, 3), "classes": 5, "depth": 50, "stem": "imagenet"}
+    left, right = TorchSide(resnet.torch_model(**arguments)), KerasSide(resnet.tf_model(**arguments))
+    load(left, model_part(right.read()))
+    expected_outputs, expected = keras_step(right, images)
+    outputs, found = torch_step(left, images)
+    np.testing.assert_allclose(outputs, expected_outputs, rtol=1e-7)
+    for key, value in expected.items():
+        assert np.linalg.norm(found[key] - value) <= 1e-6 * np.linalg.norm(value), key
+
+
+def torch_step(side, inputs):
+    """Give the outputs in training, and by portable names the gradients and the moving statistics."""
+    module = side.module.train()
+    outputs = module(torch.from_numpy(inputs))
+    (outputs * weights_of(outputs.shape, torch.from_numpy)).sum().backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(parameter.grad)
+            parameter.grad = None
+    return outputs.detach().numpy(), model_part(side.read())
+
+
+def keras_step(side, inputs):
+    import tensorflow as tf
+
+    variables = side.model.trainable_variables
+    with tf.GradientTape() as tape:
+        outputs = side.model(inputs, training=True)
+        loss = tf.reduce_sum(outputs * weights_of(outputs.shape, tf.constant))
+    for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+        variable.assign(tf.convert_to_tensor(gradient))
+    return np.asarray(outputs), model_part(side.read())
+
+
+def weights_of(shape, convert):
+    """Give fixed weights of outputs, so that their sum is a loss with all kinds of gradients."""
+    weights = np.random.RandomState(1).standard_normal(tuple(shape))
+    return convert(weights.astype(keras.config.floatx()))
+
+
+@every_model
+def test_blocks_to_compute_again_are_marked(name):
+    left, right, _ = made(name)
+    blocks = MODELS[name][3]
+    assert sum(getattr(module, "recompute", False) for module in left.module.modules()) == blocks
+    layers = right.model._flatten_layers()
+    assert sum(getattr(layer, "recompute", False) for layer in layers) == blocks
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt", "lstm"])
+def test_a_keras_file_loads_without_hvdtrain(name, tmp_path):
+    _, right = pair(name)
+    right.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    inputs = MODELS[name][2]
+    np.testing.assert_array_equal(np.asarray(loaded(inputs)), right(inputs))
+    assert "hvdtrain" not in str(loaded.get_config())
+
+
+def test_padding_changes_nothing_that_is_read():
+    for name in ("bert-classes", "lstm"):
+        short = PADDED[1:2, :7]
+        for side in pair(name):
+            np.testing.assert_allclose(side(PADDED[1:2]), side(short), atol=1e-6)
+
+
+def test_the_decoder_sees_no_token_to_come():
+    changed = TOKENS.copy()
+    changed[:, 6:] = 1
+    for side in pair("gpt"):
+        np.testing.assert_allclose(side(changed)[:, :6], side(TOKENS)[:, :6], atol=1e-6)
+        assert np.abs(side(changed)[:, 6:] - side(TOKENS)[:, 6:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+@pytest.mark.parametrize("name", choose.NAMES)
+def test_models_for_images_go_by_name(framework, name):
+    model = choose.image_model(framework, name, (8, 8, 1), 3)
+    outputs = model(torch.zeros(2, 8, 8, 1)) if framework == "torch" else model(np.zeros((2, 8, 8, 1)))
+    assert tuple(outputs.shape) == (2, 3)
+
+
+def test_larger_images_get_the_stem_that_shrinks_them():
+    model = choose.image_model("torch", "resnet18", (64, 96, 3), 3)
+    assert model.conv1.kernel_size == (7, 7)
+    assert choose.image_model("torch", "resnet18", (63, 96, 3), 3).conv1.kernel_size == (3, 3)
+
+
+def test_models_that_cannot_be_are_refused():
+    with pytest.raises(TaskError, match=r"no model 'vgg' for images(.|\n)*resnet50"):
+        choose.image_model("tf", "vgg", (8, 8, 1), 3)
+    with pytest.raises(TaskError, match="must be even; these are 7x8"):
+        choose.image_model("torch", "convnet", (7, 8, 1), 3)
+    with pytest.raises(TaskError, match="no ResNet of depth 19"):
+        resnet.tf_model((8, 8, 1), 3, depth=19)
+    for module in (gpt, bert):
+        with pytest.raises(TaskError, match="5 attention heads cannot share 32 channels"):
+            module.torch_model(**SIZES | {"heads": 5})
