@@ -81,7 +81,7 @@ class Images:
         self._found = find(self._path, form)
         self._size = size or _size_of(self._found.train, self._path)
         self._classes = _count_classes(self._found, classes)
-        train, self._kept = _split(self._found, eval_fraction, split_seed)
+        train, self._held_out = _split(self._found, eval_fraction, split_seed)
         self._normalisation = _normalisation(self._found.train, train, self._size, mean, std)
         self._train = ImageData(
             self._found.train, train, self._size, self._normalisation, _transforms(names, self._size)
@@ -109,10 +109,10 @@ class Images:
     def eval_data(self) -> ImageData | None:
         """Give the evaluation data, likewise."""
         apart = self._found.evaluation
-        if apart is None and self._kept is None:
+        if apart is None and self._held_out is None:
             return None
         source = self._found.train if apart is None else apart
-        return ImageData(source, self._kept, self._size, self._normalisation)
+        return ImageData(source, self._held_out, self._size, self._normalisation)
 
     def torch_model(self) -> Any:
         """Build the PyTorch model."""
@@ -131,8 +131,7 @@ task = Images
 
 
 def _count_classes(found: Found, classes: int | None) -> int:
-    named = len(found.class_names)
-    counted = count_classes(found.train, classes or named or None)
+    counted = count_classes(found.train, classes or found.classes)
     if found.evaluation is not None:
         if found.evaluation.channels != found.train.channels:
             raise DataError(

@@ -60,7 +60,6 @@ def test_cifars_batches_follow_each_other(tmp_path):
     for name, part in (("data_batch_1.bin", slice(0, 70)), ("data_batch_2.bin", slice(70, 200))):
         write_cifar(tmp_path, colours[part], LABELS[part], name)
     write_cifar(tmp_path, colours[:20], LABELS[:20], "test_batch.bin")
-    (tmp_path / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
     task = Images(path=tmp_path, mean=0, std=1 / 255)
     chosen = np.array([199, 3, 69, 70, 3])
     np.testing.assert_allclose(fetch(task.train_data(), chosen)["inputs"], colours[chosen], atol=1e-4)

@@ -147,13 +147,13 @@ def find(path: Path) -> Found:
     train = path / "train"
     if not train.is_dir():
         source, classes = _open_part(path)
-        return Found("image folder", source, None, classes)
+        return Found("image folder", source, None, len(classes))
     apart = next((path / name for name in _EVAL_NAMES if (path / name).is_dir()), None)
     source, classes = _open_part(train)
     evaluation = _open_part(apart, classes)[0] if apart else None
     if evaluation:
         evaluation.channels = source.channels
-    return Found("image folder", source, evaluation, classes)
+    return Found("image folder", source, evaluation, len(classes))
 
 
 def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource, tuple[str, ...]]:

@@ -97,13 +97,13 @@ class Found:
         form: the form of the files in words, such as "IDX files".
         train: the training images, or all.
         evaluation: those to evaluate, where they are apart.
-        class_names: the classes' names, where there are some.
+        classes: the number of classes, where the form tells.
     """
 
     form: str
     train: ImageSource
     evaluation: ImageSource | None = None
-    class_names: tuple[str, ...] = ()
+    classes: int | None = None
 
 
 def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
