@@ -1,5 +1,6 @@
 """The moving average of the weights: its decay at each step, and its place in the portable state."""
 
+from hvdtrain.backends._names import is_private
 from hvdtrain.backends.base import PortableState
 
 PREFIX = "ema"
@@ -43,4 +44,5 @@ def averaged(state: PortableState) -> PortableState:
 
 def _is_average(name: str) -> bool:
     """Whether a portable name, or a framework's private one, belongs to the averages."""
-    return name.startswith(f"{PREFIX}/") or name.partition("/")[2].startswith(f"{PREFIX}/")
+    _, _, rest = name.partition("/")
+    return (rest if is_private(name) else name).startswith(f"{PREFIX}/")

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 from fakes import FakeBackend, FakeWorkers, one_worker
-from states import contents, equal, make_state, names, saved
+from states import contents, equal, make_record, make_state, names, saved
 
 import hvdtrain
+from hvdtrain import checkpoint
 from hvdtrain.checkpoint import step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
@@ -353,3 +354,28 @@ def test_null_is_no_number():
     found = with_nan({"loss": None, "accuracy": 0.5})
     assert math.isnan(found["loss"])
     assert found["accuracy"] == 0.5
+
+
+AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}
+
+
+def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
+    checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **AVERAGES}, make_record(120))
+    backend = make_backend()
+    assert "ema_decay" not in " ".join(start(backend, run_dir="run", resume="auto").notes)
+    assert equal(backend.get_state(), make_state(1.0))
+
+
+def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
+    make_run(tmp_path / "run")
+    found = start(run_dir="run", resume="auto", ema_decay=0.9)
+    assert found.notes == ("the checkpoint has no average of its weights: ema_decay starts from the weights",)
+
+
+@pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "averaged weights of")])
+def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
+    checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **averages}, make_record(120))
+    backend = make_backend(5.0)
+    assert start(backend, init="run").origin.startswith(said)
+    expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])
+    np.testing.assert_array_equal(backend.get_state()["model/a/kernel"], expected)

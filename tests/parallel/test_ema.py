@@ -1,0 +1,135 @@
+"""The moving average of the weights: its formula, exact resumes, and who uses it."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import FRAMEWORKS, Run, temporary_folder, train
+from resuming import TASKS, logged, said
+from safetensors.numpy import load_file
+from serving import hvdtrain, last_eval
+
+DECAY, STEPS, HALF = 0.9, 12, 6
+TASK = f"{TASKS}:Fit"
+OPTIONS = (
+    *("--task", TASK, "--steps", str(STEPS), "--global-batch-size", "8", "--learning-rate", "0.02"),
+    *("--save-every", "1", "--set", "keep_last=null", "--eval-every", "6"),
+)
+EMA = ("--ema-decay", str(DECAY))
+JOBS = [("torch", 1), ("tf", 1), ("torch", 2)]
+
+
+@functools.cache
+def trained(framework: str, workers: int, *options: str) -> Run:
+    controller = "none" if workers == 1 else "mpi"
+    arguments = ("--framework", framework, *OPTIONS, *options)
+    return train(workers, controller, *arguments, cwd=temporary_folder())
+
+
+def checkpoint(run: Run, step: int) -> Path:
+    return run.folder / "checkpoints" / f"step-{step:08d}"
+
+
+def arrays(run: Run, step: int, prefix: str) -> dict[str, np.ndarray]:
+    """Give the arrays of a checkpoint that lie below a prefix."""
+    state = load_file(checkpoint(run, step) / "model.safetensors")
+    return {name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)}
+
+
+def assert_close(found: dict, expected: dict, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    assert found
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=tolerance, err_msg=name)
+
+
+def close(found: list, expected: list, tolerance: float) -> None:
+    np.testing.assert_allclose(found, expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("framework", "workers"), JOBS)
+def test_each_step_moves_the_average_by_the_formula(framework, workers):
+    run = trained(framework, workers, *EMA)
+    averages = arrays(run, 1, "ema/")
+    for step in range(2, STEPS + 1):
+        decay = min(DECAY, (1 + step) / (10 + step))
+        weights = arrays(run, step, "model/")
+        averages = {name: decay * a + (1 - decay) * weights[name] for name, a in averages.items()}
+        assert_close(arrays(run, step, "ema/"), averages, 1e-6)
+
+
+@pytest.mark.parametrize(("framework", "workers"), JOBS[1:])
+def test_worker_count_and_framework_change_neither_curve_nor_average(framework, workers):
+    run, reference = trained(framework, workers, *EMA), trained("torch", 1, *EMA)
+    close(run.losses, reference.losses, 1e-4)
+    close([last_eval(run)["loss"]], [last_eval(reference)["loss"]], 1e-4)
+    assert_close(arrays(run, STEPS, "ema/"), arrays(reference, STEPS, "ema/"), 1e-5)
+
+
+@pytest.mark.parametrize(("framework", "workers"), JOBS[1:])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(framework, workers):
+    whole = trained(framework, workers, *EMA)
+    resumed = trained(framework, workers, *EMA, "--resume", str(checkpoint(whole, HALF)))
+    later = [line for line in logged(whole) if line["step"] > HALF]
+    assert logged(resumed) == later
+    name = "model.safetensors"
+    assert (checkpoint(resumed, STEPS) / name).read_bytes() == (checkpoint(whole, STEPS) / name).read_bytes()
+
+
+def test_it_goes_on_in_the_other_framework():
+    whole = trained("torch", 1, *EMA)
+    resumed = trained("tf", 1, *EMA, "--resume", str(checkpoint(whole, HALF)))
+    assert_close(arrays(resumed, STEPS, "ema/"), arrays(whole, STEPS, "ema/"), 1e-5)
+
+
+@pytest.fixture(scope="module")
+def served():
+    """Evaluate and export checkpoints, with averages and without: printed text by name of the command."""
+    folder = temporary_folder()
+    for framework in FRAMEWORKS:
+        shutil.copytree(trained(framework, 1, *EMA).folder, folder / framework)
+    task = ("--task", TASK)
+    commands = {
+        "torch": ["evaluate", "torch", *task, "--output", "torch.jsonl"],
+        "tf": ["evaluate", "tf", *task, "--framework", "torch", "--output", "tf.jsonl"],
+        "own": ["evaluate", "torch", *task, "--set", "ema_decay=null", "--output", "own.jsonl"],
+        "export": ["export", "torch", *task, "--to", "safetensors", "--output", "model.safetensors"],
+    }
+    results = dict(zip(commands, hvdtrain(*commands.values(), cwd=folder), strict=True))
+    assert [error for _, error in results.values()] == [""] * len(commands)
+    return folder, {name: text for name, (text, _) in results.items()}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_evaluation_is_that_of_the_averaged_weights_and_says_so(served, framework):
+    folder, printed = served
+    line = json.loads((folder / f"{framework}.jsonl").read_text())
+    close([line["loss"]], [last_eval(trained(framework, 1, *EMA))["loss"]], 1e-5)
+    assert line["averaged_weights"] is True
+    assert f"averaged weights, step {STEPS}" in printed[framework]
+
+
+def test_the_models_own_weights_are_evaluated_on_request(served):
+    folder, printed = served
+    own, averaged = (json.loads((folder / f"{name}.jsonl").read_text()) for name in ("own", "torch"))
+    assert abs(own["loss"] / averaged["loss"] - 1) > 1e-3
+    assert own["averaged_weights"] is False
+    assert "averaged" not in printed["own"]
+
+
+def test_what_is_exported_is_the_average(served):
+    folder, printed = served
+    weights = load_file(folder / "model.safetensors")
+    averages = arrays(trained("torch", 1, *EMA), STEPS, "ema/")
+    np.testing.assert_array_equal(weights["0.weight"].T, averages["0/kernel"])
+    assert f"step {STEPS}, averaged weights" in " ".join(printed["export"].split())
+
+
+def test_a_run_that_starts_from_it_starts_from_the_average():
+    source = trained("torch", 1, *EMA)
+    tuned = trained("torch", 1, "--init", str(source.folder), "--learning-rate", "1e-30", "--steps", "1")
+    assert "averaged weights of" in said(tuned)
+    assert_close(arrays(tuned, 1, "model/"), arrays(source, STEPS, "ema/"), 1e-7)

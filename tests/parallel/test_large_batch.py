@@ -1,0 +1,50 @@
+"""lars and lamb draw one curve: in both frameworks, at any number of workers, resumed or not."""
+
+import numpy as np
+import pytest
+from jobs import Run, shared_run
+
+STEPS = 60
+OPTIONS = {
+    "lars": ("--learning-rate", "0.5", "--set", "lars_trust_coefficient=0.02", "--weight-decay", "0.001"),
+    "lamb": ("--learning-rate", "0.01", "--weight-decay", "0.01"),
+}
+TOLERANCE = 1e-4
+
+
+def trained(framework: str, workers: int, optimizer: str, *options: str) -> Run:
+    return shared_run(
+        workers,
+        "none" if workers == 1 else "mpi",
+        *("--framework", framework, "--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48"),
+        *("--save-every", "20", "--optimizer", optimizer, *OPTIONS[optimizer], *options),
+    )
+
+
+def difference(run: Run, optimizer: str) -> float:
+    """Give the largest relative difference from PyTorch's curve with one worker; its end, if resumed."""
+    expected = trained("torch", 1, optimizer).losses
+    assert len(expected) == STEPS
+    assert len(run.losses) in (STEPS, STEPS - 20)
+    return float(np.max(np.abs(np.divide(run.losses, expected[-len(run.losses) :]) - 1)))
+
+
+@pytest.mark.parametrize("optimizer", OPTIONS)
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
+def test_the_curve_is_that_of_one_worker_in_pytorch(framework, workers, optimizer):
+    assert difference(trained(framework, workers, optimizer), optimizer) < TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", OPTIONS)
+@pytest.mark.parametrize(("source", "target"), [(("torch", 3), ("tf", 1)), (("tf", 2), ("torch", 1))])
+def test_it_goes_on_in_the_other_framework_at_another_worker_count(source, target, optimizer):
+    checkpoint = trained(*source, optimizer).folder / "checkpoints" / "step-00000020"
+    run = trained(*target, optimizer, "--resume", str(checkpoint))
+    assert len(run.losses) == STEPS - 20
+    assert difference(run, optimizer) < TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", OPTIONS)
+def test_it_learns(optimizer):
+    losses = trained("torch", 1, optimizer).losses
+    assert np.mean(losses[-5:]) < 0.2 * losses[0]

@@ -1,0 +1,140 @@
+"""The moving average of weights: its decay, its place in the portable state, and both frameworks' part."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
+
+from hvdtrain.backends import _keras_averages, _torch_averages
+from hvdtrain.backends._averaging import averaged, holds_averages, share_of_new, without_averages
+from hvdtrain.errors import TaskError
+
+X = np.zeros((1, 4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("step", "decay", "expected"),
+    [(1, 0.999, 2 / 11), (10, 0.999, 11 / 20), (10, 0.5, 0.5), (100_000, 0.999, 0.999), (1, 0.1, 0.1)],
+)
+def test_the_decay_grows_to_its_value(step, decay, expected):
+    assert share_of_new(step, decay) == pytest.approx(1 - expected)
+
+
+STATE = {
+    "model/a/kernel": "w", "model/a/moving_mean": "m", "torch/model/b": "p",
+    "optimizer/momentum/a/kernel": "v", "model/ema/kernel": "e",
+    "ema/a/kernel": "average", "torch/ema/b": "private average",
+}  # fmt: skip
+
+
+def test_averages_take_the_weights_places_and_are_left_out():
+    assert averaged(STATE) == {
+        "model/a/kernel": "average", "model/a/moving_mean": "m", "torch/model/b": "private average",
+        "optimizer/momentum/a/kernel": "v", "model/ema/kernel": "e",
+    }  # fmt: skip
+    assert without_averages(STATE) == {name: STATE[name] for name in list(STATE)[:5]}
+    assert [holds_averages(STATE), holds_averages(without_averages(STATE))] == [True, False]
+    assert averaged(without_averages(STATE)) == without_averages(STATE)
+
+
+def torch_side(decay):
+    """Give a model with two biases that act as their sum, whose tensors the portable state cannot tell."""
+    module = TorchHolder(torch.nn.Sequential(torch.nn.LSTM(3, 2), torch.nn.BatchNorm1d(2)))
+    side = TorchSide(module)
+    averages = _torch_averages.Averages(side.state.model, decay)
+    side.state = type(side.state)(side.state.model, side.optimizer, averages)
+    return side
+
+
+def keras_side(decay):
+    model = KerasHolder(keras.Sequential([keras.layers.LSTM(2, name="0"), keras.layers.BatchNormalization()]))
+    model.layer.layers[1].name = "1"
+    model(X)
+    side = KerasSide(model)
+    averages = _keras_averages.Averages(side.state.model, decay)
+    side.state = type(side.state)(side.state.model, side.optimizer, averages)
+    return side
+
+
+SIDES = {"torch": torch_side, "tf": keras_side}
+
+
+@pytest.fixture(params=SIDES)
+def side(request):
+    """A model with random weights, whose average started from others."""
+    made = SIDES[request.param](0.9)
+    averages = {name: a for name, a in made.read().items() if "ema/" in name}
+    made.randomize()
+    made.write(made.read() | averages)
+    return made
+
+
+def weights_of(state, prefix="model/"):
+    return {name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)}
+
+
+def test_parameters_are_averaged_statistics_are_not(side):
+    found = weights_of(side.read(), "ema/")
+    assert {name.rpartition("/")[2] for name in found} == {
+        "kernel", "recurrent_kernel", "bias", "gamma", "beta",
+    }  # fmt: skip
+    assert found.keys() < weights_of(side.read()).keys()
+
+
+def test_an_update_moves_each_average_by_the_share_of_the_step(side):
+    before, weights = weights_of(side.read(), "ema/"), weights_of(side.read())
+    side.state.averages.update(3)
+    found = weights_of(side.read(), "ema/")
+    for name, value in before.items():
+        expected = 4 / 13 * value + 9 / 13 * weights[name]
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_model_has_the_averages_for_a_while_also_where_that_fails(side):
+    before = side.read()
+    with suppress(KeyError), side.state.averages.in_model():
+        during = side.read()
+        raise KeyError
+    assert_same(side.read(), before)
+    expected = {**weights_of(before), **weights_of(before, "ema/")}
+    assert_same(weights_of(during), expected)
+
+
+def test_a_state_without_averages_starts_them_from_its_weights(side):
+    state = without_averages(side.read())
+    side.write(state)
+    assert_same(without_averages(side.read()), state)
+    weights = weights_of(state)
+    assert_same(weights_of(side.read(), "ema/"), {n: weights[n] for n in weights_of(side.read(), "ema/")})
+
+
+def test_a_state_with_some_of_them_is_refused(side):
+    state = side.read()
+    (name, *_) = (name for name in state if name.startswith("ema/"))
+    del state[name]
+    with pytest.raises(TaskError, match=f"missing: {name}"):
+        side.write(state)
+
+
+@pytest.mark.parametrize("framework", SIDES)
+def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(framework):
+    plain = SIDES[framework](None)
+    assert not holds_averages(plain.read())
+    plain.state.averages.update(1)
+    plain.state.averages.restart()
+    before = plain.read()
+    with plain.state.averages.in_model():
+        assert_same(plain.read(), before)
+    with pytest.raises(TaskError, match="unexpected: ema/"):
+        plain.write(SIDES[framework](0.9).read())
+
+
+@pytest.mark.parametrize(("source", "target"), [("torch", "tf"), ("tf", "torch")])
+def test_averages_move_between_the_frameworks(source, target):
+    one, other = SIDES[source](0.9), SIDES[target](0.9)
+    one.randomize()
+    one.state.averages.update(1)
+    state = {n: a for n, a in one.read().items() if n.startswith(("model/", "ema/"))}
+    other.write({n: a for n, a in other.read().items() if n.startswith("optimizer/")} | state)
+    assert_same({n: a for n, a in other.read().items() if n in state}, state)
