@@ -20,6 +20,8 @@ from hvdtrain.errors import TaskError
 Tensor = Any
 Layer = Any
 
+MARK = "synchronises"  # the attribute of a layer's class whose call may be replaced in training
+
 
 def find_batch_norms(model: Layer) -> dict[str, Layer]:
     """Give the batch-norm layers of a model by their path."""
@@ -52,11 +54,12 @@ class BatchNormSync:
         """
         for path, layer in find_batch_norms(model).items():
             kind = type(layer)
-            if kind.call is not keras.layers.BatchNormalization.call or getattr(layer, "renorm", False):
-                said = "is renormalised" if kind is keras.layers.BatchNormalization else "computes"
+            plain = kind.call is keras.layers.BatchNormalization.call and not getattr(layer, "renorm", False)
+            if not (plain or getattr(kind, MARK, False)):
                 raise TaskError(
-                    f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} {said} in its own way",
-                    "Give the model a plain layer of Keras's own, or leave the option out.",
+                    f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} computes in its own way",
+                    "Give the model Keras's own layer, without renorm; or, where that is as good in "
+                    f"training, give {kind.__name__} the attribute {MARK} = True.",
                 )
             # not a class of its own: a saved model names its layers' classes
             name = "hvdtrain.batch_norm." + re.sub(r"[^\w.]", "_", path)
@@ -111,10 +114,9 @@ def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after th
 
 
 def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Move the moving statistics, by the unbiased variance as PyTorch does, unless there was no sample."""
+    """Move the moving statistics, by the biased variance, unless there was no sample at all."""
     rate = (1 - layer.momentum) * tf.cast(count > 0, tf.float64)
-    unbiased = variance * (count / tf.maximum(count - 1, 1))
-    for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, unbiased)):
+    for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         before = tf.cast(moving.value, tf.float64)
         moving.assign(tf.cast(before + rate * (new - before), moving.dtype))
 

@@ -15,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.errors import TaskError
 
+MARK = "synchronises"  # the attribute of a layer's class whose forward pass may be replaced in training
+
 
 def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
     """Give the batch-norm layers of a model by their path."""
@@ -44,10 +46,12 @@ class BatchNormSync:
         """
         for path, layer in find_batch_norms(model).items():
             kind = type(layer)
-            if kind.forward not in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward):
+            plain = kind.forward in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
+            if not (plain or getattr(kind, MARK, False)):
                 raise TaskError(
                     f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} computes in its own way",
-                    "Give the model a layer of PyTorch's own, or leave the option out.",
+                    f"Give the model PyTorch's own layer; or, where that is as good in training, give "
+                    f"{kind.__name__} the attribute {MARK} = True.",
                 )
             # a class, not a function of this one layer: copies of the model must use their own state
             layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
@@ -98,15 +102,14 @@ class _Synchronised(_BatchNorm):
         return out
 
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the moving statistics, by the unbiased variance, unless there was no sample at all."""
+        """Move the moving statistics, by the biased variance as Keras does, unless there was no sample."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         seen = count > 0
         self.num_batches_tracked.add_(seen)
         mean_of_all = self.momentum is None
         rate = seen / self.num_batches_tracked.clamp(min=1) if mean_of_all else seen * self.momentum
-        unbiased = variance * (count / (count - 1).clamp(min=1))
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(new.to(running.dtype), rate.to(running.dtype))
 
 
