@@ -26,10 +26,13 @@ from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
+from hvdtrain.backends._keras_precision import LossScale, computing, widen_outputs
+from hvdtrain.backends._keras_recompute import recompute_blocks
 from hvdtrain.backends._keras_slots import TrainingState
 from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
 from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
 from hvdtrain.config import Config
@@ -58,6 +61,7 @@ def start(config: Config) -> "TensorFlowBackend":
     threads = config.threads or threads_per_worker(workers.local_size)
     try:
         device = _choose_device(config.device, workers)
+        check_precision(config.precision, device == "GPU", workers.host)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         if device == "CPU":
             tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -127,20 +131,28 @@ class TensorFlowBackend:
         self._seed = config.seed
         self._accumulate = accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
-        self._model = task.tf_model()
+        with computing(config.precision):
+            self._model = task.tf_model()
         if not isinstance(self._model, keras.Model):
             raise TaskError(f"tf_model() must give a keras.Model, found {type(self._model).__name__}")
         if not self._model.built:
             raise TaskError(
                 "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
             )
+        if config.checkpoint_activations:
+            recompute_blocks(self._model)
+        self._called = widen_outputs(self._model, config.precision)
+        self._scale = LossScale() if config.precision == "fp16" else None
         tensors = ModelState(self._model, Renaming(task, "tf"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
             raise TaskError("the model has no trainable variable")
         self._parameters = [entry.variable for entry in self._trainable]
         self._optimizer = DistributedOptimizer(
-            self._make_optimizer(task, config), compression=config.compression, clip_norm=config.clip_norm
+            self._make_optimizer(task, config),
+            compression=config.compression,
+            clip_norm=config.clip_norm,
+            loss_scale=self._scale,
         )
         self._optimizer.build(self._parameters)
         self._state = TrainingState(tensors, self._optimizer.inner)
@@ -300,6 +312,8 @@ class TensorFlowBackend:
         for i, state in enumerate(self._seed_states):
             state.assign(seeds[i])
         self._optimizer.learning_rate.assign(learning_rate)
+        if self._scale is not None:
+            gradient_weights *= self._scale.value
         if self._accumulate == 1:
             gradients, sums = self._gradients(arrays, weights, gradient_weights)
         else:
@@ -308,7 +322,7 @@ class TensorFlowBackend:
         if self.workers.size > 1:
             sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.apply(gradients, self._parameters)
-        return sums
+        return sums if self._scale is None else self._scale.spoil(sums)
 
     def _accumulated_gradients(
         self, arrays: Any, weights: Tensor, gradient_weights: Tensor
@@ -349,7 +363,7 @@ class TensorFlowBackend:
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(Phase(self._model, training), micro_batch)
+        losses, metrics = self._objective(Phase(self._called, training), micro_batch)
         samples = next(iter(micro_batch.values())).shape[0]
         for name, value in (("the loss", losses), *metrics.items()):
             check_per_sample(name, tuple(value.shape), samples)

@@ -17,8 +17,11 @@ from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
 from hvdtrain.backends._torch_losses import NAMED
+from hvdtrain.backends._torch_precision import LossScale, computing, widen_outputs
+from hvdtrain.backends._torch_recompute import recompute_blocks
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
@@ -41,6 +44,7 @@ def start(config: Config) -> "TorchBackend":
     hvd.init()
     workers = HorovodWorkers(hvd)
     device = _choose_device(config.device, workers)
+    check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
@@ -103,6 +107,11 @@ class TorchBackend:
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
         self._model, self._new_model = model.to(self._device), task.torch_model
+        self._precision = config.precision
+        self._scale = LossScale() if config.precision == "fp16" else None
+        widen_outputs(self._model, config.precision)
+        if config.checkpoint_activations:
+            recompute_blocks(self._model)
         tensors = ModelState(self._model, Renaming(task, "torch"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
@@ -153,7 +162,9 @@ class TorchBackend:
                 batch.micro_batches, batch.weights, batch.gradient_weights, strict=True
             ):
                 losses, values = self._per_sample(micro_batch)
-                losses.backward(gradient_weights)
+                losses.backward(
+                    gradient_weights if self._scale is None else gradient_weights * self._scale.value
+                )
                 sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
             assert sums is not None  # a step has at least one micro-batch
             sums = torch.cat((sums, self._fill_missing_gradients(requests)))
@@ -291,7 +302,8 @@ class TorchBackend:
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
-        losses, metrics = self._objective(self._model, micro_batch)
+        with computing(self._precision, self._device):
+            losses, metrics = self._objective(self._model, micro_batch)
         samples = len(next(iter(micro_batch.values())))
         names = ("loss", *metrics)
         if names != self._names:
@@ -321,12 +333,15 @@ class TorchBackend:
         if self.workers.size > 1:
             handle = hvd.allreduce_async_(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.synchronize()
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        with self._optimizer.skip_synchronize():
-            self._optimizer.step()
+        if self._scale is None or self._scale.unscale([p.grad for p in self._parameters]):
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            with self._optimizer.skip_synchronize():
+                self._optimizer.step()
         if handle is not None:
             hvd.synchronize(handle)
+        if self._scale is not None:
+            self._scale.spoil(sums)
 
     def _add(self, sums: torch.Tensor, weight: float) -> None:
         self._sums = sums if self._sums is None else self._sums + sums
