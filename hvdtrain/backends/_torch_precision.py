@@ -19,7 +19,8 @@ def computing(precision: str, device: torch.device) -> AbstractContextManager[An
     """Context in which a model is called and its loss taken: operations that bear it in half precision."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=_HALVES[precision])
+    half: AbstractContextManager[Any] = torch.autocast(device.type, dtype=_HALVES[precision])
+    return half
 
 
 def widen_outputs(model: torch.nn.Module, precision: str) -> None:

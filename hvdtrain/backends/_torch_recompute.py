@@ -65,14 +65,15 @@ def _repeated(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Modul
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
     """Give a forward pass that keeps nothing but its arguments; dropout draws the same again."""
     forward = block.forward
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    if any(name in module._buffers for module in block.modules() for name in _STATISTICS):
-        settings["context_fn"] = partial(_contexts, block)
+    has_statistics = any(name in module._buffers for module in block.modules() for name in _STATISTICS)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, **settings, **kwargs)
+        # a compiler repeats operations, never what they change
+        if has_statistics and not torch.compiler.is_compiling():
+            kwargs["context_fn"] = partial(_contexts, block)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
 
     return call
 

@@ -5,7 +5,7 @@ the same names in the same order.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hvdtrain.backends import _keras_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
+from hvdtrain.backends._keras_compile import check_compiler, compile_step
 from hvdtrain.backends._keras_losses import NAMED
 from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
 from hvdtrain.backends._keras_precision import LossScale, computing, widen_outputs
@@ -157,8 +158,13 @@ class TensorFlowBackend:
         self._optimizer.build(self._parameters)
         self._state = TrainingState(tensors, self._optimizer.inner)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
+        self._gradients: Callable[..., tuple[list[Tensor], Tensor]] = self._gradients_of
+        evaluate = self._compiled_eval_step
+        if config.compile:  # the parts without a collective
+            check_compiler(self.workers.host)
+            self._gradients, evaluate = compile_step(self._gradients), compile_step(evaluate)
         self._train_function = Compiled(self._compiled_train_step)
-        self._eval_function = Compiled(self._compiled_eval_step)
+        self._eval_function = Compiled(evaluate)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -343,7 +349,7 @@ class TensorFlowBackend:
         )
         return gradients, sums
 
-    def _gradients(
+    def _gradients_of(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Give one micro-batch's part of the gradient and the weighted sums of its values."""

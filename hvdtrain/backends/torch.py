@@ -19,6 +19,7 @@ from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
+from hvdtrain.backends._torch_compile import check_compiler, compile_model
 from hvdtrain.backends._torch_losses import NAMED
 from hvdtrain.backends._torch_precision import LossScale, computing, widen_outputs
 from hvdtrain.backends._torch_recompute import recompute_blocks
@@ -112,6 +113,9 @@ class TorchBackend:
         widen_outputs(self._model, config.precision)
         if config.checkpoint_activations:
             recompute_blocks(self._model)
+        if config.compile:
+            check_compiler(self._device, self.workers.host)
+            compile_model(self._model)
         tensors = ModelState(self._model, Renaming(task, "torch"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:

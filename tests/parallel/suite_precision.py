@@ -14,7 +14,7 @@ from hvdtrain.backends.base import initial_value
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import EnvironmentFault, TaskError
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 INPUTS, OUTPUTS, SAMPLES = 5, 3, 12
@@ -96,7 +96,7 @@ def batch(backend, x, y, step=0, accumulate=1):
     return next(iter(backend.to_device([host])))
 
 
-def losses(backend, steps, learning_rate=0.1, accumulate=1, x=X, y=Y):
+def losses(backend, steps, learning_rate=0.1, *, accumulate=1, x=X, y=Y):
     """Train; give the mean loss of each step."""
     found = []
     for i in range(steps):
@@ -221,16 +221,17 @@ def test_the_worker_keeps_to_its_threads(started):
 class Blocks(Net):
     """Three blocks with what can go wrong when they are computed twice: dropout, batch norm, own weights."""
 
-    def __init__(self, marked=True, width=16, blocks=3, factor=2):
+    def __init__(self, *, marked=True, width=16, blocks=3, factor=2, dropout=0.3):
         super().__init__()
         self.marked, self.width, self.blocks, self.factor = marked, width, blocks, factor
+        self.dropout = dropout
 
     def torch_model(self):
         import torch
         from torch import nn
         from torch.nn import functional as F
 
-        width, count, inner = self.width, self.blocks, self.width * self.factor
+        width, count, inner, rate = self.width, self.blocks, self.width * self.factor, self.dropout
 
         class Block(nn.Module):
             def __init__(self):
@@ -238,7 +239,7 @@ class Blocks(Net):
                 self.gain = nn.Parameter(torch.ones(width))
                 self.up = nn.Linear(width, inner)
                 self.norm = nn.BatchNorm1d(inner, momentum=0.1, eps=1e-3)
-                self.drop = nn.Dropout(0.3)
+                self.drop = nn.Dropout(rate)
                 self.down = nn.Linear(inner, width)
 
             def forward(self, x):
@@ -266,14 +267,14 @@ class Blocks(Net):
         import keras
         from keras import layers
 
-        width, inner = self.width, self.width * self.factor
+        width, inner, rate = self.width, self.width * self.factor, self.dropout
 
         class Block(layers.Layer):
             def __init__(self, **settings):
                 super().__init__(**settings)
                 self.up = layers.Dense(inner)
                 self.norm = layers.BatchNormalization(momentum=0.9, epsilon=1e-3)
-                self.drop = layers.Dropout(0.3)
+                self.drop = layers.Dropout(rate)
                 self.down = layers.Dense(width)
 
             def build(self, shape):
@@ -297,7 +298,7 @@ class Blocks(Net):
 def test_recomputed_blocks_change_no_number(started, marked, accumulate, precision):
     def trained(checkpoint_activations):
         backend = build(
-            started, Blocks(marked), accumulate, precision=precision,
+            started, Blocks(marked=marked), accumulate, precision=precision,
             checkpoint_activations=checkpoint_activations,
         )  # fmt: skip
         return losses(backend, 6, accumulate=accumulate), backend.get_state()
@@ -335,3 +336,37 @@ def test_recomputed_blocks_take_less_memory(started):
         more[recomputed] = peak_mib() - before
     # of each block, several arrays of 8 MiB; a block alone needs some of them all the same
     assert more[False] > 1.25 * more[True], more
+
+
+@pytest.fixture(scope="module")
+def _compiler(started):
+    """Compile something once: what compilers leave in a process is then there before a test begins."""
+    build(started, Net(), compile=True)
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_a_compiled_model_changes_no_number(started):
+    if FRAMEWORK == "torch" and started.workers.size > 1:
+        return  # it takes its time, and does the same at any number of workers
+    # XLA draws other numbers for dropout; PyTorch's compiler is told to draw the same
+    task = Blocks(blocks=1, dropout=0.3 if FRAMEWORK == "torch" else 0.0)
+
+    def trained(**fields):
+        backend = build(started, task, 2, checkpoint_activations=True, **fields)
+        found = list(losses(backend, 4, accumulate=2))
+        backend.eval_step(batch(backend, X, Y))
+        return [*found, backend.take_metrics("eval").read().sums["loss"] / SAMPLES], backend.get_state()
+
+    (found, compiled), (expected, state) = trained(compile=True), trained()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert compiled.keys() == state.keys()
+    for name, value in compiled.items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_missing_compiler_is_said_before_training(started, monkeypatch):
+    if FRAMEWORK == "torch":
+        monkeypatch.setenv("CXX", "/nowhere/g++")
+        with pytest.raises(EnvironmentFault) as caught:
+            build(started, Net(), compile=True)
+        assert "/nowhere/g++" in caught.value.problem
