@@ -2,7 +2,7 @@
 
 from hvdtrain.errors import TaskError
 
-MARK = "recompute"  # the attribute of a block's class
+MARK = "recompute"  # the attribute of a block, or of its class
 
 
 def no_blocks(method: str, base: str, otherwise: str) -> TaskError:

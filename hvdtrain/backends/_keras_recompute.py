@@ -37,10 +37,10 @@ def recompute_blocks(model: Layer) -> list[str]:
 
 
 def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Give the outermost layers whose class says that it is a block."""
+    """Give the outermost layers that say, or whose class says, that they are blocks."""
     for name, child in children(layer):
         inner = f"{path}/{name}" if path else name
-        if getattr(type(child), MARK, False):
+        if getattr(child, MARK, False) is True:
             yield inner, child
         else:
             yield from _marked(child, inner)

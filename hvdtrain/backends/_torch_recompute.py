@@ -36,10 +36,10 @@ def recompute_blocks(model: nn.Module) -> list[str]:
 
 
 def _marked(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Give the outermost modules whose class says that it is a block, shared ones once."""
+    """Give the outermost modules that say, or whose class says, that they are blocks."""
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
-        if getattr(type(child), MARK, False):
+        if getattr(child, MARK, False) is True:
             yield inner, child
         else:
             yield from _marked(child, inner)

@@ -341,6 +341,9 @@ def test_recomputed_blocks_take_less_memory(started):
 @pytest.fixture(scope="module")
 def _compiler(started):
     """Compile something once: what compilers leave in a process is then there before a test begins."""
+    if FRAMEWORK == "torch":
+        tqdm = pytest.importorskip("tqdm").tqdm
+        tqdm.monitor_interval = 0  # PyTorch's compiler shows its progress with it; its thread would stay
     build(started, Net(), compile=True)
 
 
