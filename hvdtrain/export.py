@@ -27,6 +27,8 @@ from hvdtrain.quiet import quiet_output
 from hvdtrain.starting import load_weights
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
+# how training computed is no part of a model that others serve
+_PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
 _LINES = 3  # of a framework's error; they can be long
 
 
@@ -84,7 +86,7 @@ def export_checkpoint(
     _check_packages(form)
     found = recorded.find_record(path)
     fixed = Layer(f"--to {form}", {"framework": FORMS[form].framework, "device": "cpu"})
-    layers = [*recorded.layers_of(found, given), fixed]
+    layers = [*recorded.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals:
         job = prepare(layers)
         output = output or _default_output(found, job.config, form)

@@ -52,6 +52,7 @@ def plan_in_words(
         "optimizer": _optimizer(config, own_optimizer),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
+        "precision": _precision(config),
         "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
@@ -65,7 +66,7 @@ def plan_in_words(
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
     said = [f"{name}={value}" for name, value in settings.items()]
     workers = session.backend.workers
-    if workers.size > 1 and session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+    if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
         said.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
     return ", ".join(said)
 
@@ -136,6 +137,17 @@ def _length(session: Session, layout: Layout) -> str:
     done = session.progress.step
     left = f", {counted(max(0, layout.steps - done), 'step')} to go" if done else ""
     return f"{counted(layout.steps, 'step')} = {said}{left}{evaluates}"
+
+
+def _precision(config: Config) -> str:
+    said = "fp32" if config.precision == "fp32" else f"{config.precision}, weights fp32"
+    if config.precision == "fp16":
+        said += ", loss scaled"
+    if config.checkpoint_activations:
+        said += "; activations of repeated blocks computed twice"
+    if config.compile:
+        said += "; compiled"
+    return said
 
 
 def _checkpoints(config: Config) -> str:

@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from hvdtrain.backends._keras_precision import LossScale
+
 Tensor = Any
 Variable = Any
 
@@ -156,6 +158,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         inner: the optimizer that applies the averaged gradients.
         compression: "none" or "fp16", how gradients travel.
         clip_norm: largest norm of the averaged gradient, or None.
+        loss_scale: takes the scale off averaged gradients, and may skip a step; or None.
     """
 
     def __init__(
@@ -164,8 +167,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         compression: str = "none",
         clip_norm: float | None = None,
         name: str = "distributed",
+        *,
+        loss_scale: LossScale | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
+        self.loss_scale = loss_scale
         self.inner = inner
         self.compression = compression
         self.clip_norm = clip_norm
@@ -182,6 +188,12 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             self.build(variables)
         averaged = self.average(grads, variables)
+        if self.loss_scale is None:
+            self._update(averaged, variables)
+        else:
+            self.loss_scale.apply(averaged, lambda unscaled: self._update(unscaled, variables))
+
+    def _update(self, averaged: list[Tensor], variables: list[Variable]) -> None:
         if self.clip_norm is not None:
             averaged = clip_by_norm(averaged, self.clip_norm)
         self.inner.apply(averaged, variables)

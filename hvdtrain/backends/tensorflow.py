@@ -5,7 +5,7 @@ the same names in the same order.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ from hvdtrain.backends._keras_averages import Averages
 from hvdtrain.backends._keras_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
 from hvdtrain.backends._keras_calls import Compiled, Phase
-from hvdtrain.backends._keras_large_batch import large_batch_optimizer
+from hvdtrain.backends._keras_choice import choose_optimizer
+from hvdtrain.backends._keras_compile import check_compiler, compile_step
 from hvdtrain.backends._keras_losses import NAMED
-from hvdtrain.backends._keras_optimizers import SGD, AdamW, DistributedOptimizer
+from hvdtrain.backends._keras_optimizers import DistributedOptimizer
+from hvdtrain.backends._keras_precision import LossScale, computing, widen_outputs
+from hvdtrain.backends._keras_recompute import recompute_blocks
 from hvdtrain.backends._keras_slots import TrainingState
 from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
 from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
 from hvdtrain.config import Config
@@ -62,6 +66,7 @@ def start(config: Config) -> "TensorFlowBackend":
     threads = config.threads or threads_per_worker(workers.local_size)
     try:
         device = _choose_device(config.device, workers)
+        check_precision(config.precision, device == "GPU", workers.host)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         if device == "CPU":
             tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -132,7 +137,8 @@ class TensorFlowBackend:
         self._accumulate = accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
-        self._model = task.tf_model()
+        with computing(config.precision):
+            self._model = task.tf_model()
         if not isinstance(self._model, keras.Model):
             raise TaskError(f"tf_model() must give a keras.Model, found {type(self._model).__name__}")
         if not self._model.built:
@@ -142,20 +148,32 @@ class TensorFlowBackend:
         self._batch_norm = BatchNormSync(self.workers.size)
         if config.sync_batch_norm:
             self._batch_norm.take_over(self._model)
+        if config.checkpoint_activations:
+            recompute_blocks(self._model)
+        self._called = widen_outputs(self._model, config.precision)
+        self._scale = LossScale() if config.precision == "fp16" else None
         tensors = ModelState(self._model, Renaming(task, "tf"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
             raise TaskError("the model has no trainable variable")
         self._parameters = [entry.variable for entry in self._trainable]
         self._optimizer = DistributedOptimizer(
-            self._make_optimizer(task, config), compression=config.compression, clip_norm=config.clip_norm
+            choose_optimizer(task, config, tensors),
+            compression=config.compression,
+            clip_norm=config.clip_norm,
+            loss_scale=self._scale,
         )
         self._optimizer.build(self._parameters)
         self._averages = Averages(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizer.inner, self._averages)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
+        self._gradients: Callable[..., tuple[list[Tensor], Tensor]] = self._gradients_of
+        evaluate = self._compiled_eval_step
+        if config.compile:  # the parts without a collective
+            check_compiler(self.workers.host)
+            self._gradients, evaluate = compile_step(self._gradients), compile_step(evaluate)
         self._train_function = Compiled(self._compiled_train_step)
-        self._eval_function = Compiled(self._compiled_eval_step)
+        self._eval_function = Compiled(evaluate)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
         """Turn batches in host memory into device batches, one ahead."""
@@ -263,25 +281,6 @@ class TensorFlowBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def _make_optimizer(self, task: Any, config: Config) -> keras.optimizers.Optimizer:
-        if hasattr(task, "tf_optimizer"):
-            optimizer = task.tf_optimizer()
-            if not isinstance(optimizer, keras.optimizers.Optimizer):
-                raise TaskError(
-                    f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}"
-                )
-            return optimizer
-        if config.optimizer in ("lars", "lamb"):
-            return large_batch_optimizer(config, self._trainable)
-        if config.optimizer == "adamw":
-            return AdamW(
-                beta1=config.adam_beta1,
-                beta2=config.adam_beta2,
-                epsilon=config.adam_epsilon,
-                decoupled_decay=config.weight_decay,
-            )
-        return SGD(momentum=config.momentum, l2=config.weight_decay)
-
     def _wrap(self, batch: HostBatch) -> KerasBatch:
         one = len(batch.weights) == 1
         weights, gradient_weights = self._weigh(batch, one)
@@ -323,6 +322,8 @@ class TensorFlowBackend:
         for i, state in enumerate(self._seed_states):
             state.assign(seeds[i])
         self._optimizer.learning_rate.assign(learning_rate)
+        if self._scale is not None:
+            gradient_weights *= self._scale.value
         if self._accumulate == 1:
             gradients, sums = self._gradients(arrays, weights, gradient_weights)
         else:
@@ -331,7 +332,7 @@ class TensorFlowBackend:
         if self.workers.size > 1:
             sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.apply(gradients, self._parameters)
-        return sums
+        return sums if self._scale is None else self._scale.spoil(sums)
 
     def _accumulated_gradients(
         self, arrays: Any, weights: Tensor, gradient_weights: Tensor
@@ -353,7 +354,7 @@ class TensorFlowBackend:
         )
         return gradients, sums
 
-    def _gradients(
+    def _gradients_of(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Give one micro-batch's part of the gradient and the weighted sums of its values."""
@@ -375,7 +376,7 @@ class TensorFlowBackend:
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""
         objective = self._train_objective if training else self._objective
-        losses, metrics = objective(Phase(self._model, training), micro_batch)
+        losses, metrics = objective(Phase(self._called, training), micro_batch)
         samples = next(iter(micro_batch.values())).shape[0]
         for name, value in (("the loss", losses), *metrics.items()):
             check_per_sample(name, tuple(value.shape), samples)

@@ -18,11 +18,15 @@ from hvdtrain.backends import _torch_export
 from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._torch_averages import Averages
 from hvdtrain.backends._torch_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends._torch_batches import TorchBatch, TorchPending
-from hvdtrain.backends._torch_large_batch import large_batch_optimizer
+from hvdtrain.backends._torch_choice import choose_optimizer
+from hvdtrain.backends._torch_compile import check_compiler, compile_model
 from hvdtrain.backends._torch_losses import NAMED
+from hvdtrain.backends._torch_precision import LossScale, computing, widen_outputs
+from hvdtrain.backends._torch_recompute import recompute_blocks
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
@@ -45,6 +49,7 @@ def start(config: Config) -> "TorchBackend":
     hvd.init()
     workers = HorovodWorkers(hvd)
     device = _choose_device(config.device, workers)
+    check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
@@ -111,13 +116,21 @@ class TorchBackend:
         self._batch_norm = BatchNormSync(self.workers.size)
         if config.sync_batch_norm:
             self._batch_norm.take_over(self._model)
+        self._precision = config.precision
+        self._scale = LossScale() if config.precision == "fp16" else None
+        widen_outputs(self._model, config.precision)
+        if config.checkpoint_activations:
+            recompute_blocks(self._model)
+        if config.compile:
+            check_compiler(self._device, self.workers.host)
+            compile_model(self._model)
         tensors = ModelState(self._model, Renaming(task, "torch"))
         self._trainable = [entry for entry in tensors.entries if entry.trainable]
         if not self._trainable:
             raise TaskError("the model has no parameter that requires a gradient")
         self._parameters = [entry.tensor for entry in self._trainable]
         self._optimizer = hvd.DistributedOptimizer(
-            self._make_optimizer(task, config, tensors),
+            choose_optimizer(task, config, tensors),
             named_parameters=[(entry.path, entry.tensor) for entry in self._trainable],
             compression=_COMPRESSION[config.compression],
             backward_passes_per_step=accumulate,
@@ -163,7 +176,9 @@ class TorchBackend:
             ):
                 self._batch_norm.weights = weights
                 losses, values = self._per_sample(micro_batch)
-                losses.backward(gradient_weights)
+                losses.backward(
+                    gradient_weights if self._scale is None else gradient_weights * self._scale.value
+                )
                 sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
             assert sums is not None  # a step has at least one micro-batch
             sums = torch.cat((sums, self._fill_missing_gradients(requests)))
@@ -258,28 +273,6 @@ class TorchBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def _make_optimizer(self, task: Any, config: Config, tensors: ModelState) -> torch.optim.Optimizer:
-        if hasattr(task, "torch_optimizer"):
-            optimizer = task.torch_optimizer(self._parameters)
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TaskError(f"torch_optimizer() must give an optimizer, found {type(optimizer).__name__}")
-            return optimizer
-        if config.optimizer in ("lars", "lamb"):
-            return large_batch_optimizer(config, tensors.trainable_fields())
-        decay, fused = config.weight_decay, all(p.is_floating_point() for p in self._parameters)
-        if config.optimizer == "adamw":
-            betas = (config.adam_beta1, config.adam_beta2)
-            return torch.optim.AdamW(
-                self._parameters, betas=betas, eps=config.adam_epsilon, weight_decay=decay, fused=fused
-            )
-        return torch.optim.SGD(
-            self._parameters,
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            weight_decay=decay,
-            fused=fused,
-        )
-
     def _wrap(self, batch: HostBatch) -> TorchBatch:
         slots = range(len(batch.weights))
         weights, gradient_weights = self._weigh(batch)
@@ -316,7 +309,8 @@ class TorchBackend:
     def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
         objective = self._train_objective if self._model.training else self._objective
-        losses, metrics = objective(self._model, micro_batch)
+        with computing(self._precision, self._device):
+            losses, metrics = objective(self._model, micro_batch)
         samples = len(next(iter(micro_batch.values())))
         names = ("loss", *metrics)
         if names != self._names:
@@ -346,12 +340,15 @@ class TorchBackend:
         if self.workers.size > 1:
             handle = hvd.allreduce_async_(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.synchronize()
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        with self._optimizer.skip_synchronize():
-            self._optimizer.step()
+        if self._scale is None or self._scale.unscale([p.grad for p in self._parameters]):
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            with self._optimizer.skip_synchronize():
+                self._optimizer.step()
         if handle is not None:
             hvd.synchronize(handle)
+        if self._scale is not None:
+            self._scale.spoil(sums)
 
     def _add(self, sums: torch.Tensor, weight: float) -> None:
         self._sums = sums if self._sums is None else self._sums + sums

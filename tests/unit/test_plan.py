@@ -47,8 +47,8 @@ def test_the_title_names_task_and_framework():
 
 def test_the_plan_names_everything_that_decides_the_run():
     assert list(plan(settings={"A": "1"})) == [
-        "", "workers", "model", "data", "batch", "length", "learning rate", "optimizer", "gradients",
-        "checkpoints", "Horovod", "set for you", "run directory",
+        "", "workers", "model", "data", "batch", "length", "learning rate", "optimizer",
+        "precision", "gradients", "checkpoints", "Horovod", "set for you", "run directory",
     ]  # fmt: skip
 
 
@@ -233,6 +233,27 @@ def test_the_share_of_compute_threads_is_said_where_the_user_left_it_open(monkey
     assert re.fullmatch(r"A=1, \d+ compute threads? per worker", plan(settings={"A": "1"})["set for you"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert plan(settings={"A": "1"})["set for you"] == "A=1"
+
+
+def test_one_worker_is_told_its_threads_as_well(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert re.fullmatch(r"\d+ compute threads? per worker", plan(["alpha"])["set for you"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "fp32"),
+        ({"precision": "bf16"}, "bf16, weights fp32"),
+        ({"precision": "fp16"}, "fp16, weights fp32, loss scaled"),
+        (
+            {"precision": "bf16", "checkpoint_activations": True, "compile": True},
+            "bf16, weights fp32; activations of repeated blocks computed twice; compiled",
+        ),
+    ],
+)
+def test_the_plan_says_what_the_model_computes_in(fields, said):
+    assert plan(**fields)["precision"] == said
 
 
 def test_an_optimizer_of_the_task_is_called_so():

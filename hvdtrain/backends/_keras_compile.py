@@ -1,0 +1,33 @@
+"""``--compile`` in TensorFlow: XLA. ``_torch_compile`` does the same for PyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain.errors import EnvironmentFault
+
+
+def check_compiler(host: str) -> None:
+    """Check that this worker can compile, by compiling something small. Local: no collective.
+
+    Raises:
+        EnvironmentFault: with XLA's own reason.
+    """
+    try:
+        compile_step(lambda x: x + 1)(tf.zeros(2))
+    except (tf.errors.OpError, ValueError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise EnvironmentFault(
+            f"--compile: XLA fails on {host}: {said[:300]}",
+            "Install a TensorFlow that was built with XLA, or leave --compile out.",
+        ) from None
+
+
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a step as XLA compiles it, anew for each set of shapes.
+
+    It must hold no collective: Horovod is built without its operations for XLA.
+    """
+    compiled: Callable[..., Any] = tf.function(step, autograph=False, jit_compile=True)
+    return compiled

@@ -1,0 +1,163 @@
+"""Activation checkpointing in Keras: repeated blocks are computed again in the backward pass.
+
+``_torch_recompute`` does the same for PyTorch; what they share stands in ``_blocks``. Keras's own
+``RematScope`` must stand around the user's code, fails on calls with keywords in a graph, draws other
+dropout in the repetition and moves batch norm's statistics twice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvdtrain.backends._blocks import MARK, no_blocks
+from hvdtrain.backends._keras_layouts import children
+
+Layer = Any
+Tensor = Any
+
+
+def recompute_blocks(model: Layer) -> list[str]:
+    """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
+
+    Returns:
+        The names of the blocks.
+
+    Raises:
+        TaskError: where the model has none.
+    """
+    blocks = dict(_marked(model)) or dict(_repeated(model))
+    if not blocks:
+        raise no_blocks("tf_model()", "keras.layers.Layer", "or use two or more of it in one place")
+    for layer in {id(layer): layer for layer in blocks.values()}.values():
+        layer.call = _recomputed(layer)
+    return list(blocks)
+
+
+def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
+    """Give the outermost layers that say, or whose class says, that they are blocks."""
+    for name, child in children(layer):
+        inner = f"{path}/{name}" if path else name
+        if getattr(child, MARK, False) is True:
+            yield inner, child
+        else:
+            yield from _marked(child, inner)
+
+
+def _repeated(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
+    """Give layers of a class that is not Keras's own, which a layer holds two or more of, with weights."""
+    below = list(children(layer))
+    alike: dict[type, set[int]] = {}
+    for _, child in below:
+        if child.weights and not type(child).__module__.startswith("keras."):
+            alike.setdefault(type(child), set()).add(id(child))
+    chosen = {key for keys in alike.values() if len(keys) > 1 for key in keys}
+    for name, child in below:
+        inner = f"{path}/{name}" if path else name
+        if id(child) in chosen:
+            yield inner, child
+        else:
+            yield from _repeated(child, inner)
+
+
+def _recomputed(layer: Layer) -> Callable[..., Any]:
+    """Give a forward pass that keeps nothing but its arguments; dropout draws the same again."""
+    forward = layer.call
+    generators = list(_generators(layer))
+    statistics = list(layer.non_trainable_variables)
+    is_repeating = False
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = keras.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
+        if is_repeating or not places:
+            return forward(*args, **kwargs)
+        drawn: list[list[Tensor]] = []
+
+        def run(*tensors: Tensor) -> Any:
+            nonlocal is_repeating
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            if not drawn:
+                drawn.extend([] for _ in generators)
+                drawn.append([])  # so that it is not empty: the forward pass was done
+                with _recording(generators, drawn):
+                    return forward(*own_args, **own_kwargs)
+            is_repeating = True
+            try:
+                # the layer itself is called: outside of the model, its types and phase are to be set again
+                with _replaying(generators, drawn), _fixed(statistics):
+                    return layer(*own_args, **{"training": True, **own_kwargs})
+            finally:
+                is_repeating = False
+
+        return tf.recompute_grad(run)(*[leaves[i] for i in places])
+
+    return call
+
+
+def _generators(layer: Layer) -> Iterator[Any]:
+    """Give the generators of seeds in a layer and below."""
+    yield from (value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator))
+    for _, child in children(layer):
+        yield from _generators(child)
+
+
+@contextmanager
+def _recording(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
+    """Context that notes the seeds that generators give."""
+
+    def noting(generator: Any, seeds: list[Tensor]) -> Callable[..., Tensor]:
+        draw = generator.next
+
+        def next_seed(*args: Any, **kwargs: Any) -> Tensor:
+            seeds.append(draw(*args, **kwargs))
+            return seeds[-1]
+
+        return next_seed
+
+    with ExitStack() as stack:
+        for generator, seeds in zip(generators, drawn, strict=False):
+            stack.enter_context(_replaced(generator, "next", noting(generator, seeds)))
+        yield
+
+
+@contextmanager
+def _replaying(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
+    """Context in which generators give the seeds that were noted."""
+
+    def giving(seeds: list[Tensor]) -> Callable[..., Tensor]:
+        left = iter(seeds)
+        return lambda *_, **__: next(left)
+
+    with ExitStack() as stack:
+        for generator, seeds in zip(generators, drawn, strict=False):
+            stack.enter_context(_replaced(generator, "next", giving(seeds)))
+        yield
+
+
+@contextmanager
+def _fixed(variables: Sequence[Any]) -> Iterator[None]:
+    """Context in which variables stay as they are: the forward pass has moved the statistics already."""
+    with ExitStack() as stack:
+        for variable in variables:
+            stack.enter_context(_replaced(variable, "assign", lambda value: value))
+        yield
+
+
+@contextmanager
+def _replaced(thing: Any, method: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Context in which an object has another method; objects may stand in several."""
+    own = vars(thing).get(method)
+    vars(thing)[method] = other
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(thing)[method]
+        else:
+            vars(thing)[method] = own

@@ -1,0 +1,375 @@
+"""What half precision, recomputed blocks and compiled models must do, at one and two workers.
+
+Run inside a job, one process a worker; ``test_precision.py`` does so for every framework.
+"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.base import initial_value
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import EnvironmentFault, TaskError
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+INPUTS, OUTPUTS, SAMPLES = 5, 3, 12
+RANDOM = np.random.RandomState(3)
+X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
+Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
+
+
+def config(**fields):
+    return Config(framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, **fields})
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Start Horovod once; each test builds anew on it."""
+    backend = load_backend(config())
+    yield backend
+    backend.close()
+
+
+class Net:
+    """Two dense layers; ``seen`` holds the types of what the loss was given."""
+
+    metrics = {}  # noqa: RUF012
+
+    def __init__(self):
+        self.seen = []
+
+    def loss(self, outputs, batch):
+        if FRAMEWORK == "torch":
+            self.seen.append(str(outputs.dtype).removeprefix("torch."))
+            return ((outputs - batch["targets"]) ** 2).mean(1)
+        import tensorflow as tf
+
+        self.seen.append(outputs.dtype.name)
+        return tf.reduce_mean((outputs - batch["targets"]) ** 2, 1)
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(INPUTS, 16)
+                self.norm = nn.LayerNorm(16, eps=1e-3)
+                self.last = nn.Linear(16, OUTPUTS)
+
+            def forward(self, x):
+                return self.last(self.norm(self.first(x)))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        inputs = keras.Input((INPUTS,))
+        x = layers.LayerNormalization(epsilon=1e-3, name="norm")(layers.Dense(16, name="first")(inputs))
+        return keras.Model(inputs, layers.Dense(OUTPUTS, name="last")(x))
+
+
+def build(backend, task, accumulate=1, **fields):
+    backend.build(task, config(accumulate=accumulate, **fields), accumulate)
+    state = backend.get_state()
+    for name in state:
+        if name.startswith("model/"):
+            value = initial_value(name, state[name].shape, 0)
+            state[name] = state[name] if value is None else value
+    backend.set_state(state)
+    return backend
+
+
+def batch(backend, x, y, step=0, accumulate=1):
+    """Give this worker's part of a global batch."""
+    places, real = BatchPlan(len(x), backend.workers.size, accumulate).part(backend.workers.rank, len(x))
+    host = HostBatch(
+        step, {"inputs": x[places], "targets": y[places]}, real.astype(np.float32), float(len(x)), places
+    )
+    return next(iter(backend.to_device([host])))
+
+
+def losses(backend, steps, learning_rate=0.1, *, accumulate=1, x=X, y=Y):
+    """Train; give the mean loss of each step."""
+    found = []
+    for i in range(steps):
+        backend.train_step(batch(backend, x, y, i, accumulate), learning_rate)
+        totals = backend.take_metrics("train").read()
+        found.append(totals.sums["loss"] / totals.weight)
+    return np.array(found)
+
+
+def test_bf16_computes_in_bf16_and_gives_the_loss_fp32(started):
+    fp32 = losses(build(started, Net()), 8)
+    task = Net()
+    bf16 = losses(build(started, task, precision="bf16"), 8)
+    assert set(task.seen) == {"float32"}
+    np.testing.assert_allclose(bf16, fp32, rtol=0.03)
+    assert (np.abs(bf16 / fp32 - 1) > 1e-5).any()  # or nothing was rounded to bf16
+
+
+def test_evaluation_is_in_the_precision_of_training(started):
+    def evaluated(precision):
+        backend = build(started, Net(), precision=precision)
+        backend.eval_step(batch(backend, X, Y))
+        return backend.take_metrics("eval").read().sums["loss"]
+
+    assert evaluated("bf16") == pytest.approx(evaluated("fp32"), rel=0.03)
+    assert evaluated("bf16") != pytest.approx(evaluated("fp32"), rel=1e-6)
+
+
+def test_the_state_of_a_half_precision_run_is_fp32_and_fits_any_precision(started):
+    backend = build(started, Net(), precision="bf16", optimizer="adamw")
+    losses(backend, 2)
+    state = backend.get_state()
+    kinds = {name: value.dtype for name, value in state.items() if value.dtype != np.float32}
+    assert kinds == {"optimizer/step": np.int64}
+    assert backend.parameter_shapes().keys() == {n for n in state if n.startswith("model/")}
+    build(started, Net(), optimizer="adamw").set_state(state)
+    for name, value in started.get_state().items():
+        np.testing.assert_array_equal(value, state[name], err_msg=name)
+
+
+def test_a_model_made_afterwards_is_fp32_again(started):
+    build(started, Net(), precision="bf16")
+    first = losses(build(started, Net()), 3)
+    assert (first == losses(build(started, Net()), 3)).all()
+    if FRAMEWORK == "tf":
+        import keras
+
+        assert keras.config.dtype_policy().name == "float32"
+
+
+def test_fp16_follows_fp32_once_the_scale_fits(started):
+    backend = build(started, Net(), precision="fp16", optimizer="adamw", clip_norm=1.0)
+    found = losses(backend, 12, 0.01)
+    skipped = int(backend._scale.skipped)
+    expected = losses(build(started, Net(), optimizer="adamw", clip_norm=1.0), 12 - skipped, 0.01)
+    np.testing.assert_allclose(found[skipped:], expected, rtol=0.02)
+
+
+def test_an_overflow_on_one_worker_skips_the_step_on_all(started):
+    backend = build(started, Net(), precision="fp16", optimizer="adamw")
+    y = Y.copy()
+    y[-SAMPLES // backend.workers.size :] *= 2000  # the last rank's: its gradients overflow at first
+    before, skipped = backend.get_state(), 0
+    while not backend.get_state()["optimizer/step"]:
+        for name, value in backend.get_state().items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        assert float(backend._scale.value) == 2.0**16 / 2**skipped
+        assert np.isfinite(losses(backend, 1, y=y)).all()
+        skipped += 1
+    skipped -= 1
+    assert 2 <= skipped < 16
+    assert int(backend._scale.skipped) == skipped
+    facts = backend.workers.allgather_object((skipped, float(backend._scale.value)))
+    assert set(facts) == {(skipped, 2.0**16 / 2**skipped)}
+    after = [state["model/last/kernel"] for state in backend.workers.allgather_object(backend.get_state())]
+    for kernel in after:
+        np.testing.assert_array_equal(kernel, after[0])
+        assert (kernel != before["model/last/kernel"]).any()
+
+
+def test_a_scale_that_cannot_fall_further_gives_up(started):
+    """Gradients that are no numbers at any scale must not be skipped for ever."""
+    backend = build(started, Net(), precision="fp16")
+    x = X.copy()
+    x[0, 0] = 6e4  # finite as fp16, its loss finite as fp32; its gradient is not
+    found = []
+    while len(found) < 20 and (not found or np.isfinite(found[-1])):
+        found += list(losses(backend, 1, y=Y * 1e6, x=x))
+    assert np.isnan(found[-1])
+    assert len(found) == 17  # 2 ** 16 halved to 1, and once more
+
+
+def test_the_scale_grows_again(started):
+    backend = build(started, Net(), precision="fp16")
+    backend._scale = scale = type(backend._scale)(initial=8.0, growth_interval=3)
+    if FRAMEWORK == "tf":
+        backend._optimizer.loss_scale = scale
+    losses(backend, 7)
+    assert float(scale.value) == 32.0
+
+
+def test_the_worker_keeps_to_its_threads(started):
+    """With one thread, no more than one core is busy in a computation that would take more."""
+    if started.workers.size > 1 or len(os.sched_getaffinity(0)) < 2:
+        return
+    a = np.ones((1500, 1500), np.float32)
+    if FRAMEWORK == "torch":
+        import torch
+
+        value = torch.from_numpy(a)
+    else:
+        import tensorflow as tf
+
+        value = tf.constant(a)
+    (value @ value).numpy()
+    wall, busy = time.perf_counter(), time.process_time()
+    for _ in range(6):
+        (value @ value).numpy()
+    assert time.process_time() - busy < 1.3 * (time.perf_counter() - wall)
+
+
+class Blocks(Net):
+    """Three blocks with what can go wrong when they are computed twice: dropout, batch norm, own weights."""
+
+    def __init__(self, *, marked=True, width=16, blocks=3, factor=2, dropout=0.3):
+        super().__init__()
+        self.marked, self.width, self.blocks, self.factor = marked, width, blocks, factor
+        self.dropout = dropout
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        width, count, inner, rate = self.width, self.blocks, self.width * self.factor, self.dropout
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gain = nn.Parameter(torch.ones(width))
+                self.up = nn.Linear(width, inner)
+                self.norm = nn.BatchNorm1d(inner, momentum=0.1, eps=1e-3)
+                self.drop = nn.Dropout(rate)
+                self.down = nn.Linear(inner, width)
+
+            def forward(self, x):
+                return x + self.down(self.drop(F.silu(self.norm(self.up(x * self.gain)))))
+
+        if self.marked:
+            Block.recompute = True
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(INPUTS, width)
+                self.blocks = nn.ModuleList(Block() for _ in range(count))
+                self.last = nn.Linear(width, OUTPUTS)
+
+            def forward(self, x):
+                x = self.first(x)
+                for block in self.blocks:
+                    x = block(x)
+                return self.last(x)
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        width, inner, rate = self.width, self.width * self.factor, self.dropout
+
+        class Block(layers.Layer):
+            def __init__(self, **settings):
+                super().__init__(**settings)
+                self.up = layers.Dense(inner)
+                self.norm = layers.BatchNormalization(momentum=0.9, epsilon=1e-3)
+                self.drop = layers.Dropout(rate)
+                self.down = layers.Dense(width)
+
+            def build(self, shape):
+                self.gain = self.add_weight(shape=(width,), initializer="ones", name="gain")
+
+            def call(self, x):
+                return x + self.down(self.drop(keras.ops.silu(self.norm(self.up(x * self.gain)))))
+
+        if self.marked:
+            Block.recompute = True
+        inputs = keras.Input((INPUTS,))
+        x = layers.Dense(width, name="first")(inputs)
+        for i in range(self.blocks):
+            x = Block(name=f"block{i}")(x)
+        return keras.Model(inputs, layers.Dense(OUTPUTS, name="last")(x))
+
+
+@pytest.mark.parametrize(
+    ("marked", "accumulate", "precision"), [(True, 2, "fp32"), (False, 1, "fp32"), (True, 1, "bf16")]
+)
+def test_recomputed_blocks_change_no_number(started, marked, accumulate, precision):
+    def trained(checkpoint_activations):
+        backend = build(
+            started, Blocks(marked=marked), accumulate, precision=precision,
+            checkpoint_activations=checkpoint_activations,
+        )  # fmt: skip
+        return losses(backend, 6, accumulate=accumulate), backend.get_state()
+
+    expected, state = trained(False)
+    found, found_state = trained(True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found_state.keys() == state.keys()
+    assert sum(name.endswith("moving_mean") for name in state) == 3
+    for name, value in found_state.items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_model_without_blocks_is_refused(started):
+    with pytest.raises(TaskError) as caught:
+        build(started, Net(), checkpoint_activations=True)
+    assert "recompute = True" in caught.value.remedy
+
+
+def peak_mib():
+    """Give the most memory that the process has held."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+
+
+def test_recomputed_blocks_take_less_memory(started):
+    if started.workers.size > 1:
+        return
+    x, y = np.resize(X, (4096, INPUTS)), np.resize(Y, (4096, OUTPUTS))
+    losses(build(started, Blocks(), checkpoint_activations=True), 1)  # loads what this takes
+    before, more = peak_mib(), {}
+    for recomputed in (True, False):  # in this order: the process keeps what it got
+        backend = build(started, Blocks(width=32, blocks=6, factor=16), checkpoint_activations=recomputed)
+        losses(backend, 2, x=x, y=y)
+        more[recomputed] = peak_mib() - before
+    # of each block, several arrays of 8 MiB; a block alone needs some of them all the same
+    assert more[False] > 1.25 * more[True], more
+
+
+@pytest.fixture(scope="module")
+def _compiler(started):
+    """Compile something once: what compilers leave in a process is then there before a test begins."""
+    if FRAMEWORK == "torch":
+        tqdm = pytest.importorskip("tqdm").tqdm
+        tqdm.monitor_interval = 0  # PyTorch's compiler shows its progress with it; its thread would stay
+    build(started, Net(), compile=True)
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_a_compiled_model_changes_no_number(started):
+    if FRAMEWORK == "torch" and started.workers.size > 1:
+        return  # it takes its time, and does the same at any number of workers
+    # XLA draws other numbers for dropout; PyTorch's compiler is told to draw the same
+    task = Blocks(blocks=1, dropout=0.3 if FRAMEWORK == "torch" else 0.0)
+
+    def trained(**fields):
+        backend = build(started, task, 2, checkpoint_activations=True, **fields)
+        found = list(losses(backend, 4, accumulate=2))
+        backend.eval_step(batch(backend, X, Y))
+        return [*found, backend.take_metrics("eval").read().sums["loss"] / SAMPLES], backend.get_state()
+
+    (found, compiled), (expected, state) = trained(compile=True), trained()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert compiled.keys() == state.keys()
+    for name, value in compiled.items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_missing_compiler_is_said_before_training(started, monkeypatch):
+    if FRAMEWORK == "torch":
+        monkeypatch.setenv("CXX", "/nowhere/g++")
+        with pytest.raises(EnvironmentFault) as caught:
+            build(started, Net(), compile=True)
+        assert "/nowhere/g++" in caught.value.problem
