@@ -8,8 +8,9 @@ from typing import Any
 import hvdtrain
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
-from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.feed import Feed, Order, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.readers import Readers
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
 from hvdtrain.logs import finite
@@ -18,6 +19,9 @@ from hvdtrain.record import Record
 from hvdtrain.report import Report
 from hvdtrain.saving import NoSaver, Saver
 from hvdtrain.schedule import LearningRate, scaling_factor
+
+# what messages call the two data sets, and reader processes know them by
+TRAINING_DATA, EVALUATION_DATA = "training data", "evaluation data"
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,10 @@ class Session:
         best_value: value of the metric that keep_best names, of the best checkpoint so far.
         speeds: samples/s of every logged window of training.
         stopped: whether training ended early because a worker asked for it.
+        readers: the processes that read samples, if there are any.
+        bad_samples: how often a sample could not be read and was skipped, on all workers.
+        untold: what this worker could not read and has not told yet, in words.
+        told: how many such samples the user was told of.
     """
 
     config: Config
@@ -146,6 +154,10 @@ class Session:
     best_value: float | None = None
     speeds: list[float] = field(default_factory=list)
     stopped: bool = False
+    readers: Readers | None = None
+    bad_samples: int = 0
+    untold: list[str] = field(default_factory=list)
+    told: int = 0
 
     @property
     def data_size(self) -> int:
@@ -205,13 +217,20 @@ class Session:
             first_sample=self.progress.samples,
             last_sample=layout.last_sample,
         )
-        return Feed(Reader(self.train_data, order, share), self.config.read_threads)
+        return self._feed(TRAINING_DATA, self.train_data, order, share)
 
     def eval_feed(self, layout: Layout) -> Feed:
         """Read this worker's share of the evaluation data, once."""
         size = len(self.eval_data)
         share = Share(layout.eval_batch, self.backend.workers.rank, 0, 0, size)
-        return Feed(Reader(self.eval_data, SequentialOrder(size), share), self.config.read_threads)
+        return self._feed(EVALUATION_DATA, self.eval_data, SequentialOrder(size), share)
+
+    def _feed(self, name: str, dataset: Any, order: Order, share: Share) -> Feed:
+        config = self.config
+        readers = self.readers or Readers({name: dataset}, skip=config.on_bad_sample == "skip")
+        reader = Reader(dataset, order, share, readers.fetch_from(name), replaces=name == TRAINING_DATA)
+        threads = config.read_workers if readers.pids else config.read_threads
+        return Feed(reader, threads, tell=lambda bad: self.untold.append(bad.in_words()))
 
     def index_trace(self) -> IndexTrace:
         """Make the trace of indices that the config asks for."""
@@ -219,6 +238,22 @@ class Session:
             return IndexTrace(None)
         path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
         return IndexTrace(path, self.progress.step)
+
+
+def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
+    """Start the processes that read this worker's samples, if the config asks for some.
+
+    Args:
+        config: the resolved config.
+        train_data: the training data; None where none is read.
+        eval_data: the evaluation data, or None.
+
+    Raises:
+        TaskError: where a data set cannot be handed to another process.
+    """
+    datasets = {TRAINING_DATA: train_data, EVALUATION_DATA: eval_data}
+    given = {name: dataset for name, dataset in datasets.items() if dataset is not None}
+    return Readers(given, config.read_workers, skip=config.on_bad_sample == "skip")
 
 
 def versions_with(backend: Backend) -> dict[str, str]:
