@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -95,8 +96,9 @@ class Readers:
         """End the processes."""
         for process in self._all:
             process.let_go()
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for process in self._all:
-            process.end()
+            process.end(deadline - time.monotonic())
         self._all.clear()
 
     def _fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
@@ -149,10 +151,10 @@ class _Process:
         with suppress(OSError):  # it may be gone
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> None:
-        """Wait for the process to end, for a while."""
+    def end(self, seconds: float) -> None:
+        """Wait for the process to end, or end it."""
         try:
-            self._process.wait(_CLOSE_SECONDS)
+            self._process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -165,11 +167,11 @@ class _Process:
         return answer
 
     def _death(self) -> Exception:
+        who = f"reader process {self.pid}"
         try:
             code = self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            code = 0
-        who = f"reader process {self.pid}"
+            return TrainingError(f"{who} closed its connection")
         if code == -signal.SIGKILL:
             return EnvironmentFault(
                 f"{who} was killed (SIGKILL) while it read samples",
