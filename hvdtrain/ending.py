@@ -24,6 +24,7 @@ from hvdtrain.errors import (
     Stopped,
     WorkerFailure,
 )
+from hvdtrain.task import RaisedInReader
 from hvdtrain.terminal import launched_rank
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
@@ -207,7 +208,9 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     who = "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
     if isinstance(error, Interrupted | Stopped):
         return  # rank 0 has said where it stood
-    if isinstance(error, WorkerFailure):
+    if isinstance(error, WorkerFailure) and isinstance(error.__cause__, RaisedInReader):
+        sys.stderr.write(error.__cause__.traceback_text)
+    elif isinstance(error, WorkerFailure):
         sys.stderr.write("".join(traceback.format_exception(error.__cause__)))
     elif debug or not isinstance(error, HvdtrainError):
         sys.stderr.write("".join(traceback.format_exception(error)))

@@ -18,7 +18,7 @@ from hvdtrain.logs import AppendFile
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.opening import Job, build_together, meet, new_task, open_data, prepare, started
 from hvdtrain.report import SilentReport, counted, to_json
-from hvdtrain.session import Progress, Session
+from hvdtrain.session import Progress, Session, readers_for
 from hvdtrain.starting import load_weights
 from hvdtrain.task import task_spec, where_raised
 from hvdtrain.terminal import open_console
@@ -92,6 +92,7 @@ class _Done:
     workers: int
     samples: int
     seconds: float
+    bad_samples: int = 0
 
     def in_words(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
@@ -100,7 +101,8 @@ class _Done:
         return (
             f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
             f"{counted(self.workers, 'worker')}, {self.config.framework}, "
-            f"{weights}step {step:,}: {self.checkpoint.path})"
+            f"{weights}step {step:,}: {self.checkpoint.path}"
+            + (f"; {counted(self.bad_samples, 'sample')} could not be read)" if self.bad_samples else ")")
         )
 
     def as_dict(self) -> Mapping[str, Any]:
@@ -116,6 +118,7 @@ class _Done:
             "framework": self.config.framework,
             "workers": self.workers,
             "eval_samples": self.samples,
+            **({"bad_samples": self.bad_samples} if self.bad_samples else {}),
             "seconds": round(self.seconds, 4),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -149,13 +152,15 @@ def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -
     )
     begun = time.perf_counter()
     try:
-        metrics = run_evaluation(session, session.layout())
+        with readers_for(job.config, None, data) as session.readers:
+            metrics = run_evaluation(session, session.layout())
     except HvdtrainError:
         raise
     except Exception as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
-    return _Done(found, averaged, job.config, metrics, backend.workers.size, len(data), seconds)
+    size, bad = len(data), session.bad_samples
+    return _Done(found, averaged, job.config, metrics, backend.workers.size, size, seconds, bad)
 
 
 def _load(

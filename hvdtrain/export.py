@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from hvdtrain.backends._exchange import Exported
 from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoint import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.data.datasets import fetch
+from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.ending import interruptible
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
@@ -117,15 +116,17 @@ def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Ch
     build(job.config, task, backend)
     found = recorded.verified(path, found.record)
     averaged = load_weights(found, backend, take_averages=job.config.ema_decay is not None)
-    return found, averaged, _batch(data, job.config.eval_batch_size or job.config.batch_size)
+    fetch = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
+    return found, averaged, _batch(fetch, len(data), job.config.eval_batch_size or job.config.batch_size)
 
 
-def _batch(data: Any, size: int) -> HostBatch:
+def _batch(fetch: LocalFetch, data_size: int, size: int) -> HostBatch:
     """Give the first samples as a batch; the data from its start again where there are fewer."""
-    indices = np.arange(size, dtype=np.int64) % len(data)
+    indices = np.arange(size, dtype=np.int64) % data_size
+    arrays, _ = fetch(indices)
     return HostBatch(
         step=0,
-        arrays={name: array[None] for name, array in fetch(data, indices).items()},
+        arrays={name: array[None] for name, array in arrays.items()},
         weights=np.ones((1, size), np.float32),
         total_weight=float(size),
         indices=indices[None],

@@ -26,7 +26,7 @@ from hvdtrain.patience import waiting_from
 from hvdtrain.plan import plan_in_words
 from hvdtrain.rundir import CHECKPOINTS, open_run
 from hvdtrain.saving import BackgroundSaver
-from hvdtrain.session import Session
+from hvdtrain.session import Session, readers_for
 from hvdtrain.starting import Start, find_start, with_nan
 from hvdtrain.summary import Summary
 from hvdtrain.task import task_spec, where_raised
@@ -79,12 +79,14 @@ def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
 def _train(job: Job, backend: Backend, signals: Signals, watching: Watching) -> Summary:
     """Collective. Agree, build, take up where a checkpoint stands, train."""
     material, hosts = open_together(job, backend)
-    start = on_root(backend.workers, lambda: find_start(job.config, backend, len(material.train_data)))
-    session = _open_session(job, backend, material, start)
-    watching.last_words = partial(_write_last_words, session)
-    start = replace(start, notes=(*start.notes, *filter(None, [watching.note])))
-    with signals.at_a_step():
-        return _train_session(job, session, start, hosts, task=material.task, signals=signals)
+    with readers_for(job.config, material.train_data, material.eval_data) as readers:
+        start = on_root(backend.workers, lambda: find_start(job.config, backend, len(material.train_data)))
+        session = _open_session(job, backend, material, start)
+        session.readers = readers
+        watching.last_words = partial(_write_last_words, session)
+        start = replace(start, notes=(*start.notes, *filter(None, [watching.note])))
+        with signals.at_a_step():
+            return _train_session(job, session, start, hosts, task=material.task, signals=signals)
 
 
 def _train_session(
@@ -251,6 +253,7 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
         final=session.last_eval,
         run_dir=str(session.run_dir),
         checkpoint=None if newest is None else str(newest),
+        bad_samples=session.bad_samples,
         failed_saves=len(failures),
         save_error=failures[-1] if failures else None,
         error=problem,

@@ -10,12 +10,14 @@ from dataclasses import replace
 
 from hvdtrain.backends.base import NO_REQUESTS, Requests, Totals
 from hvdtrain.best import Best
+from hvdtrain.data.feed import Feed
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
 from hvdtrain.patience import after_evaluation, in_words, is_over
 from hvdtrain.replicas import check_replicas
 from hvdtrain.schedule import Cadence
 from hvdtrain.session import Layout, Progress, Session
+from hvdtrain.skipped import tell_of_bad_samples
 
 
 def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -> None:
@@ -44,7 +46,7 @@ def run(session: Session, asked: Callable[[], Requests] = lambda: NO_REQUESTS) -
     with session.train_feed(layout) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             session.learning_rate = _learning_rate(session, layout)
-            backend.train_step(batch, session.learning_rate, _requests(session, asked))
+            backend.train_step(batch, session.learning_rate, _requests(session, asked, feed))
             mark = _advance(session, layout)
             trace.trained(batch.step)
             account.take(late.push(mark, backend.take_metrics("train")))
@@ -83,7 +85,10 @@ def evaluate(session: Session, layout: Layout) -> dict[str, float]:
     with session.eval_feed(layout) as feed, backend.averaged_weights():
         for batch in backend.to_device(feed):
             backend.eval_step(batch)
-    window.add(backend.take_metrics("eval").read(), time.perf_counter())
+        told = replace(NO_REQUESTS, bad_samples=feed.take_notes()[0])
+    totals = backend.take_metrics("eval", told if told.bad_samples else NO_REQUESTS).read()
+    tell_of_bad_samples(session, totals.bad_samples)
+    window.add(totals.without_bad_samples(), time.perf_counter())
     session.last_eval, session.last_eval_step = window.means(), session.progress.step
     session.report.evaluated(session.mark(), session.last_eval, window.samples_per_second())
     return session.last_eval
@@ -96,9 +101,12 @@ def save(session: Session) -> None:
         session.saver.save(session.backend, session.record())
 
 
-def _requests(session: Session, asked: Callable[[], Requests]) -> Requests:
-    """Give what this worker asks for; one whose checkpoints fail may ask to stop."""
+def _requests(session: Session, asked: Callable[[], Requests], feed: Feed) -> Requests:
+    """Give what this worker asks for and tells; one whose checkpoints fail may ask to stop."""
     requests = asked()
+    bad_samples, waited_seconds = feed.take_notes()
+    if bad_samples or waited_seconds:
+        requests = replace(requests, bad_samples=bad_samples, waited_seconds=waited_seconds)
     return replace(requests, stop=True) if session.saver.poll() else requests
 
 
@@ -216,13 +224,15 @@ class _Account:
                 self._tell_of_missing_gradients(mark)
             if totals.requests is not NO_REQUESTS:
                 self._requests = self._requests.joined(totals.requests)
+            tell_of_bad_samples(self._session, totals.bad_samples)
             window = self._session.window
             window.add(totals, mark.clock_seconds)
             self._session.report.stepped(mark, totals)
             if _is_due(self._session.config.log_every, self._session, mark, self._last_sample):
                 means, speed = window.means(), window.samples_per_second()
                 self._session.speeds.append(speed)
-                self._session.report.trained(mark, means, speed)
+                waited = window.data_wait_fraction(mark.workers)
+                self._session.report.trained(mark, means, speed, waited)
                 self._session.window = Window(started_seconds=mark.clock_seconds)
 
     def requested_any(self) -> bool:

@@ -63,6 +63,7 @@ class Window:
         untimed_weight: that of the steps which another process did, before this one resumed.
         started_seconds: when it began, by ``time.perf_counter``.
         ended_seconds: when its last step was done, likewise.
+        waited_seconds: how long the workers waited for data, added up.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Window:
     untimed_weight: float = 0.0
     started_seconds: float = field(default_factory=time.perf_counter)
     ended_seconds: float = 0.0
+    waited_seconds: float = 0.0
 
     def add(self, totals: Totals, clock_seconds: float) -> None:
         """Add the totals of steps that were done at that time."""
@@ -77,6 +79,7 @@ class Window:
         for name, value in totals.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.weight += totals.weight
+        self.waited_seconds += totals.waited_seconds
 
     def means(self) -> dict[str, float]:
         """Give the mean of every value over the window's samples."""
@@ -86,6 +89,11 @@ class Window:
         """Give the throughput of all workers together in the window."""
         timed_weight = self.weight - self.untimed_weight
         return timed_weight / max(self.ended_seconds - self.started_seconds, 1e-9)
+
+    def data_wait_fraction(self, workers: int) -> float:
+        """Give the share of the window's time that its steps waited for data: the mean over workers."""
+        seconds = max(self.ended_seconds - self.started_seconds, 1e-9)
+        return min(1.0, self.waited_seconds / workers / seconds)
 
 
 def is_finite(totals: Totals) -> bool:

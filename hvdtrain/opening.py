@@ -12,6 +12,7 @@ from hvdtrain.backends._averaging import without_averages
 from hvdtrain.backends.base import Backend, initial_value
 from hvdtrain.cluster import agree
 from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.ending import Signals, answer_expected, close_in_time, end_at_once
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
@@ -146,7 +147,9 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         if source is None:
             return None, {f"size of the {what}": 0}
         dataset = as_dataset(source)
-        facts = {f"{key} of the {what}": kind for key, kind in signature(dataset, what).items()}
+        first = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
+        kinds = signature(dataset, what, lambda indices: first(indices)[0])
+        facts = {f"{key} of the {what}": kind for key, kind in kinds.items()}
         return dataset, {f"size of the {what}": len(dataset), **facts}
     except HvdtrainError:
         raise

@@ -95,7 +95,9 @@ def _model(session: Session, start: Start) -> str:
 
 def _data(session: Session) -> str:
     evaluation = f", {len(session.eval_data):,} to evaluate" if session.eval_data is not None else ""
-    return f"{counted(session.data_size, 'sample')} to train{evaluation}"
+    readers = session.config.read_workers
+    read = f"; {counted(readers, 'reader')} per worker" if readers else ""
+    return f"{counted(session.data_size, 'sample')} to train{evaluation}{read}"
 
 
 def _batch(config: Config, layout: Layout) -> str:

@@ -41,7 +41,13 @@ class Report(Protocol):
         """Take note of one step."""
         ...
 
-    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
+    def trained(
+        self,
+        mark: StepMark,
+        means: Mapping[str, float],
+        samples_per_second: float,
+        data_wait_fraction: float = 0.0,
+    ) -> None:
         """Log a window of training."""
         ...
 
@@ -89,7 +95,13 @@ class SilentReport:
     def stepped(self, mark: StepMark, totals: Totals) -> None:
         """Say nothing."""
 
-    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
+    def trained(
+        self,
+        mark: StepMark,
+        means: Mapping[str, float],
+        samples_per_second: float,
+        data_wait_fraction: float = 0.0,
+    ) -> None:
         """Write nothing."""
 
     def evaluated(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
@@ -147,9 +159,20 @@ class RunReport(SilentReport):
         """Move the progress on."""
         self._progress.stepped(mark, totals)
 
-    def trained(self, mark: StepMark, means: Mapping[str, float], samples_per_second: float) -> None:
+    def trained(
+        self,
+        mark: StepMark,
+        means: Mapping[str, float],
+        samples_per_second: float,
+        data_wait_fraction: float = 0.0,
+    ) -> None:
         """Log a window of training."""
-        values = {**means, "learning_rate": mark.learning_rate, "samples_per_second": samples_per_second}
+        values = {
+            **means,
+            "learning_rate": mark.learning_rate,
+            "samples_per_second": samples_per_second,
+            "data_wait_fraction": round(data_wait_fraction, 6),
+        }
         self._write("train", mark, values)
         self._progress.trained(mark, values)
 
@@ -177,6 +200,8 @@ class RunReport(SilentReport):
                 f"{counted(summary.failed_saves, 'checkpoint')} could not be written; "
                 f"the last: {summary.save_error}; newest good one: {summary.checkpoint or 'none'}"
             )
+        if summary.bad_samples:
+            self.note(f"{counted(summary.bad_samples, 'sample')} could not be read and were skipped")
         if summary.status == "completed":
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
             self.say(

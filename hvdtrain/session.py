@@ -8,8 +8,9 @@ from typing import Any
 import hvdtrain
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
-from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.feed import Feed, Order, Reader, Share
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.readers import Readers
 from hvdtrain.data.trace import IndexTrace
 from hvdtrain.errors import ConfigError
 from hvdtrain.logs import finite
@@ -19,6 +20,9 @@ from hvdtrain.record import Record
 from hvdtrain.report import Report
 from hvdtrain.saving import NoSaver, Saver
 from hvdtrain.schedule import LearningRate, scaling_factor
+
+# what messages call the two data sets, and reader processes know them by
+TRAINING_DATA, EVALUATION_DATA = "training data", "evaluation data"
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,10 @@ class Session:
         stopped: whether training ended early because a worker asked for it.
         waiting: how long early stopping has waited; None where the run does not stop early.
         stopped_early: why and where training ended early because nothing got better; empty otherwise.
+        readers: the processes that read samples, if there are any.
+        bad_samples: how often a sample could not be read and was skipped, on all workers.
+        untold: what this worker could not read and has not told yet, in words.
+        told: how many such samples the user was told of.
     """
 
     config: Config
@@ -151,6 +159,10 @@ class Session:
     stopped: bool = False
     waiting: Waiting | None = None
     stopped_early: str = ""
+    readers: Readers | None = None
+    bad_samples: int = 0
+    untold: list[str] = field(default_factory=list)
+    told: int = 0
 
     @property
     def data_size(self) -> int:
@@ -211,13 +223,20 @@ class Session:
             first_sample=self.progress.samples,
             last_sample=layout.last_sample,
         )
-        return Feed(Reader(self.train_data, order, share), self.config.read_threads)
+        return self._feed(TRAINING_DATA, self.train_data, order, share)
 
     def eval_feed(self, layout: Layout) -> Feed:
         """Read this worker's share of the evaluation data, once."""
         size = len(self.eval_data)
         share = Share(layout.eval_batch, self.backend.workers.rank, 0, 0, size)
-        return Feed(Reader(self.eval_data, SequentialOrder(size), share), self.config.read_threads)
+        return self._feed(EVALUATION_DATA, self.eval_data, SequentialOrder(size), share)
+
+    def _feed(self, name: str, dataset: Any, order: Order, share: Share) -> Feed:
+        config = self.config
+        readers = self.readers or Readers({name: dataset}, skip=config.on_bad_sample == "skip")
+        reader = Reader(dataset, order, share, readers.fetch_from(name), replaces=name == TRAINING_DATA)
+        threads = config.read_workers if readers.pids else config.read_threads
+        return Feed(reader, threads, tell=lambda bad: self.untold.append(bad.in_words()))
 
     def index_trace(self) -> IndexTrace:
         """Make the trace of indices that the config asks for."""
@@ -225,6 +244,22 @@ class Session:
             return IndexTrace(None)
         path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
         return IndexTrace(path, self.progress.step)
+
+
+def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
+    """Start the processes that read this worker's samples, if the config asks for some.
+
+    Args:
+        config: the resolved config.
+        train_data: the training data; None where none is read.
+        eval_data: the evaluation data, or None.
+
+    Raises:
+        TaskError: where a data set cannot be handed to another process.
+    """
+    datasets = {TRAINING_DATA: train_data, EVALUATION_DATA: eval_data}
+    given = {name: dataset for name, dataset in datasets.items() if dataset is not None}
+    return Readers(given, config.read_workers, skip=config.on_bad_sample == "skip")
 
 
 def versions_with(backend: Backend) -> dict[str, str]:

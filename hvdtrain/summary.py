@@ -21,6 +21,7 @@ class Summary:
         final: metrics of the last evaluation.
         run_dir: the run directory.
         checkpoint: the newest checkpoint that verifies; None where there is none.
+        bad_samples: how often a sample could not be read and was skipped.
         failed_saves: how many checkpoints could not be written.
         save_error: why, the last time.
         error: what went wrong, if something did.
@@ -39,6 +40,7 @@ class Summary:
     final: dict[str, float]
     run_dir: str
     checkpoint: str | None = None
+    bad_samples: int = 0
     failed_saves: int = 0
     save_error: str | None = None
     error: str | None = None
@@ -46,5 +48,5 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as JSON-ready values; what went wrong, or ended it early, only where something did."""
-        rare = ("error", "failed_saves", "save_error", "stopped_early")
+        rare = ("error", "bad_samples", "failed_saves", "save_error", "stopped_early")
         return {name: value for name, value in asdict(self).items() if name not in rare or value}

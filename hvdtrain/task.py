@@ -19,6 +19,9 @@ from hvdtrain.errors import HvdtrainError, TaskError
 
 Arrays = dict[str, NDArray[Any]]
 
+# modules of tasks that lie in a file, which no other process could import by name
+FILE_MODULE_PREFIX = "hvdtrain_task_"
+
 # the task method that builds the model for each framework
 MODEL_METHODS = {"torch": "torch_model", "tf": "tf_model"}
 
@@ -140,8 +143,24 @@ def task_spec(task: object) -> str:
     return f"{module.__name__}:{name}"
 
 
+class RaisedInReader(Exception):
+    """What the code of a data set raised in a reader process, for its worker to raise.
+
+    Args:
+        where: the exception, with the place that raised it.
+        traceback_text: its traceback, from there.
+    """
+
+    def __init__(self, where: str, traceback_text: str) -> None:
+        super().__init__(where)
+        self.where = where
+        self.traceback_text = traceback_text
+
+
 def where_raised(error: BaseException) -> str:
     """Say an exception of a user's code with the place that raised it, in one or two lines."""
+    if isinstance(error, RaisedInReader):
+        return error.where
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     said = f"{type(error).__name__}: {error}"
@@ -182,7 +201,7 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise TaskError(f"task file {path} does not exist (looked in {Path.cwd()})")
-    name = "hvdtrain_task_" + re.sub(r"\W", "_", path.stem)
+    name = FILE_MODULE_PREFIX + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None  # a .py file always has a spec and a loader
     assert spec.loader is not None

@@ -32,7 +32,7 @@ class Recorder(SilentReport):
     def stepped(self, mark, totals) -> None:
         self.steps.append(mark.step)
 
-    def trained(self, mark, means, samples_per_second) -> None:
+    def trained(self, mark, means, samples_per_second, data_wait_fraction) -> None:
         self.windows.append((mark.step, dict(means)))
 
     def evaluated(self, mark, means, samples_per_second) -> None:
@@ -80,7 +80,8 @@ class Abacus:
     def averaged_weights(self):
         return nullcontext()
 
-    def take_metrics(self, phase):
+    def take_metrics(self, phase, requests=NO_REQUESTS):
+        self._requests = self._requests if requests is NO_REQUESTS else requests
         vector = [self._sums, self._missing, *self._summed_requests()]
         totals = Totals.from_vector(["loss"], vector, self._weight)
         if phase == "eval" and self._eval_losses:

@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs import Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
-_NOT_REPEATED = ("seconds", "samples_per_second")  # what a clock decides
+_NOT_REPEATED = ("seconds", "samples_per_second", "data_wait_fraction")  # what a clock decides
 
 
 def command_for(workers: int, controller: str, task: str, *options: str) -> list[str]:

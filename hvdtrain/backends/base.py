@@ -6,7 +6,7 @@ Methods that every rank must call, in the same order, have docstrings that start
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,19 +56,30 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Requests:
-    """What a worker asks all workers to do. It travels with a step's metrics, so all learn of it at once.
+    """What a worker asks of all workers, and tells them.
+
+    It travels with a step's metrics, so all learn of it at once.
 
     Attributes:
         stop: end training after this step, saved.
         save: save now and go on.
+        bad_samples: how many samples it could not read.
+        waited_seconds: how long it waited for data.
     """
 
     stop: bool = False
     save: bool = False
+    bad_samples: int = 0
+    waited_seconds: float = 0.0
 
-    def as_numbers(self) -> tuple[float, float]:
+    def as_numbers(self) -> tuple[float, ...]:
         """Give it as numbers that add up over workers."""
-        return float(self.stop), float(self.save)
+        return float(self.stop), float(self.save), float(self.bad_samples), self.waited_seconds
+
+    def at_the_end_of(self, length: int) -> tuple[float, ...]:
+        """Give its numbers as the last of a vector of zeros: what is added to the one that is reduced."""
+        numbers = self.as_numbers()
+        return (length - len(numbers)) * (0.0,) + numbers
 
     def joined(self, other: "Requests") -> "Requests":
         """Give what either asks for."""
@@ -76,6 +87,7 @@ class Requests:
 
 
 NO_REQUESTS = Requests()
+NUMBERS_AFTER_SUMS = 1 + len(NO_REQUESTS.as_numbers())  # in the reduced vector; the first: missing gradients
 
 
 @dataclass(frozen=True)
@@ -87,19 +99,27 @@ class Totals:
         weight: sum of the samples' weights.
         missing_gradients: parameters that got no gradient, counted per step and worker.
         requests: what any worker asked for.
+        bad_samples: how many samples could not be read.
+        waited_seconds: how long the workers waited for data, added up.
     """
 
     sums: Mapping[str, float]
     weight: float
     missing_gradients: int = 0
     requests: Requests = NO_REQUESTS
+    bad_samples: int = 0
+    waited_seconds: float = 0.0
 
     @classmethod
     def from_vector(cls, names: Sequence[str], vector: Sequence[float], weight: float) -> "Totals":
-        """Read the vector that a backend reduces: a sum per name, missing gradients, stop, save."""
-        *sums, missing, stop, save = vector
+        """Read the vector that a backend reduces: a sum per name, missing gradients, ``Requests``."""
+        *sums, missing, stop, save, bad, waited = vector
         requests = Requests(stop > 0, save > 0) if stop or save else NO_REQUESTS
-        return cls(dict(zip(names, sums, strict=True)), weight, round(missing), requests)
+        return cls(dict(zip(names, sums, strict=True)), weight, round(missing), requests, round(bad), waited)
+
+    def without_bad_samples(self) -> "Totals":
+        """Take the samples that could not be read out of the weight: an evaluation leaves them out."""
+        return replace(self, weight=self.weight - self.bad_samples) if self.bad_samples else self
 
 
 class PendingMetrics(Protocol):
@@ -172,11 +192,12 @@ class Backend(Protocol):
         """
         ...
 
-    def take_metrics(self, phase: str) -> PendingMetrics:
+    def take_metrics(self, phase: str, requests: Requests = NO_REQUESTS) -> PendingMetrics:
         """Collective. Take what the steps since the last call added up to.
 
         Args:
             phase: "train" or "eval".
+            requests: in "eval", what this worker tells the others; in training it came with the steps.
         """
         ...
 

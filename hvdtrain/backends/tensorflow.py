@@ -39,7 +39,7 @@ from hvdtrain.backends._names import Renaming
 from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
 from hvdtrain.backends._precision import check_precision
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
+from hvdtrain.backends.base import NO_REQUESTS, NUMBERS_AFTER_SUMS, PortableState, Requests
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -209,9 +209,12 @@ class TensorFlowBackend:
         """Give a context in which the model computes with the average of its weights, if it has one."""
         return self._averages.in_model()
 
-    def take_metrics(self, phase: str) -> KerasPending:
+    def take_metrics(self, phase: str, requests: Requests = NO_REQUESTS) -> KerasPending:
         """Collective. Take what the steps since the last call added up to."""
         sums, weight = self._sums, self._weight
+        assert sums is not None  # called after at least one step
+        if requests is not NO_REQUESTS:
+            sums = sums + tf.constant(requests.at_the_end_of(len(sums)))
         if phase == "eval" and self.workers.size > 1:
             with peer_errors():
                 sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.eval_metrics")
@@ -371,7 +374,7 @@ class TensorFlowBackend:
 
     def _compiled_eval_step(self, arrays: Any, weights: Tensor) -> Tensor:
         _, values = self._per_sample(arrays, training=False)
-        return tf.concat([tf.linalg.matvec(values, weights), [0.0, 0.0, 0.0]], 0)
+        return tf.concat([tf.linalg.matvec(values, weights), NUMBERS_AFTER_SUMS * [0.0]], 0)
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         """Give the losses (samples,) and all values (1 + metrics, samples)."""

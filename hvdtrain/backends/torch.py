@@ -30,7 +30,7 @@ from hvdtrain.backends._torch_recompute import recompute_blocks
 from hvdtrain.backends._torch_slots import TrainingState, fill_slots
 from hvdtrain.backends._torch_state import ModelState, TorchSnapshot
 from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, PortableState, Requests
+from hvdtrain.backends.base import NO_REQUESTS, NUMBERS_AFTER_SUMS, PortableState, Requests
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -90,7 +90,7 @@ class TorchBackend:
         self._weight = 0.0
         self._names: tuple[str, ...] = ()
         self._missing: list[str] = []
-        self._zeros = torch.zeros(3, device=device)
+        self._zeros = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
         self._known_weights: tuple[NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
 
     def describe(self) -> str:
@@ -198,10 +198,12 @@ class TorchBackend:
         """Give a context in which the model computes with the average of its weights, if it has one."""
         return self._averages.in_model()
 
-    def take_metrics(self, phase: str) -> TorchPending:
+    def take_metrics(self, phase: str, requests: Requests = NO_REQUESTS) -> TorchPending:
         """Collective. Take what the steps since the last call added up to."""
         sums, weight = self._sums, self._weight
         assert sums is not None  # called after at least one step
+        if requests is not NO_REQUESTS:
+            sums = sums + sums.new_tensor(requests.at_the_end_of(len(sums)))
         if phase == "eval" and self.workers.size > 1:
             with peer_errors():
                 sums = hvd.allreduce_(sums.clone(), op=hvd.Sum, name="hvdtrain.eval_metrics")
@@ -321,7 +323,7 @@ class TorchBackend:
         return losses.to(torch.float32), torch.stack(detached)
 
     def _fill_missing_gradients(self, requests: Requests) -> torch.Tensor:
-        """Give zeros to parameters that no micro-batch reached; their number and the requests, (3,).
+        """Give zeros to parameters that no micro-batch reached; their number and the requests, (5,).
 
         Horovod would do so at two workers and more; here it is done at any number, so that weight
         decay and momentum act on them alike.

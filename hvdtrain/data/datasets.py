@@ -1,11 +1,12 @@
 """Data sets: one form for arrays, PyTorch and Hugging Face data sets and anything indexable."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data.mapped import mapped_root
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays, Dataset
 
@@ -73,7 +74,8 @@ class ArrayDataset:
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
-        self._arrays = {name: canonical(array) for name, array in arrays.items()}
+        # what lies in a file is turned sample by sample: a whole copy may not fit in memory
+        self._arrays = {name: a if mapped_root(a) is not None else canonical(a) for name, a in arrays.items()}
         self._size = next(iter(sizes.values()), 0)
 
     def __len__(self) -> int:
@@ -84,7 +86,7 @@ class ArrayDataset:
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
         """Fetch many samples at once: one vectorised copy per name."""
-        return {name: array.take(indices, axis=0) for name, array in self._arrays.items()}
+        return {name: _rows(array, indices) for name, array in self._arrays.items()}
 
 
 class ItemDataset:
@@ -162,11 +164,11 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     elif hasattr(dataset, "batch"):
         arrays = dataset.batch(indices)
     else:
-        arrays = _stack([dataset[int(index)] for index in indices], indices)
+        arrays = stack([dataset[int(index)] for index in indices], indices)
     return {name: _for_frameworks(name, value) for name, value in arrays.items()}
 
 
-def _stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
+def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
     """Stack samples along a new first axis.
 
     Raises:
@@ -187,12 +189,21 @@ def _stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
     return result
 
 
-def signature(dataset: Any, what: str) -> dict[str, str]:
+def _rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
+    # take() is the faster, but turns the whole array first where it does not lie as the machine has it
+    plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    return array.take(indices, axis=0) if plain else array[indices]
+
+
+def signature(
+    dataset: Any, what: str, fetch_one: Callable[[NDArray[np.int64]], Arrays] | None = None
+) -> dict[str, str]:
     """Check that a data set can be used and give the shape and type of its samples.
 
     Args:
         dataset: the data set.
         what: how messages name it, such as "training data".
+        fetch_one: gives a sample by its index; ``fetch`` where not given.
 
     Raises:
         DataError: where it is empty, cannot be read or holds no arrays of numbers.
@@ -200,7 +211,8 @@ def signature(dataset: Any, what: str) -> dict[str, str]:
     size = len(dataset)
     if size == 0:
         raise DataError(f"the {what} is empty (0 samples)", "Check the path or the filter that selects it.")
-    sample = fetch(dataset, np.zeros(1, np.int64))
+    first = np.zeros(1, np.int64)
+    sample = fetch_one(first) if fetch_one else fetch(dataset, first)
     if not isinstance(sample, Mapping) or not sample:
         raise DataError(f"a sample of the {what} must map names to arrays, found {type(sample).__name__}")
     for name, value in sample.items():
@@ -210,9 +222,14 @@ def signature(dataset: Any, what: str) -> dict[str, str]:
 
 
 def canonical(array: Any) -> NDArray[Any]:
-    """Give an array in a type that both frameworks train with: 64-bit floats become 32-bit."""
+    """Give an array in a type that both frameworks train with: 64-bit floats become 32-bit.
+
+    So does the order of bytes become the machine's.
+    """
     result = np.asarray(array)
-    return result.astype(np.float32) if result.dtype == np.float64 else result
+    if result.dtype.kind == "f" and result.dtype.itemsize == 8:
+        return result.astype(np.float32)
+    return result if result.dtype.isnative else result.astype(result.dtype.newbyteorder("="))
 
 
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:

@@ -1,15 +1,16 @@
 """Feeding: the batches of one worker, read ahead in the background."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.datasets import fetch
+from hvdtrain.data.bad_samples import BadSample, Fetch, LocalFetch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.task import Arrays
 
@@ -17,6 +18,7 @@ from hvdtrain.task import Arrays
 # not pay for a hand-over between threads: up to this many steps and bytes.
 _STEPS_PER_READ = 64
 _BYTES_PER_READ = 1 << 20
+_TOLD_SECONDS = 1e-3
 
 
 class Order(Protocol):
@@ -42,6 +44,7 @@ class HostBatch:
             all full steps.
         total_weight: sum of the weights over all workers.
         indices: (accumulate, micro_batch), the samples' indices in the data set.
+        bad: those among the real samples that could not be read.
     """
 
     step: int
@@ -49,6 +52,7 @@ class HostBatch:
     weights: NDArray[np.float32]
     total_weight: float
     indices: NDArray[np.int64]
+    bad: tuple[BadSample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,24 @@ class Reader:
     """Reads one worker's batches; ``reader[k]`` is a list of the batches of the k-th read.
 
     It has the form of a grain data source, so that grain can run it ahead of its use.
+
+    Args:
+        dataset: the data set.
+        order: which sample comes when.
+        share: which of them this worker reads.
+        fetch: gives samples of the data set; this process does it itself where not given.
+        replaces: whether another sample takes the place of one that cannot be read, as in training; in
+            evaluation the place has weight 0.
     """
 
-    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
+    def __init__(
+        self, dataset: Any, order: Order, share: Share, fetch: Fetch | None = None, replaces: bool = True
+    ) -> None:
         self._dataset = dataset
         self._order = order
         self._share = share
+        self._fetch = fetch or LocalFetch(dataset)
+        self._replaces = replaces
         self._steps_per_read = self._choose_steps_per_read()
 
     def __len__(self) -> int:
@@ -115,9 +131,9 @@ class Reader:
         parts = [self._share.positions(step) for step in steps]
         positions = np.stack([positions for positions, _, _ in parts])
         indices = self._order.indices(positions)
-        arrays = fetch(self._dataset, indices.reshape(-1), self._keys(positions, indices))
+        arrays, bad = self._fetch(indices.reshape(-1), self._keys(positions, indices))
         shaped = {name: a.reshape(indices.shape + a.shape[1:]) for name, a in arrays.items()}
-        return [
+        batches = [
             HostBatch(
                 step=self._share.first_step + step,
                 arrays={name: array[i] for name, array in shaped.items()},
@@ -127,6 +143,23 @@ class Reader:
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]
+        return self._without(batches, bad) if bad else batches
+
+    def _without(self, batches: list[HostBatch], bad: list[BadSample]) -> list[HostBatch]:
+        """Put what could not be read down in the batches."""
+        for sample in bad:
+            step, place = divmod(sample.place, batches[0].indices.size)
+            batch = batches[step]
+            if batch.weights.flat[place] == 0:
+                continue  # padding
+            weights, indices = batch.weights, batch.indices.copy()
+            if self._replaces:
+                indices.flat[place] = sample.stand_in
+            else:
+                weights = weights.copy()  # other steps have the same
+                weights.flat[place] = 0
+            batches[step] = replace(batch, weights=weights, indices=indices, bad=(*batch.bad, sample))
+        return batches
 
     def _keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
         if not hasattr(self._dataset, "augmented"):
@@ -138,7 +171,8 @@ class Reader:
         # samples fetched one by one may be slow to make: those are read step by step
         if not hasattr(self._dataset, "batch") or self._share.steps == 0:
             return 1
-        sample_bytes = sum(array.nbytes for array in fetch(self._dataset, np.zeros(1, np.int64)).values())
+        arrays, _ = self._fetch(np.zeros(1, np.int64), None)
+        sample_bytes = sum(array.nbytes for array in arrays.values())
         plan = self._share.plan
         step_bytes = max(1, sample_bytes * plan.micro_batch * plan.accumulate)
         return max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
@@ -152,14 +186,20 @@ class Feed:
 
     Args:
         reader: what reads.
-        threads: background threads.
+        threads: background threads; as many as there are reader processes, where there are.
+        tell: is given each sample that could not be read, when its batch is taken.
     """
 
-    def __init__(self, reader: Reader, threads: int) -> None:
+    def __init__(
+        self, reader: Reader, threads: int, tell: Callable[[BadSample], None] = lambda _: None
+    ) -> None:
         grain = _import_grain()
         source = grain.MapDataset.source(reader)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 2)
         self._reads = iter(source.to_iter_dataset(options))
+        self._tell = tell
+        self._bad = 0
+        self._waited_seconds = 0.0
 
     def __enter__(self) -> "Feed":
         return self
@@ -168,8 +208,28 @@ class Feed:
         self._reads.close()
 
     def __iter__(self) -> Iterator[HostBatch]:
-        for batches in self._reads:
-            yield from batches
+        while True:
+            asked_seconds = time.perf_counter()
+            batches = next(self._reads, None)
+            self._waited_seconds += time.perf_counter() - asked_seconds
+            if batches is None:
+                return
+            for batch in batches:
+                self._bad += len(batch.bad)
+                for sample in batch.bad:
+                    self._tell(sample)
+                yield batch
+
+    def take_notes(self) -> tuple[int, float]:
+        """Give how many samples could not be read, and the seconds waited, since this was last called.
+
+        Waits are given from a millisecond on, added up: told to the other workers, they cost something.
+        """
+        if not self._bad and self._waited_seconds < _TOLD_SECONDS:
+            return 0, 0.0
+        notes = self._bad, self._waited_seconds
+        self._bad, self._waited_seconds = 0, 0.0
+        return notes
 
 
 def _import_grain() -> Any:

@@ -35,6 +35,7 @@ LAYERS = [
     ["saving"],
     ["rundir", "session", "compare"],
     ["starting"],
+    ["skipped"],
     ["plan", "loop"],
     ["opening", "recorded"],
     ["job", "evaluation", "export", "importing", "doctor"],

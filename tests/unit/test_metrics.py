@@ -51,6 +51,13 @@ def test_throughput_counts_from_the_windows_start_to_its_last_step():
     assert window.samples_per_second() == 15.0
 
 
+def test_the_share_of_waiting_is_the_mean_over_workers():
+    window = Window(started_seconds=10.0)
+    window.add(Totals({"loss": 1.0}, weight=1.0, waited_seconds=1.0), 11.0)
+    window.add(Totals({"loss": 1.0}, weight=1.0, waited_seconds=1.0), 14.0)
+    assert window.data_wait_fraction(workers=2) == 0.25
+
+
 def test_throughput_survives_a_clock_that_stands_still():
     window = Window(started_seconds=5.0)
     window.add(Totals({"loss": 1.0}, weight=1.0), 5.0)

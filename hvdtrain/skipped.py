@@ -1,0 +1,25 @@
+"""Samples that were skipped: counted over all workers, the first of them named."""
+
+from hvdtrain.session import Session
+
+_NAMED = 5
+
+
+def tell_of_bad_samples(session: Session, found: int) -> None:
+    """Collective where ``found`` is not 0. Count what could not be read, and name the first few.
+
+    Args:
+        session: the run.
+        found: how many samples could not be read, on all workers; the same on every one of them.
+    """
+    if found == 0:
+        return
+    session.bad_samples += found
+    if session.told >= _NAMED:
+        return
+    untold, session.untold = session.untold, []
+    gathered = session.backend.workers.allgather_object(untold[:_NAMED])
+    words = list(dict.fromkeys(said for of_worker in gathered for said in of_worker))
+    for said in words[: _NAMED - session.told]:
+        session.report.note(f"skipped {said}")
+    session.told += len(words)

@@ -1,0 +1,109 @@
+"""Reading in real jobs: any number of readers gives the same training, and bad samples are skipped alike."""
+
+import json
+
+import numpy as np
+import pytest
+import reading_tasks
+from jobs import FRAMEWORKS, Run, launcher, run, temporary_folder, train
+
+TASKS = reading_tasks.__file__
+BAD, EVAL_BAD = reading_tasks.BAD, reading_tasks.EVAL_BAD
+# workers, launcher, reader processes; the first is what the others are compared with
+JOBS = [(2, "mpi", 0), (2, "gloo", 2), (1, "none", 1), (3, "mpi", 1)]
+
+
+def damaged(framework: str, workers: int, controller: str, readers: int, *options: str) -> Run:
+    task = ["--task", f"{TASKS}:Damaged", "--framework", framework, "--read-workers", str(readers)]
+    return train(workers, controller, *task, *options, cwd=temporary_folder())
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def runs(request) -> list[Run]:
+    return [damaged(request.param, *job) for job in JOBS]
+
+
+def values(made: Run, names=("loss", "mae")) -> np.ndarray:
+    return np.asarray([[line[name] for name in names] for line in made.metrics])
+
+
+def indices(made: Run) -> dict[int, list[int]]:
+    """Give the samples of each step, whichever worker took them."""
+    found: dict[int, list[int]] = {}
+    for path in (made.folder / "indices").iterdir():
+        for line in map(json.loads, path.read_text().splitlines()):
+            found[line["step"]] = sorted(found.get(line["step"], []) + line["indices"])
+    return found
+
+
+def test_readers_change_no_bit(runs):
+    np.testing.assert_array_equal(values(runs[0]), values(runs[1]))
+
+
+def test_bad_samples_are_skipped_alike_at_any_number_of_workers(runs):
+    for made in runs[2:]:
+        assert indices(made) == indices(runs[0])
+        np.testing.assert_allclose(values(made), values(runs[0]), rtol=1e-4)
+
+
+def test_what_stands_in_is_the_next_readable_sample(runs):
+    everything = [i for i in range(reading_tasks.SIZE) if i not in BAD] + [1, 9, 9, 32]
+    trained_on = [i for step in indices(runs[0]).values() for i in step]
+    assert sorted(trained_on) == sorted(2 * everything)
+
+
+def test_an_evaluation_is_the_mean_over_what_can_be_read(runs):
+    """The last mean is that of the samples that the data set gives, at the weights of the end."""
+    from safetensors.numpy import load_file
+
+    for made in runs:
+        newest = max((made.folder / "checkpoints").glob("step-*"))
+        state = load_file(newest / "model.safetensors")
+        kernel, bias = (next(v for k, v in state.items() if k.endswith(role)) for role in ("kernel", "bias"))
+        data = reading_tasks.Files(reading_tasks.EVAL_SIZE, EVAL_BAD)
+        samples = [data[i] for i in range(len(data)) if i not in EVAL_BAD]
+        errors = [s["inputs"] @ kernel + bias - s["targets"] for s in samples]
+        assert made.summary["final"]["mae"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-4)
+
+
+def test_they_are_counted_over_all_workers(runs):
+    assert [made.summary["bad_samples"] for made in runs] == [2 * len(BAD) + 2 * len(EVAL_BAD)] * len(runs)
+
+
+def test_the_first_of_them_are_named(runs):
+    for made in runs:
+        notes = " ".join(made.result.output.split())
+        assert "note: skipped sample " in notes
+        assert "is cut off" in notes
+        assert "note: 12 samples could not be read and were skipped" in notes
+
+
+def test_the_share_of_waiting_is_in_every_line_of_training(runs):
+    lines = [line for made in runs for line in made.metrics if line["phase"] == "train"]
+    assert all(0 <= line["data_wait_fraction"] <= 1 for line in lines)
+    assert any(line["data_wait_fraction"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("readers", ["0", "1"])
+def test_by_default_a_bad_sample_ends_the_job_once(readers, tmp_path):
+    task = ["--task", f"{TASKS}:OneBad", "--framework", "torch", "--read-workers", readers]
+    command = [*launcher(2, "mpi"), "python", "-m", "hvdtrain", *task, "--run-dir", "run"]
+    result = run(command, tmp_path)
+    assert result.returncode == 2, result.output
+    assert result.output.count("photos/7.png is cut off") == 1
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("framework", "readers"), [("torch", "1"), ("tf", "0")])
+def test_data_larger_than_memory_train(framework, readers, tmp_path):
+    options = ["--framework", framework, "--read-workers", readers]
+    made = train(1, "none", "--task", f"{TASKS}:Large", *options, cwd=tmp_path)
+    assert made.summary["steps"] == reading_tasks.LARGE_SIZE // 8
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_limit_on_memory_would_catch_a_copy(framework, tmp_path):
+    task = ["--task", f"{TASKS}:Copied", "--framework", framework]
+    result = run(["python", "-m", "hvdtrain", *task, "--run-dir", "run"], tmp_path)
+    assert result.returncode == 2
+    assert "Unable to allocate" in result.output

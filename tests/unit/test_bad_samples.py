@@ -1,0 +1,101 @@
+"""Samples that cannot be read: an error, or the next readable one in their place, counted."""
+
+import numpy as np
+import pytest
+
+from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.datasets import signature
+from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.errors import BadSampleError, DataError
+
+SIZE, BAD = 20, {0, 7, 8, 19}
+
+
+class Damaged:
+    def __init__(self, bad=BAD, size: int = SIZE) -> None:
+        self.bad, self.size = bad, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict:
+        if index in self.bad:
+            raise BadSampleError(f"photos/{index}.png is cut off")
+        return {"inputs": np.full(2, index, np.float32), "targets": index}
+
+
+class InBatches(Damaged):
+    """The same, read many at once, with a seed for each."""
+
+    def batch(self, indices):
+        samples = [self[int(index)] for index in indices]
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+    def augmented(self, indices, keys):
+        return self.batch(indices) | {"keys": keys.astype(np.int64)}
+
+
+def test_by_default_a_bad_sample_is_an_error():
+    with pytest.raises(BadSampleError, match=r"photos/7\.png"):
+        LocalFetch(Damaged())(np.asarray([6, 7]))
+
+
+@pytest.mark.parametrize("data", [Damaged(), InBatches()], ids=["one by one", "in batches"])
+def test_the_next_readable_one_stands_in(data):
+    arrays, bad = LocalFetch(data, skip=True)(np.asarray([6, 7, 8, 19, 9]))
+    assert arrays["targets"].tolist() == [6, 9, 9, 1, 9]
+    assert arrays["inputs"].shape == (5, 2)
+    assert [(b.place, b.index, b.stand_in) for b in bad] == [(1, 7, 9), (2, 8, 9), (3, 19, 1)]
+    assert bad[0].in_words() == "sample 7: photos/7.png is cut off"
+
+
+def test_it_is_changed_by_the_seed_of_the_place():
+    keys = np.asarray([60, 70, 90], np.uint64)
+    arrays, _ = LocalFetch(InBatches(), skip=True)(np.asarray([6, 7, 9]), keys)
+    assert arrays["keys"].tolist() == [60, 70, 90]
+
+
+@pytest.mark.parametrize("size", [5, 300])
+def test_too_many_in_a_row_are_an_error_of_the_data_set(size):
+    with pytest.raises(DataError, match=r"samples in a row cannot be read, from sample 3: photos/3\.png"):
+        LocalFetch(Damaged(range(size), size), skip=True)(np.asarray([3]))
+
+
+def test_a_data_set_whose_first_sample_is_bad_can_be_opened():
+    fetch = LocalFetch(Damaged(), skip=True)
+    assert signature(Damaged(), "data", lambda i: fetch(i)[0]) == {
+        "inputs": "float32[2]",
+        "targets": "int64[]",
+    }
+
+
+def told(plan: BatchPlan, rank: int, replaces: bool) -> tuple[list, list, list, int]:
+    """Give what one worker reads: indices with weight, targets with weight, what it says, its count."""
+    data, said = InBatches(), []
+    order = ShuffledOrder(SIZE, 5) if replaces else SequentialOrder(SIZE)
+    share = Share(plan, rank, 0, 0, SIZE)
+    with Feed(Reader(data, order, share, LocalFetch(data, skip=True), replaces), 1, said.append) as feed:
+        batches = list(feed)
+        count, _ = feed.take_notes()
+        assert feed.take_notes()[0] == 0
+    indices = [i for b in batches for i in b.indices[b.weights > 0].tolist()]
+    targets = [i for b in batches for i in b.arrays["targets"][b.weights > 0].tolist()]
+    return indices, targets, said, count
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_in_training_every_place_keeps_its_weight_at_any_number_of_workers(workers):
+    parts = [told(BatchPlan(8, workers), rank, replaces=True) for rank in range(workers)]
+    expected = [i for i in range(SIZE) if i not in BAD] + [1, 1, 9, 9]
+    for which in (0, 1):
+        assert sorted(i for part in parts for i in part[which]) == sorted(expected)
+    assert sum(part[3] for part in parts) == len(BAD)
+    assert sorted(bad.index for part in parts for bad in part[2]) == sorted(BAD)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_in_evaluation_a_bad_sample_has_no_weight(workers):
+    parts = [told(BatchPlan(4 * workers, workers), rank, replaces=False) for rank in range(workers)]
+    assert sorted(i for part in parts for i in part[0]) == [i for i in range(SIZE) if i not in BAD]
+    assert sum(part[3] for part in parts) == len(BAD)

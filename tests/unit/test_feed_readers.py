@@ -1,0 +1,241 @@
+"""Reader processes: what they give is what the worker would read itself, and they end with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.order import BatchPlan, ShuffledOrder
+from hvdtrain.data.readers import Readers
+from hvdtrain.errors import (
+    BadSampleError,
+    EnvironmentFault,
+    HvdtrainError,
+    TaskError,
+    TrainingError,
+)
+from hvdtrain.task import RaisedInReader
+
+SIZE = 40
+
+
+class Augmented(ArrayDataset):
+    """Samples with noise of their seeds."""
+
+    def augmented(self, indices, keys):
+        arrays = self.batch(indices)
+        noise = [np.random.default_rng(int(key)).random(3, np.float32) for key in keys]
+        return arrays | {"inputs": arrays["inputs"] + np.stack(noise)}
+
+
+class Told:
+    """Samples that tell of the process that reads them."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict:
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        frameworks = loaded & {"torch", "tensorflow", "keras", "horovod", "mpi4py"}
+        return {"pid": os.getpid(), "threads": psutil.Process().num_threads(), "frameworks": len(frameworks)}
+
+
+class Ill:
+    """Samples of which each has its own way to fail."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict:
+        if index == 1:
+            raise ValueError(f"no sample {index}")
+        if index == 2:
+            raise BadSampleError("photos/2.png is cut off", "Take it away.")
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 4:
+            os._exit(7)
+        if index == 5:
+            threading.Event().wait()
+        return {"inputs": np.float32(index)}
+
+
+def numbers(size: int = SIZE) -> dict:
+    return {"inputs": np.arange(size * 3, dtype=np.float32).reshape(size, 3), "targets": np.arange(size)}
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
+@pytest.fixture(scope="module")
+def batches_of_threads() -> list:
+    return read(Augmented(numbers()), 0)
+
+
+def read(data, processes: int, first_step: int = 0) -> list:
+    """Read two epochs, or what is left of them after some steps."""
+    share = Share(BatchPlan(6, 2), 1, first_step, 6 * first_step, last_sample=2 * SIZE)
+    with Readers({"data": data}, processes) as readers:
+        assert len(readers.pids) == processes
+        reader = Reader(data, ShuffledOrder(SIZE, seed=3), share, readers.fetch_from("data"))
+        with Feed(reader, processes or 2) as feed:
+            return list(feed)
+
+
+@pytest.mark.parametrize(("processes", "first_step"), [(1, 0), (2, 0), (2, 4)])
+def test_batches_are_the_same_bits_at_any_number_of_readers(batches_of_threads, processes, first_step):
+    found = read(Augmented(numbers()), processes, first_step)
+    assert [batch.step for batch in found] == [batch.step for batch in batches_of_threads[first_step:]]
+    for batch, expected in zip(found, batches_of_threads[first_step:], strict=True):
+        assert batch.arrays.keys() == expected.arrays.keys()
+        for name, array in batch.arrays.items():
+            assert array.dtype == expected.arrays[name].dtype
+            np.testing.assert_array_equal(array, expected.arrays[name])
+            assert array.flags.writeable  # PyTorch warns of others
+        np.testing.assert_array_equal(batch.weights, expected.weights)
+        np.testing.assert_array_equal(batch.indices, expected.indices)
+
+
+def test_a_reader_is_another_process_with_one_thread_and_no_framework():
+    with Readers({"data": Told()}, 2) as readers:
+        fetch = readers.fetch_from("data")
+        told = [fetch(np.arange(2), None)[0] for _ in range(4)]
+        pids = readers.pids
+    assert {int(pid) for arrays in told for pid in arrays["pid"]} == set(pids)
+    assert os.getpid() not in pids
+    assert {int(n) for arrays in told for n in arrays["threads"]} == {1}
+    assert {int(n) for arrays in told for n in arrays["frameworks"]} == {0}
+
+
+def test_readers_leave_nothing_behind():
+    before, files = shared_memory(), set(os.listdir("/proc/self/fd"))
+    big = np.arange(1 << 18, dtype=np.float32).reshape(1024, 256)
+    with Readers({"data": ArrayDataset({"inputs": big})}, 2) as readers:
+        found, _ = readers.fetch_from("data")(np.asarray([5, 1000]), None)
+        pids = readers.pids
+        assert shared_memory() - before == set()
+    np.testing.assert_array_equal(found["inputs"], big[[5, 1000]])
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
+def test_arrays_in_a_file_are_opened_and_others_lie_once_for_all_readers(tmp_path):
+    np.save(tmp_path / "inputs.npy", np.arange(SIZE * 4096, dtype=np.float64).reshape(SIZE, 4096))
+    mapped = np.load(tmp_path / "inputs.npy", mmap_mode="r")
+    data = ArrayDataset(
+        {"inputs": mapped[4:, ::2], "targets": np.arange((SIZE - 4) * 8192).reshape(-1, 8192)}
+    )
+    with Readers({"data": data}, 2) as readers:
+        found, _ = readers.fetch_from("data")(np.asarray([0, 7]), None)
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in readers.pids]
+        time_limit = time.monotonic() + 10
+        while any(text.count("memfd:hvdtrain") < 1 for text in maps) and time.monotonic() < time_limit:
+            maps = [Path(f"/proc/{pid}/maps").read_text() for pid in readers.pids]
+    np.testing.assert_array_equal(found["inputs"], mapped[[4, 11], ::2].astype(np.float32))
+    assert all("inputs.npy" in text and "memfd:hvdtrain" in text for text in maps)
+
+
+def fetch_of(index: int, skip: bool = False):
+    with Readers({"data": Ill()}, 1, skip) as readers:
+        return readers.fetch_from("data")(np.asarray([0, index]), None)
+
+
+def test_an_exception_is_raised_in_the_worker_with_its_place():
+    with pytest.raises(RaisedInReader) as caught:
+        fetch_of(1)
+    line = Ill.__getitem__.__code__.co_firstlineno + 2
+    assert caught.value.where == f"{__file__}, line {line}: ValueError: no sample 1"
+    assert caught.value.traceback_text.count("Traceback") == 1
+
+
+def test_a_bad_sample_is_the_error_that_it_was():
+    with pytest.raises(BadSampleError) as caught:
+        fetch_of(2)
+    assert (caught.value.problem, caught.value.remedy) == ("photos/2.png is cut off", "Take it away.")
+
+
+def test_a_killed_reader_is_an_error_of_the_machine():
+    with pytest.raises(EnvironmentFault, match=r"reader process \d+ was killed"):
+        fetch_of(3)
+
+
+def test_a_reader_that_ends_is_an_error_of_training():
+    with pytest.raises(TrainingError, match=r"reader process \d+ ended with code 7"):
+        fetch_of(4)
+
+
+def test_readers_end_although_a_sample_hangs():
+    outcome = []
+    with Readers({"data": Ill()}, 1) as readers:
+
+        def hang() -> None:
+            with pytest.raises(HvdtrainError):
+                readers.fetch_from("data")(np.asarray([5]), None)
+            outcome.append("ended")
+
+        thread = threading.Thread(target=hang)
+        thread.start()
+        (pid,) = readers.pids
+    thread.join(10)
+    assert outcome == ["ended"]
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_cannot_be_handed_over_is_named():
+    data = ArrayDataset(numbers())
+    data.lock = threading.Lock()
+    with pytest.raises(TaskError, match="the training data cannot be handed to reader processes: TypeError"):
+        Readers({"training data": data}, 1)
+
+
+WORKER = """
+import sys, time
+import numpy as np
+from hvdtrain.data.readers import Readers
+
+class Hangs:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        if index:
+            time.sleep(600)
+        return {"inputs": np.zeros(1)}
+
+readers = Readers({"data": Hangs()}, 2)
+fetch = readers.fetch_from("data")
+fetch(np.asarray([0]), None)
+print(*readers.pids, flush=True)
+fetch(np.asarray([1]), None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_readers_die_with_their_worker_and_not_of_its_signals(number):
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as worker:
+        pids = [int(pid) for pid in worker.stdout.readline().split()]
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert [psutil.pid_exists(pid) for pid in pids] == [True, True]
+        worker.send_signal(number)
+    deadline = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
