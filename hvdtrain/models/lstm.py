@@ -39,7 +39,7 @@ def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int 
                 x, _ = lstm(x)
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             last = ((tokens != 0) * positions).amax(1)
-            return self.logits(x[torch.arange(len(x), device=x.device), last])
+            return self.logits(x[torch.arange(x.shape[0], device=x.device), last])
 
     return as_keras(LSTM())
 

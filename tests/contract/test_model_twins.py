@@ -194,6 +194,12 @@ def test_models_for_images_go_by_name(framework, name):
     assert tuple(outputs.shape) == (2, 3)
 
 
+def test_resnets_have_torchvisions_names():
+    names = resnet.torch_model((8, 8, 3), 5).state_dict().keys()
+    assert len(names) == 122
+    assert {"conv1.weight", "layer1.0.bn2.running_var", "layer2.0.downsample.1.weight", "fc.bias"} <= names
+
+
 def test_larger_images_get_the_stem_that_shrinks_them():
     model = choose.image_model("torch", "resnet18", (64, 96, 3), 3)
     assert model.conv1.kernel_size == (7, 7)
@@ -205,7 +211,7 @@ def test_models_that_cannot_be_are_refused():
         choose.image_model("tf", "vgg", (8, 8, 1), 3)
     with pytest.raises(TaskError, match="must be even; these are 7x8"):
         choose.image_model("torch", "convnet", (7, 8, 1), 3)
-    with pytest.raises(TaskError, match="no ResNet of depth 19"):
+    with pytest.raises(TaskError, match="no ResNet of depth 19, stem"):
         resnet.tf_model((8, 8, 1), 3, depth=19)
     for module in (gpt, bert):
         with pytest.raises(TaskError, match="5 attention heads cannot share 32 channels"):
