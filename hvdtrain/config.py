@@ -185,6 +185,10 @@ class Config(BaseModel):
             raise ValueError(f"lr_step_epochs must ascend from 0 or more, found {drops}")
         if self.resume == "auto" and self.run_dir is None:
             raise ValueError("resume: auto looks in the run directory, so give --run-dir, too")
+        if self.framework == "tf" and self.compile and self.sync_batch_norm:
+            raise ValueError(
+                "compile: XLA has no messages between workers, so leave out compile or sync_batch_norm"
+            )
         return self
 
     def to_yaml(self) -> str:
