@@ -187,7 +187,7 @@ class Config(BaseModel):
             raise ValueError("resume: auto looks in the run directory, so give --run-dir, too")
         if self.framework == "tf" and self.compile and self.sync_batch_norm:
             raise ValueError(
-                "compile and sync_batch_norm exclude each other in TensorFlow: XLA runs no Horovod"
+                "compile: XLA has no messages between workers, so leave out compile or sync_batch_norm"
             )
         return self
 

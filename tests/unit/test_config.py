@@ -191,6 +191,10 @@ def test_every_offence_is_said_at_once():
         ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend from 0 or more, found [3.0, 2.0]"),
         ({"resume": "auto"}, "resume: auto looks in the run directory, so give --run-dir, too"),
         ({"lr_step_epochs": [-1, 2]}, "lr_step_epochs must ascend from 0 or more, found [-1.0, 2.0]"),
+        (
+            {"framework": "tf", "compile": True, "sync_batch_norm": True},
+            "compile: XLA has no messages between workers, so leave out compile or sync_batch_norm",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_named(fields, said):
