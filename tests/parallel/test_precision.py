@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from jobs import FRAMEWORKS, launcher, run
+from jobs import FRAMEWORKS, launcher, run, temporary_folder, train
+from safetensors.numpy import load_file
 
 SUITE = Path(__file__).with_name("suite_precision.py")
 
@@ -15,9 +17,40 @@ def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path
     result = run(
         [*launcher(workers, controller), *pytest_command],
         tmp_path,
-        timeout=240,
+        timeout=300,
         HVDTRAIN_TEST_FRAMEWORK=framework,
         HVDTRAIN_TESTS_REQUIRED="0",
     )
     assert result.returncode == 0, result.output[-8000:]
     assert "passed" in result.stdout
+
+
+def test_a_bf16_run_is_saved_in_fp32_and_goes_on_in_fp32_in_the_other_framework():
+    common = ("--log-every", "1", "--set", "lr_schedule=constant")
+    folder = temporary_folder()
+    first = train(
+        1, "none", "--framework", "torch", "--precision", "bf16", "--steps", "4", *common, cwd=folder
+    )
+    assert "precision      bf16, weights fp32" in first.result.stdout
+    saved = sorted((first.folder / "checkpoints").iterdir())[-1]
+    for file in ("model", "optimizer"):
+        assert {array.dtype for array in load_file(saved / f"{file}.safetensors").values()} == {
+            np.dtype("f4")
+        }
+    more = ("--framework", "tf", "--precision", "fp32", "--steps", "5", "--learning-rate", "1e-9")
+    second = train(1, "none", *more, "--resume", str(saved), *common, cwd=temporary_folder())
+    assert "precision bf16 -> fp32" in " ".join(second.result.stdout.split())
+    assert [line["step"] for line in second.metrics if line["phase"] == "train"] == [5]
+    # a step that hardly moves: the same weights, evaluated in fp32
+    assert second.summary["final"]["loss"] == pytest.approx(first.summary["final"]["loss"], rel=2e-3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_fp16_without_a_gpu_ends_before_training(framework, tmp_path):
+    command = ["python", "-m", "hvdtrain", "--framework", framework, "--precision", "fp16"]
+    result = run([*command, "--device", "cpu", "--run-dir", "run"], tmp_path)
+    assert result.returncode == 3
+    assert "--precision fp16 needs a GPU" in result.stderr
+    assert "--precision bf16" in result.stderr
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
