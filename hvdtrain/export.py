@@ -116,14 +116,14 @@ def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Ch
     build(job.config, task, backend)
     found = recorded.verified(path, found.record)
     averaged = load_weights(found, backend, take_averages=job.config.ema_decay is not None)
-    fetch = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, averaged, _batch(fetch, len(data), job.config.eval_batch_size or job.config.batch_size)
+    readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
+    return found, averaged, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
-def _batch(fetch: LocalFetch, data_size: int, size: int) -> HostBatch:
+def _batch(data: LocalFetch, size: int) -> HostBatch:
     """Give the first samples as a batch; the data from its start again where there are fewer."""
-    indices = np.arange(size, dtype=np.int64) % data_size
-    arrays, _ = fetch(indices)
+    indices = np.arange(size, dtype=np.int64) % len(data.dataset)
+    arrays, _ = data(indices)
     return HostBatch(
         step=0,
         arrays={name: array[None] for name, array in arrays.items()},

@@ -11,7 +11,7 @@ from hvdtrain.errors import BadSampleError
 
 INPUTS, SIZE, EVAL_SIZE = 6, 50, 23
 BAD, EVAL_BAD = {0, 7, 8, 31}, {0, 22}
-LARGE_WIDTH, LARGE_SIZE = 1 << 15, 768  # of 64-bit floats: 192 MiB
+LARGE_WIDTH, LARGE_SIZE, LARGE_BATCH = 1 << 15, 2304, 24  # of 64-bit floats: 576 MiB
 LIMIT_BYTES = LARGE_WIDTH * LARGE_SIZE * 8 // 3
 
 
@@ -91,7 +91,7 @@ class Large(Linear):
     """Data in a file, three times as large as what the process may still allocate."""
 
     inputs = LARGE_WIDTH
-    defaults = {"batch_size": 8, "learning_rate": 1e-6, "epochs": 1, "device": "cpu"}  # noqa: RUF012
+    defaults = {"batch_size": LARGE_BATCH, "learning_rate": 1e-6, "epochs": 1, "device": "cpu"}  # noqa: RUF012
 
     def train_data(self):
         path = Path(f"inputs-{os.getpid()}.npy")

@@ -84,9 +84,8 @@ def test_the_share_of_waiting_is_in_every_line_of_training(runs):
     assert any(line["data_wait_fraction"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize("readers", ["0", "1"])
-def test_by_default_a_bad_sample_ends_the_job_once(readers, tmp_path):
-    task = ["--task", f"{TASKS}:OneBad", "--framework", "torch", "--read-workers", readers]
+def test_by_default_a_bad_sample_ends_the_job_once(tmp_path):
+    task = ["--task", f"{TASKS}:OneBad", "--framework", "torch", "--read-workers", "1"]
     command = [*launcher(2, "mpi"), "python", "-m", "hvdtrain", *task, "--run-dir", "run"]
     result = run(command, tmp_path)
     assert result.returncode == 2, result.output
@@ -98,12 +97,11 @@ def test_by_default_a_bad_sample_ends_the_job_once(readers, tmp_path):
 def test_data_larger_than_memory_train(framework, readers, tmp_path):
     options = ["--framework", framework, "--read-workers", readers]
     made = train(1, "none", "--task", f"{TASKS}:Large", *options, cwd=tmp_path)
-    assert made.summary["steps"] == reading_tasks.LARGE_SIZE // 8
+    assert made.summary["steps"] == reading_tasks.LARGE_SIZE // reading_tasks.LARGE_BATCH
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_limit_on_memory_would_catch_a_copy(framework, tmp_path):
-    task = ["--task", f"{TASKS}:Copied", "--framework", framework]
+def test_the_limit_on_memory_would_catch_a_copy(tmp_path):
+    task = ["--task", f"{TASKS}:Copied", "--framework", "torch"]
     result = run(["python", "-m", "hvdtrain", *task, "--run-dir", "run"], tmp_path)
     assert result.returncode == 2
     assert "Unable to allocate" in result.output

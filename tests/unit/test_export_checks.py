@@ -8,6 +8,7 @@ import pytest
 
 from hvdtrain import export
 from hvdtrain.backends._exchange import Exported, check_fit, compare
+from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import CheckpointError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.forms import FORMS
@@ -176,7 +177,7 @@ def test_what_a_framework_raises_is_said_in_few_lines(error, kind, said):
 
 def test_the_batch_is_of_real_samples_again_from_the_start_where_there_are_few():
     data = ArrayDataset({"inputs": np.array([0.0, 10.0, 20.0])})
-    batch = export._batch(data, 5)
+    batch = export._batch(LocalFetch(data), 5)
     assert batch.arrays["inputs"].tolist() == [[0, 10, 20, 0, 10]]
     assert batch.weights.shape == (1, 5)
 
