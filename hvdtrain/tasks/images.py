@@ -12,8 +12,9 @@ from hvdtrain.data.images.dataset import ImageData, Normalisation, measure
 from hvdtrain.data.images.finding import FORMS, find
 from hvdtrain.data.images.sources import Found, ImageSource, count_classes
 from hvdtrain.data.resize import Size
-from hvdtrain.errors import DataError, TaskError
+from hvdtrain.errors import DataError
 from hvdtrain.models.choose import NAMES, image_model
+from hvdtrain.tasks import _options as options
 
 AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
 ACTIVATIONS = ("relu", "silu")
@@ -66,17 +67,16 @@ class Images:
         split_seed: int = 0,
         classes: int | None = None,
     ) -> None:
-        _check_choice("model", model, NAMES)
-        _check_choice("activation", activation, ACTIVATIONS)
-        _check_choice("form", form, FORMS)
-        _check_whole("split_seed", split_seed, least=0)
+        self._model = options.choice("model", model, NAMES)
+        self._activation = options.choice("activation", activation, ACTIVATIONS)
+        options.choice("form", form, FORMS)
+        options.whole("split_seed", split_seed, 0)
         if classes is not None:
-            _check_whole("classes", classes, least=1)
-        names = [augment] if isinstance(augment, str) else _listed("augment", augment)
+            options.whole("classes", classes, 1)
+        names = [augment] if isinstance(augment, str) else options.listed("augment", augment)
         for name in names:
-            _check_choice("augment", name, AUGMENTATIONS)
+            options.choice("augment", name, AUGMENTATIONS)
         size = None if image_size is None else _size(image_size)
-        self._model, self._activation = model, activation
         self._path = Path(str(path)).expanduser()
         self._found = find(self._path, form)
         self._size = size or _size_of(self._found.train, self._path)
@@ -146,8 +146,7 @@ def _split(
     found: Found, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
     """Give which images to train and which to evaluate; None for all of a set."""
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-        raise TaskError(f"images: eval_fraction must be 0 or more and below 1, found {fraction!r}")
+    options.fraction("eval_fraction", fraction)
     count = len(found.train.labels)
     kept = round(count * (1 - fraction))
     if found.evaluation is not None or kept == count:
@@ -175,7 +174,7 @@ def _normalisation(
         for name, value in (("mean", mean), ("std", std))
     ]
     if given[1] is not None and min(given[1]) <= 0:
-        raise TaskError(f"images: std must be above 0, found {std!r}")
+        raise options.wrong("std", "above 0", std)
     if given[0] is not None and given[1] is not None:
         return Normalisation(given[0], given[1])
     measured = measure(source, train, size)
@@ -194,35 +193,17 @@ def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
 
 
 def _per_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:
-    values = [value] * channels if isinstance(value, int | float) else _listed(name, value)
+    values = [value] * channels if isinstance(value, int | float) else options.listed(name, value)
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and np.isfinite(v)]
     if len(numbers) != channels or len(values) != channels:
-        raise TaskError(
-            f"images: {name} must be a number, or one for each of {channels} channels, found {value!r}"
-        )
+        raise options.wrong(name, f"a number, or one for each of {channels} channels", value)
     return tuple(float(number) for number in numbers)
 
 
 def _size(value: Any) -> Size:
-    sides = [value, value] if isinstance(value, int) else _listed("image_size", value)
+    sides = [value, value] if isinstance(value, int) else options.listed("image_size", value)
     if len(sides) != 2:
-        raise TaskError(f"images: image_size must be a whole number or [height, width], found {value!r}")
+        raise options.wrong("image_size", "a whole number or [height, width]", value)
     for side in sides:
-        _check_whole("image_size", side, least=1)
+        options.whole("image_size", side, 1)
     return sides[0], sides[1]
-
-
-def _listed(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise TaskError(f"images: {name} must be a list, found {value!r}")
-    return list(value)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise TaskError(f"images: {name} must be one of {', '.join(choices)}; found {value!r}")
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TaskError(f"images: {name} must be a whole number, {least} or more, found {value!r}")

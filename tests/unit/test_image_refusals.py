@@ -131,7 +131,7 @@ REFUSED = {
     "a share of everything": (
         lambda p: {"path": write_idx(p, IMAGES, LABELS), "eval_fraction": 1},
         TaskError,
-        "eval_fraction must be 0 or more and below 1",
+        "eval_fraction must be a number that is at least 0 and below 1",
     ),
     "a deviation of nothing": (
         lambda p: {"path": write_idx(p, IMAGES, LABELS), "std": 0},
