@@ -91,6 +91,8 @@ def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     class BatchNorm(nn.BatchNorm2d):
         """Keeps the average of the biased variance, as Keras does."""
 
+        synchronises = True  # so does hvdtrain's own batch norm over all workers
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.training:
                 return super().forward(x)
