@@ -127,6 +127,7 @@ def tf_model(  # noqa: PLR0917 - as above
     x = embedding(tokens) + kl.Embedding(context, channels, name="positions")(positions)
     x = kl.Dropout(dropout)(kl.LayerNormalization(epsilon=EPSILON, name="norm")(x))
     seen = ops.logical_or(ops.not_equal(tokens, 0), ops.equal(positions, 0))
+    seen = ops.cast(seen, "float32")  # tf.recompute_grad takes no truth values
     x = _keras_blocks(layers, heads, channels, dropout)([x, seen])
     if classes is not None:
         x = kl.Dropout(dropout)(kl.Dense(channels, activation="tanh", name="head")(x[:, 0]))
@@ -142,7 +143,7 @@ def tf_model(  # noqa: PLR0917 - as above
 def _keras_blocks(count: int, heads: int, channels: int, dropout: float) -> Any:
     import keras
 
-    x, seen = keras.Input((None, channels)), keras.Input((None,), dtype="bool")
+    x, seen = keras.Input((None, channels)), keras.Input((None,))
     y = x
     for i in range(count):
         y = _keras_block(str(i), heads, channels, dropout)([y, seen])
@@ -151,13 +152,13 @@ def _keras_blocks(count: int, heads: int, channels: int, dropout: float) -> Any:
 
 def _keras_block(name: str, heads: int, channels: int, dropout: float) -> Any:
     import keras
-    from keras import layers
+    from keras import layers, ops
 
     from hvdtrain.models._transformer import keras_attention
 
-    x, seen = keras.Input((None, channels)), keras.Input((None,), dtype="bool")
+    x, seen = keras.Input((None, channels)), keras.Input((None,))
     y = layers.Dense(3 * channels, name="qkv")(x)
-    y = keras_attention(y, heads, seen[:, None, None, :])
+    y = keras_attention(y, heads, ops.not_equal(seen[:, None, None, :], 0))
     y = layers.Dropout(dropout)(layers.Dense(channels, name="projection")(y))
     y = middle = layers.LayerNormalization(epsilon=EPSILON, name="norm1")(x + y)
     y = layers.Dense(4 * channels, activation="gelu", name="wide")(y)
