@@ -19,9 +19,13 @@ from hvdtrain.starting import same_task
 from hvdtrain.task import built_in_names
 from hvdtrain.terminal import launched_rank
 
-# where a run was written, started from and which of its checkpoints it kept; and the global batch,
-# which may have fewer samples than there are workers now
-_OF_TRAINING = {"run_dir", "resume", "init", "keep_best", "global_batch_size", "accumulate", "batch_size"}
+# where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
+# its loss had, perhaps another task's; and the global batch, which may have fewer samples than there are
+# workers now
+_OF_TRAINING = {
+    *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
+    *("global_batch_size", "accumulate", "batch_size"),
+}
 
 
 def find_record(path: Path) -> Checkpoint:

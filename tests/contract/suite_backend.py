@@ -327,8 +327,13 @@ def test_parameters_that_nobody_reaches_decay_alike_at_any_worker_count(started)
     np.testing.assert_allclose(backend.get_state()["model/branch/kernel"], before * (1 - 0.05), rtol=1e-6)
 
 
-def test_broadcast_gives_every_worker_the_roots_state(started):
-    backend = build(started, Mixed(), optimizer="adamw")
+@pytest.mark.parametrize(
+    "fields",
+    [{"optimizer": "adamw"}, {"optimizer": "lamb"}, {"optimizer": "lars", "momentum": 0.9, "ema_decay": 0.9}],
+    ids=lambda fields: fields["optimizer"],
+)
+def test_broadcast_gives_every_worker_the_roots_state(started, fields):
+    backend = build(started, Mixed(), **fields)
     workers = backend.workers
     for i in range(2):
         step(backend, global_batch(backend, SAMPLES, step=i))

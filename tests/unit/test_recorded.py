@@ -30,8 +30,10 @@ def test_the_config_is_the_checkpoints_and_the_users_options_are_stronger():
 
 
 def test_what_was_of_that_training_alone_is_left_out():
-    made = record(run_dir="r", resume="x", init="y", keep_best="loss", global_batch_size=9, accumulate=3)
+    kept = {"keep_best": "loss", "early_stopping": "loss", "label_smoothing": 0.1}
+    made = record(run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, **kept)
     config = resolved(made)
+    assert (config.early_stopping, config.label_smoothing) == (None, 0.0)
     assert (config.run_dir, config.resume, config.init, config.keep_best) == (None,) * 4
     assert (config.global_batch_size, config.accumulate) == (None, 1)
 
