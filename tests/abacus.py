@@ -77,6 +77,9 @@ class Abacus:
         self._sums += float((batch.arrays["targets"] * batch.weights).sum())
         self._weight += batch.total_weight
 
+    def batch_norm_layers(self) -> int:
+        return 0
+
     def averaged_weights(self):
         return nullcontext()
 

@@ -36,16 +36,20 @@ class Averages:
             replace(entry, variable=average, trainable=False, prefix=PREFIX)
             for entry, average in zip(entries, self._averages, strict=True)
         ]
-        self._update = tf.function(self._compiled_update)
+        self._none = tf.constant(0.0)
 
-    def update(self, step: int) -> None:
-        """Take in the weights that a step has given.
+    def share(self, step: int) -> Tensor:
+        """Give the part of the average that a step's weights make up.
 
         Args:
             step: steps done, this one included.
         """
-        if self._averages:
-            self._update(tf.constant(share_of_new(step, self._decay), tf.float32))
+        return tf.constant(share_of_new(step, self._decay), tf.float32) if self._averages else self._none
+
+    def update(self, share: Tensor) -> None:
+        """Take in the weights that a step has given, as that part of the average; in a compiled step."""
+        for average, weight in zip(self._averages, self._weights, strict=True):
+            average.assign_add((weight - average) * tf.cast(share, average.dtype))
 
     def restart(self) -> None:
         """Start from the weights as they are."""
@@ -64,10 +68,6 @@ class Averages:
     def variables(self) -> list[Any]:
         """Give the averages."""
         return self._averages
-
-    def _compiled_update(self, share: Tensor) -> None:
-        for average, weight in zip(self._averages, self._weights, strict=True):
-            average.assign_add((weight - average) * tf.cast(share, average.dtype))
 
 
 def _copy(sources: list[Any], targets: list[Any]) -> None:

@@ -36,14 +36,18 @@ class Averages:
             if any(id(t) in known for t in field.tensors)
         ]
 
-    def update(self, step: int) -> None:
-        """Take in the weights that a step has given.
+    def share(self, step: int) -> float:
+        """Give the part of the average that a step's weights make up.
 
         Args:
             step: steps done, this one included.
         """
+        return share_of_new(step, self._decay)
+
+    def update(self, share: float) -> None:
+        """Take in the weights that a step has given, as that part of the average."""
         if self._averages:
-            torch._foreach_lerp_(self._averages, self._weights, share_of_new(step, self._decay))
+            torch._foreach_lerp_(self._averages, self._weights, share)
 
     def restart(self) -> None:
         """Start from the weights as they are."""

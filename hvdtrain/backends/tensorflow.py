@@ -195,10 +195,10 @@ class TensorFlowBackend:
                 batch.weights,
                 batch.gradient_weights,
                 rate,
+                self._averages.share(batch.step + 1),
                 self._seeds(batch.step),
                 self._none_asked if requests is NO_REQUESTS else tf.constant(requests.as_numbers()),
             )
-        self._averages.update(batch.step + 1)
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: KerasBatch) -> None:
@@ -319,6 +319,7 @@ class TensorFlowBackend:
         weights: Tensor,
         gradient_weights: Tensor,
         learning_rate: Tensor,
+        share: Tensor,
         seeds: Tensor,
         requests: Tensor,
     ) -> Tensor:
@@ -335,6 +336,7 @@ class TensorFlowBackend:
         if self.workers.size > 1:
             sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
         self._optimizer.apply(gradients, self._parameters)
+        self._averages.update(share)
         return sums if self._scale is None else self._scale.spoil(sums)
 
     def _accumulated_gradients(

@@ -183,7 +183,7 @@ class TorchBackend:
             assert sums is not None  # a step has at least one micro-batch
             sums = torch.cat((sums, self._fill_missing_gradients(requests)))
             self._reduce_and_update(sums)
-        self._averages.update(batch.step + 1)
+        self._averages.update(self._averages.share(batch.step + 1))
         self._add(sums, batch.total_weight)
 
     def eval_step(self, batch: TorchBatch) -> None:

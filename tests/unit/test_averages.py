@@ -84,7 +84,7 @@ def test_parameters_are_averaged_statistics_are_not(side):
 
 def test_an_update_moves_each_average_by_the_share_of_the_step(side):
     before, weights = weights_of(side.read(), "ema/"), weights_of(side.read())
-    side.state.averages.update(3)
+    side.state.averages.update(side.state.averages.share(3))
     found = weights_of(side.read(), "ema/")
     for name, value in before.items():
         expected = 4 / 13 * value + 9 / 13 * weights[name]
@@ -121,7 +121,7 @@ def test_a_state_with_some_of_them_is_refused(side):
 def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(framework):
     plain = SIDES[framework](None)
     assert not holds_averages(plain.read())
-    plain.state.averages.update(1)
+    plain.state.averages.update(plain.state.averages.share(1))
     plain.state.averages.restart()
     before = plain.read()
     with plain.state.averages.in_model():
@@ -134,7 +134,7 @@ def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(fram
 def test_averages_move_between_the_frameworks(source, target):
     one, other = SIDES[source](0.9), SIDES[target](0.9)
     one.randomize()
-    one.state.averages.update(1)
+    one.state.averages.update(one.state.averages.share(1))
     state = {n: a for n, a in one.read().items() if n.startswith(("model/", "ema/"))}
     other.write({n: a for n, a in other.read().items() if n.startswith("optimizer/")} | state)
     assert_same({n: a for n, a in other.read().items() if n in state}, state)
