@@ -25,7 +25,7 @@ from hvdtrain.data.feed import Feed, Reader, Share
 from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import Readers
 
-SIDE, CLASSES, BATCH, ROUNDS, STEPS_A_ROUND = 64, 10, 64, 5, 60
+SIDE, CLASSES, BATCH, ROUNDS, STEPS_A_ROUND = 64, 10, 64, 3, 40
 
 
 class Photos:
@@ -152,7 +152,7 @@ def main() -> None:
             print(f"| {processes} | {middle} | {ratio:.2f} |")
         print("\n| framework | processes | samples/s | data_wait_fraction by window |")
         for framework in arguments.frameworks:
-            for processes in (0, 1, 2):
+            for processes in (0, 1):
                 wait_fractions(folder, framework, processes)
         print(f"load average {os.getloadavg()[0]:.1f}")
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.base import initial_value
+from hvdtrain.backends.base import NO_REQUESTS, Requests, initial_value
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -231,6 +231,22 @@ def test_metrics_add_up_over_steps_until_taken(started):
     assert step(backend, global_batch(backend, 12), 0.0).sums["loss"] == pytest.approx(
         totals.sums["loss"] / 3, rel=1e-6
     )
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+def test_what_workers_tell_adds_up_over_them(started, phase):
+    backend = build(started, Linear())
+    told, size = Requests(bad_samples=1 + started.workers.rank, waited_seconds=0.25), started.workers.size
+    if phase == "train":
+        backend.train_step(global_batch(backend, 12), 0.0, told)
+        totals = backend.take_metrics("train").read()
+    else:
+        backend.eval_step(global_batch(backend, 12))
+        totals = backend.take_metrics("eval", told).read()
+    assert (totals.bad_samples, totals.waited_seconds) == (size * (size + 1) / 2, 0.25 * size)
+    assert totals.weight == 12
+    assert totals.missing_gradients == 0
+    assert totals.requests is NO_REQUESTS
 
 
 def reference_sgd(kernel, steps, momentum, decay, learning_rate):
