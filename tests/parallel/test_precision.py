@@ -17,7 +17,7 @@ def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path
     result = run(
         [*launcher(workers, controller), *pytest_command],
         tmp_path,
-        timeout=300,
+        timeout=500,
         HVDTRAIN_TEST_FRAMEWORK=framework,
         HVDTRAIN_TESTS_REQUIRED="0",
     )
