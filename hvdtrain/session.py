@@ -138,7 +138,7 @@ class Session:
         readers: the processes that read samples, if there are any.
         bad_samples: how often a sample could not be read and was skipped, on all workers.
         untold: what this worker could not read and has not told yet, in words.
-        told: how many such samples the user was told of.
+        told: the bad samples that the user was told of, in words; the same on every worker.
     """
 
     config: Config
@@ -162,7 +162,7 @@ class Session:
     readers: Readers | None = None
     bad_samples: int = 0
     untold: list[str] = field(default_factory=list)
-    told: int = 0
+    told: set[str] = field(default_factory=set)
 
     @property
     def data_size(self) -> int:

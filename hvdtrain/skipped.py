@@ -15,11 +15,11 @@ def tell_of_bad_samples(session: Session, found: int) -> None:
     if found == 0:
         return
     session.bad_samples += found
-    if session.told >= _NAMED:
+    if len(session.told) >= _NAMED:
         return
     untold, session.untold = session.untold, []
     gathered = session.backend.workers.allgather_object(untold[:_NAMED])
-    words = list(dict.fromkeys(said for of_worker in gathered for said in of_worker))
-    for said in words[: _NAMED - session.told]:
-        session.report.note(f"skipped {said}")
-    session.told += len(words)
+    for said in (said for of_worker in gathered for said in of_worker):
+        if said not in session.told and len(session.told) < _NAMED:
+            session.report.note(f"skipped {said}")
+            session.told.add(said)
