@@ -66,6 +66,22 @@ def run(command: list[str], cwd: Path, timeout: float = 150, **changes: str) -> 
         return job.wait(timeout)
 
 
+def run_suite(
+    suite: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float
+) -> None:
+    """Run a file of tests inside a job: every worker runs all of them, on a backend that they share."""
+    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)]
+    result = run(
+        [*launcher(workers, controller), *pytest_command],
+        cwd,
+        timeout=timeout,
+        HVDTRAIN_TEST_FRAMEWORK=framework,
+        HVDTRAIN_TESTS_REQUIRED="0",
+    )
+    assert result.returncode == 0, result.output[-8000:]
+    assert "passed" in result.stdout
+
+
 class started:  # noqa: N801 - used as a statement
     """Context with a running command; at its end none of its processes is left."""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, launcher, run, temporary_folder, train
+from jobs import FRAMEWORKS, run, run_suite, temporary_folder, train
 from safetensors.numpy import load_file
 
 SUITE = Path(__file__).with_name("suite_precision.py")
@@ -13,16 +13,7 @@ SUITE = Path(__file__).with_name("suite_precision.py")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi")])
 def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path):
-    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(SUITE)]
-    result = run(
-        [*launcher(workers, controller), *pytest_command],
-        tmp_path,
-        timeout=500,
-        HVDTRAIN_TEST_FRAMEWORK=framework,
-        HVDTRAIN_TESTS_REQUIRED="0",
-    )
-    assert result.returncode == 0, result.output[-8000:]
-    assert "passed" in result.stdout
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 def test_a_bf16_run_is_saved_in_fp32_and_goes_on_in_fp32_in_the_other_framework():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, launcher, run, shared_run
+from jobs import FRAMEWORKS, run_suite, shared_run
 
 HERE = Path(__file__).parent
 SUITE = HERE / "suite_batch_norm.py"
@@ -26,16 +26,7 @@ def difference(found, expected):
 
 @pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 3, "gloo"), ("tf", 2, "mpi")])
 def test_it_is_the_plain_layer_on_the_whole_batch(framework, workers, controller, tmp_path):
-    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(SUITE)]
-    result = run(
-        [*launcher(workers, controller), *pytest_command],
-        tmp_path,
-        timeout=240,
-        HVDTRAIN_TEST_FRAMEWORK=framework,
-        HVDTRAIN_TESTS_REQUIRED="0",
-    )
-    assert result.returncode == 0, result.output[-8000:]
-    assert "passed" in result.stdout
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
