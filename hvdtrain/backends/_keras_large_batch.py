@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends._keras_optimizers import SGD, native
+from hvdtrain.backends._keras_optimizers import SGD, TwoMoments, native
 from hvdtrain.backends._keras_state import Entry
 from hvdtrain.backends._large_batch import LARS_EPSILON, adapts
 from hvdtrain.config import Config
@@ -84,7 +84,7 @@ class LARS(SGD):
         return {**config, **own}
 
 
-class LAMB(keras.optimizers.Optimizer):
+class LAMB(TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm.
 
     ::
@@ -109,20 +109,9 @@ class LAMB(keras.optimizers.Optimizer):
         adapted: Sequence[bool] | None = None,
         name: str = "lamb",
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self.decay = decay
         self.adapted = adapted
-
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
-        self.slots = {"first_moment": first, "second_moment": second}
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
@@ -130,10 +119,7 @@ class LAMB(keras.optimizers.Optimizer):
         index = self._get_variable_index(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
-        # in 64 bits, as in PyTorch, whose numbers these are
-        step = tf.cast(self.iterations.value + 1, tf.float64)
-        correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
-        root2 = tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
+        correction1, root2 = self.corrections()
         first = m.assign_add((g - m) * (1 - self.beta1), read_value=True)
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
@@ -147,15 +133,7 @@ class LAMB(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Give the constructor's arguments."""
-        return {
-            "learning_rate": float(self.learning_rate.numpy()),
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "epsilon": self.epsilon,
-            "decay": self.decay,
-            "adapted": self.adapted,
-            "name": self.name,
-        }
+        return {**super().get_config(), "decay": self.decay, "adapted": self.adapted}
 
 
 def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:

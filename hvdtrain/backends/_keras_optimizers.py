@@ -70,7 +70,41 @@ class SGD(keras.optimizers.Optimizer):
         return {**config, "momentum": self.momentum, "l2": self.l2}
 
 
-class AdamW(keras.optimizers.Optimizer):
+class TwoMoments(keras.optimizers.Optimizer):
+    """What adamw and lamb have in common: the moments of the gradient, and what takes their bias off."""
+
+    def __init__(
+        self, learning_rate: float, beta1: float, beta2: float, epsilon: float, *, name: str
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def build(self, variables: list[Variable]) -> None:
+        """Make the slots."""
+        if self.built:
+            return
+        super().build(variables)
+        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
+        self.slots = {"first_moment": first, "second_moment": second}
+
+    def corrections(self) -> tuple[Tensor, Tensor]:
+        """Give 1 - beta1**t and sqrt(1 - beta2**t) for the step t that is being done.
+
+        In 64 bits, as PyTorch computes them: 1 - 0.999 in 32 bits is off by 1e-5.
+        """
+        step = tf.cast(self.iterations.value + 1, tf.float64)
+        correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
+        return correction1, tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments."""
+        config = {"learning_rate": float(self.learning_rate.numpy()), "name": self.name}
+        return {**config, "beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+
+
+class AdamW(TwoMoments):
     """Adam with decoupled weight decay by PyTorch's formula, as native operations.
 
     ::
@@ -93,29 +127,15 @@ class AdamW(keras.optimizers.Optimizer):
         decoupled_decay: float = 0.0,
         name: str = "adamw",
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self.decoupled_decay = decoupled_decay
-
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
-        self.slots = {"first_moment": first, "second_moment": second}
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        # in 64 bits, as PyTorch computes them: 1 - 0.999 in 32 bits is off by 1e-5
         rate = tf.cast(learning_rate, tf.float64)
-        step = tf.cast(self.iterations.value + 1, tf.float64)
-        correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
-        root2 = tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
+        correction1, root2 = self.corrections()
         if self.decoupled_decay:
             w.assign_sub(w * tf.cast(rate * self.decoupled_decay, w.dtype))
         # the operation corrects no bias when both powers are 0, and adds epsilon to the uncorrected
@@ -136,14 +156,7 @@ class AdamW(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Give the constructor's arguments."""
-        return {
-            "learning_rate": float(self.learning_rate.numpy()),
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "epsilon": self.epsilon,
-            "decoupled_decay": self.decoupled_decay,
-            "name": self.name,
-        }
+        return {**super().get_config(), "decoupled_decay": self.decoupled_decay}
 
 
 class DistributedOptimizer(keras.optimizers.Optimizer):

@@ -19,6 +19,8 @@ from hvdtrain.data.messages import receive, send
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.task import RaisedInReader, where_raised
 
+# what a worker acts on, and its readers leave to it
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -90,10 +92,9 @@ def _answer(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
 
 def _live_and_die_with(worker: int) -> None:
     """Leave signals to the worker, and end when it ends, however that is."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    for number in signals:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # the worker started this process with them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the worker started this process with them blocked
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != worker:  # it ended before the line above
         os._exit(1)

@@ -19,11 +19,10 @@ import hvdtrain
 from hvdtrain.data.bad_samples import Fetch, Fetched, LocalFetch
 from hvdtrain.data.handover import Parcel
 from hvdtrain.data.messages import receive, send
-from hvdtrain.data.reader_process import Problem
+from hvdtrain.data.reader_process import SIGNALS, Problem
 from hvdtrain.errors import EnvironmentFault, TrainingError
 
 _CLOSE_SECONDS = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # a reader has one thread: the workers' own threads have the cores
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -118,7 +117,7 @@ class _Process:
         number = theirs.fileno()
         numbers = (number, parcel.descriptors[0], os.getpid(), int(skip))
         # between its start and its first line it would die of a signal that is meant for the worker
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with theirs:
                 self._process = subprocess.Popen(
