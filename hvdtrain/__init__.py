@@ -1,8 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
-Public names: :func:`train`, :func:`evaluate`, :class:`Summary`, :class:`Dataset` and :func:`as_dataset`.
-They are loaded on first use, so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load
-neither a framework nor Horovod.
+Public names: :func:`train`, :func:`evaluate`, :class:`Callback`, :class:`RunContext`, :class:`Summary`,
+:class:`Dataset` and :func:`as_dataset`. They are loaded on first use, so that ``import hvdtrain`` and
+``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
 from importlib import import_module
@@ -10,21 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Dataset", "Summary", "__version__", "as_dataset", "evaluate", "train"]
+__all__ = [
+    "Callback",
+    "Dataset",
+    "RunContext",
+    "Summary",
+    "__version__",
+    "as_dataset",
+    "evaluate",
+    "train",
+]
 
 _HOMES = {
+    "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
-    "Summary": "hvdtrain.summary",
+    "RunContext": "hvdtrain.callbacks",
+    "Summary": "hvdtrain.reporting.summary",
     "as_dataset": "hvdtrain.data.datasets",
-    "evaluate": "hvdtrain.evaluation",
-    "train": "hvdtrain.job",
+    "evaluate": "hvdtrain.jobs.evaluate",
+    "train": "hvdtrain.jobs.train",
 }
 
 if TYPE_CHECKING:
+    from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.datasets import as_dataset
-    from hvdtrain.evaluation import evaluate
-    from hvdtrain.job import train
-    from hvdtrain.summary import Summary
+    from hvdtrain.jobs.evaluate import evaluate
+    from hvdtrain.jobs.train import train
+    from hvdtrain.reporting.summary import Summary
     from hvdtrain.task import Dataset
 
 

@@ -1,4 +1,4 @@
-"""The command line: options are config fields, spelled with dashes, and nothing more."""
+"""The command line. Options of a job are config fields, written with dashes."""
 
 import sys
 from collections.abc import Callable
@@ -10,10 +10,11 @@ import click
 import hvdtrain
 from hvdtrain.config import Config, Layer, parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Stopped, UsageError
-from hvdtrain.forms import FORMS
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.schedule import Cadence
 
-# config fields that have an option of their own; --set reaches all of them
+# config fields that have their own option; --set sets any field
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
     "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
@@ -25,7 +26,7 @@ OPTIONS = (
 
 
 class _TrainByDefault(click.Group):
-    """A group whose first word may be left out when it is ``train``."""
+    """A group in which the command ``train`` may be left out."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else ""
@@ -56,40 +57,52 @@ def cli() -> None:
     horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]
     horovodrun -np 16 -H host1:8,host2:8 python -m hvdtrain --framework torch
 
-    Without a launcher, one worker trains. Options go before --set, --set before CONFIG.yaml, that
-    before the task's defaults.
-    """  # noqa: D301 - click takes a backspace as the start of lines to be left as they are
+    Without a launcher, a single worker trains. Options take precedence over --set, --set over
+    CONFIG.yaml, and CONFIG.yaml over the task's defaults.
+    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
 
 
-def _config_options(*names: str) -> Callable[[Any], Any]:
-    """Give a decorator that adds the options of these config fields, --set and --debug."""
+def _config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options of these config fields, and --set and --debug.
+
+    Args:
+        names: config fields.
+        defaults: whether the help texts show the fields' defaults.
+    """
 
     def decorate(command: Any) -> Any:
-        command = click.option("--debug", is_flag=True, help="Show the traceback of every error.")(command)
+        command = click.option("--debug", is_flag=True, help="Show the traceback of errors.")(command)
         command = click.option(
-            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config field; YAML value."
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set any config field (YAML value).",
         )(command)
         for name in reversed(names):
-            command = _config_option(name)(command)
+            command = _config_option(name, defaults)(command)
         return command
 
     return decorate
 
 
-def _config_option(name: str) -> Callable[[Any], Any]:
+def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
     field = Config.model_fields[name]
-    default = None if field.default is None or field.is_required() else f" [{field.default}]"
+    has_default = show_default and field.default is not None and not field.is_required()
+    default = f" [{field.default}]" if has_default else ""
     kind, metavar = _option_type(name, field.annotation)
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
-    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default or ''}"
+    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
     if field.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
     return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
 
 
 def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
-    """Give a click type and a metavar for a config field; ranges are the config's to check."""
+    """Return the click type and metavar of a config field; the config checks ranges."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    if name == "framework":
+        return click.Choice(list(FRAMEWORKS)), None
     if get_origin(annotation) is Literal:
         return click.Choice(get_args(annotation)), None
     if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
@@ -108,22 +121,27 @@ def _layers(assignments: tuple[str, ...], options: dict[str, Any]) -> list[Layer
 @click.argument("config_file", required=False, type=click.Path(path_type=Path))
 @_config_options(*OPTIONS)
 def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Train a task (the default command)."""
-    from hvdtrain.job import run_job
+    """Train a task. This is the default command."""
+    from hvdtrain.jobs.train import run_job
 
     run_job([*([read_file(config_file)] if config_file else []), *_layers(assignments, options)])
 
 
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@_config_options("framework", "task", "device")
+@_config_options("framework", "task", "device", defaults=False)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE",
-              help="File of JSON lines (evaluations.jsonl in the run directory if not given).")  # fmt: skip
+              help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
 def evaluate(
     checkpoint: Path, output: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any
 ) -> None:
-    """Evaluate a checkpoint, or a run's newest: alone or under a launcher, in either framework."""
-    from hvdtrain.evaluation import evaluate_checkpoint
+    """Evaluate a checkpoint.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Evaluation
+    works with any number of workers and in either framework. Fields that are not given have the values
+    of the checkpoint.
+    """
+    from hvdtrain.jobs.evaluate import evaluate_checkpoint
 
     evaluate_checkpoint(checkpoint, _layers(assignments, options), output=output)
 
@@ -131,12 +149,16 @@ def evaluate(
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
-    "--to", "form", required=True, type=click.Choice(list(FORMS)), help="Form; the framework follows."
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(list(EXPORT_FORMATS)),
+    help="Export format, which determines the framework.",
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="PATH",
-              help="Where to (exports/ in the run directory if not given).")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an export that is there.")
-@_config_options("task")
+              help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing export.")
+@_config_options("task", defaults=False)
 def export(
     checkpoint: Path,
     *,
@@ -147,50 +169,61 @@ def export(
     debug: bool,
     **options: Any,
 ) -> None:
-    """Export a checkpoint's model in a form that others serve; it is loaded back and compared."""
-    from hvdtrain.export import export_checkpoint
+    """Export a checkpoint's model for serving.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. The export is
+    loaded back and compared with the model.
+    """
+    from hvdtrain.jobs.export import export_checkpoint
 
     done = export_checkpoint(checkpoint, form, _layers(assignments, options), output, force)
-    click.echo(done.in_words())
+    click.echo(done.describe())
 
 
 @cli.command("import")
 @click.argument("weights", type=click.Path(path_type=Path))
 @click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
-              help="Folder that the checkpoint goes into.")  # fmt: skip
+              help="Directory to write the checkpoint to.")  # fmt: skip
 @_config_options("framework", "task", "seed")
 def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Make a checkpoint of weights that PyTorch or Keras saved, for --init."""
-    from hvdtrain.importing import import_weights
+    """Convert PyTorch or Keras weights to a checkpoint.
 
-    click.echo(import_weights(weights, _layers(assignments, options), output).in_words())
+    WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
+    """
+    from hvdtrain.jobs.import_weights import import_weights
+
+    click.echo(import_weights(weights, _layers(assignments, options), output).describe())
 
 
 @cli.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path))
 def compare(run_dirs: tuple[Path, ...]) -> None:
-    """Set finished runs side by side in a table."""
-    from hvdtrain.compare import print_table
+    """Compare finished runs in a table."""
+    from hvdtrain.reporting.compare import print_table
 
     print_table(run_dirs)
 
 
 @cli.command()
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE",
-              help="Examine these hosts over ssh, before a launch: lines such as host1 slots=2.")  # fmt: skip
-@click.option("-H", "--hosts", metavar="HOSTS", help="The same, as in -H host1:2,host2:2.")
-@click.option("--framework", type=click.Choice(["torch", "tf"]), help="Look at this one only [both].")
-@click.option("--run-dir", default="runs", help="Run directory to look at. [runs]")
-@click.option("--quick", is_flag=True, help="Measure no speed.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+              help="Check the hosts of this host file over ssh, before a launch.")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOSTS", help="The same for hosts given as host1:2,host2:2.")
+@click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
+@click.option("--run-dir", default="runs", help="Run directory to check. [runs]")
+@click.option("--quick", is_flag=True, help="Skip the speed measurements.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of a table.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
-              help="What a host has to load the frameworks. [60]")  # fmt: skip
+              help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip
 @click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
-@click.option("--ssh-identity-file", type=click.Path(path_type=Path), help="Private key to log in with.")
-@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@click.option("--ssh-identity-file", type=click.Path(path_type=Path), help="Private key for ssh.")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 @click.option("--agent", is_flag=True, hidden=True)
 def doctor(debug: bool, **options: Any) -> None:
-    """Examine this host, or all hosts of a job: alone, over ssh (--hostfile), or under a launcher."""
+    """Check this host or all hosts of a job.
+
+    It checks the local host, the hosts of --hostfile or --hosts over ssh, or, under a launcher, the hosts
+    of the job.
+    """
     from hvdtrain.doctor.command import run_doctor
 
     sys.exit(run_doctor(options))
@@ -198,25 +231,27 @@ def doctor(debug: bool, **options: Any) -> None:
 
 @cli.command("build-horovod")
 @click.option("--frameworks", type=click.Choice(["auto", "torch", "tf", "both"]), default="auto",
-              help="Build for these; auto: for what is installed.")  # fmt: skip
+              help="Frameworks to build for; auto: those installed. [auto]")  # fmt: skip
 @click.option("--mpi", type=click.Choice(["auto", "require", "none"]), default="auto",
-              help="auto: with MPI where a compiler for it is found; none: Gloo only.")  # fmt: skip
-@click.option("--gpu", type=click.Choice(["none", "nccl"]), default="none", help="nccl: for CUDA machines.")
+              help="auto: with MPI if its compiler is found; none: with Gloo only. [auto]")  # fmt: skip
 @click.option(
-    "--jobs", type=click.IntRange(0), default=0, help="Parallel compilations; 0: by cores and memory."
+    "--gpu", type=click.Choice(["none", "nccl"]), default="none", help="nccl: build for CUDA GPUs. [none]"
 )
-@click.option("--force", is_flag=True, help="Build although it is installed or cached.")
-@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@click.option(
+    "--jobs", type=click.IntRange(0), default=0, help="Parallel compilations; 0: by cores and memory. [0]"
+)
+@click.option("--force", is_flag=True, help="Build even if it is installed or cached.")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 def build_horovod(debug: bool, **request: Any) -> None:
-    """Build and install Horovod for the frameworks that are installed."""
+    """Build Horovod for the installed frameworks."""
     from hvdtrain.horovod_build import BuildRequest, build_horovod
 
     click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
 
 
 def main() -> None:
-    """Run the command line and end the process with the exit code that hvdtrain.errors lists."""
-    from hvdtrain.terminal import launched_rank
+    """Run the command line and exit with a code that hvdtrain.errors lists."""
+    from hvdtrain.host.launcher import launched_rank
 
     try:
         cli(standalone_mode=False)
@@ -227,6 +262,6 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except (Interrupted, Stopped, Exception) as error:
-        from hvdtrain.ending import end_worker
+        from hvdtrain.jobs.failures import end_worker
 
         end_worker(error, "--debug" in sys.argv)

@@ -1,8 +1,8 @@
-"""The configuration of a job: fields, rules, and who wins where several sources set one.
+"""The configuration of a job: its fields, their rules, and which source takes precedence.
 
 Precedence, weakest first: field defaults, the task's ``defaults``, the YAML file, ``--set``,
-options. A later source also settles either-or questions: ``--steps`` on the command line
-displaces ``epochs`` from the file.
+options. A field that a later source sets also replaces its alternative from an earlier one:
+``--steps`` on the command line replaces ``epochs`` from the file.
 """
 
 import difflib
@@ -23,66 +23,89 @@ from pydantic import (
     model_validator,
 )
 
-from hvdtrain.best import Best
+from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError
+from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 
-BestField = Annotated[Best, BeforeValidator(Best.parse), PlainSerializer(str)]
+MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
+
+
+def _known_framework(value: object) -> object:
+    if not isinstance(value, str) or value not in FRAMEWORKS:
+        raise ValueError(f"should be {' or '.join(map(repr, FRAMEWORKS))}")
+    return value
+
+
+FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
 
-# setting one of a pair in a stronger source displaces the other from weaker ones
+# setting one field of a pair removes the other field if a source of lower precedence set it
 EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"))
 
 
 class Config(BaseModel):
-    """Everything that decides what a job computes. Frozen; valid once it exists.
+    """All options of a job, validated. Instances are immutable.
 
-    Counts are samples unless the name says otherwise; "epoch" means one pass over the training
+    Sizes count samples unless the name says otherwise; an epoch is one pass over the training
     data. The descriptions are the help texts of the command line and the table in docs/config.md.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
-    framework: Literal["torch", "tf"] = Field(description="Which backend trains: PyTorch or TensorFlow.")
-    task: str = Field("digits", description="Built-in task, package.module:Task or path/to/file.py:Task.")
+    framework: FrameworkField = Field(description="Framework to use: PyTorch or TensorFlow.")
+    task: str = Field("digits", description="Built-in task, or package.module:Task, or path/to/file.py:Task.")
     task_options: dict[str, Any] = Field({}, description="Keyword arguments of the task's constructor.")
 
-    epochs: float | None = Field(None, gt=0, description="Length of training in epochs (10 if not given).")
-    steps: int | None = Field(None, gt=0, description="Length of training in steps, instead of epochs.")
+    epochs: float | None = Field(
+        None, gt=0, description="Number of epochs to train; 10 if neither epochs nor steps is given."
+    )
+    steps: int | None = Field(None, gt=0, description="Number of steps to train, in place of --epochs.")
     batch_size: int = Field(32, gt=0, description="Samples per worker and micro-batch.")
     global_batch_size: int | None = Field(
-        None, gt=0, description="Samples per step on all workers together, instead of --batch-size."
+        None, gt=0, description="Samples per step over all workers, in place of --batch-size."
     )
-    accumulate: int = Field(1, gt=0, description="Micro-batches per worker and step.")
+    accumulate: int = Field(1, gt=0, description="Micro-batches per worker and step (gradient accumulation).")
     eval_batch_size: int | None = Field(
-        None, gt=0, description="Samples per worker and batch of evaluation (that of training if not given)."
+        None,
+        gt=0,
+        description="Samples per worker and evaluation batch; the training batch size if not given.",
     )
 
-    learning_rate: float = Field(0.01, gt=0, description="Learning rate for base_batch_size samples.")
+    learning_rate: float = Field(
+        0.01, gt=0, description="Learning rate for a batch of base_batch_size samples."
+    )
     lr_scaling: Literal["linear", "sqrt", "none"] = Field(
-        "linear", description="How the learning rate grows with the global batch."
+        "linear", description="How the learning rate is scaled with the global batch size."
     )
     base_batch_size: int | None = Field(
         None,
         gt=0,
-        description="Batch that the learning rate is quoted for (one worker's share of a step, or the "
-        "global batch where --global-batch-size is given).",
+        description="Batch size that the learning rate refers to; if not given, one worker's samples per "
+        "step, or the global batch size if --global-batch-size is given.",
     )
     lr_schedule: Literal["constant", "cosine", "step", "cyclic"] = Field(
-        "constant", description="Learning rate after the warm-up."
+        "constant", description="Learning rate schedule after the warm-up."
     )
     warmup_epochs: float = Field(0.0, ge=0, description="Length of the linear warm-up, in epochs.")
     lr_final_fraction: float = Field(
-        0.0, ge=0, le=1, description="Lowest learning rate of cosine and cyclic, as a fraction of the peak."
+        0.0,
+        ge=0,
+        le=1,
+        description="Lowest learning rate of the cosine and cyclic schedules, as a fraction of the peak.",
     )
-    lr_step_epochs: tuple[float, ...] = Field((), description="Where schedule step drops, in epochs.")
-    lr_step_factor: float = Field(0.1, gt=0, description="What schedule step multiplies by at each drop.")
+    lr_step_epochs: tuple[float, ...] = Field(
+        (), description="Epochs at which the step schedule lowers the learning rate."
+    )
+    lr_step_factor: float = Field(
+        0.1, gt=0, description="Factor by which the step schedule multiplies the learning rate."
+    )
     lr_cycle_epochs: float = Field(
-        2.0, gt=0, description="Length of one cycle of schedule cyclic, in epochs."
+        2.0, gt=0, description="Length of one cycle of the cyclic schedule, in epochs."
     )
 
     optimizer: Literal["sgd", "adamw", "lars", "lamb"] = Field(
-        "sgd", description="Optimizer: sgd and adamw by PyTorch's formulas; lars and lamb for large batches."
+        "sgd", description="Optimizer: sgd and adamw follow PyTorch; lars and lamb are for large batches."
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and lars.")
     weight_decay: float = Field(
@@ -92,109 +115,112 @@ class Config(BaseModel):
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adamw and lamb.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of adamw and lamb.")
     lars_trust_coefficient: float = Field(
-        0.001, gt=0, description="How far lars moves a tensor at learning rate 1, as a part of its norm."
+        0.001, gt=0, description="LARS trust coefficient: relative norm of an update at learning rate 1."
     )
-    clip_norm: float | None = Field(None, gt=0, description="Largest norm of the averaged gradient.")
-    compression: Literal["none", "fp16"] = Field("none", description="How gradients travel.")
+    clip_norm: float | None = Field(None, gt=0, description="Clip the averaged gradient to this global norm.")
+    compression: Literal["none", "fp16"] = Field(
+        "none", description="Gradient compression for the all-reduce."
+    )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Part of the target that loss cross_entropy spreads over all classes."
+        0.0, ge=0, lt=1, description="Label smoothing of the cross_entropy loss in training."
     )
     ema_decay: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Evaluate and export a moving average of the weights, of this decay per step.",
+        description="Decay per step of a moving average of the weights, which is evaluated and exported.",
     )
-    early_stopping: BestField | None = Field(
-        None, description="Stop when this metric of the evaluation gets no better; as keep_best."
+    early_stopping: MetricGoalField | None = Field(
+        None, description="Stop when this evaluation metric no longer improves; written as for keep_best."
     )
     early_stopping_patience: int = Field(
-        3, gt=0, description="Evaluations in a row without an improvement that early_stopping waits for."
+        3, gt=0, description="Evaluations in a row without improvement after which training stops."
     )
 
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="What the model computes in; its weights stay fp32."
+        "fp32", description="Precision of the computation; the weights stay in fp32."
     )
     sync_batch_norm: bool = Field(
-        False, description="Let batch norm see the global batch instead of each worker's part."
+        False, description="Compute batch norm statistics over the global batch, not per worker."
     )
     checkpoint_activations: bool = Field(
-        False, description="Compute the activations of repeated blocks again instead of keeping them."
+        False, description="Recompute the activations of repeated blocks in the backward pass to save memory."
     )
-    compile: bool = Field(False, description="Compile the model: torch.compile, or XLA in TensorFlow.")
+    compile: bool = Field(
+        False, description="Compile the model with torch.compile, or with XLA in TensorFlow."
+    )
 
-    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute.")
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Device to compute on.")
     threads: int | None = Field(
-        None, gt=0, description="Compute threads per worker (its share of the host's cores if not given)."
+        None, gt=0, description="Compute threads per worker; its share of the host's cores if not given."
     )
-    read_threads: int = Field(2, gt=0, description="Threads per worker that read samples ahead.")
+    read_threads: int = Field(2, gt=0, description="Threads per worker that prefetch samples.")
     read_workers: int = Field(
-        0, ge=0, description="Processes per worker that read samples ahead; 0: its threads do."
+        0, ge=0, description="Processes per worker that prefetch samples; with 0, threads do."
     )
     on_bad_sample: Literal["error", "skip"] = Field(
-        "error", description="What to do with a sample that cannot be read; skip: count it and go on."
+        "error", description="What to do if a sample cannot be read: end with an error, or skip and count it."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random numbers.")
     initial_parameters: Literal["model", "portable"] = Field(
         "model",
-        description="Initial values: as the model was built, or drawn by name, equal in both frameworks.",
+        description="Initial values: those of the model, or values drawn by name, equal in both frameworks.",
     )
 
-    run_dir: str | None = Field(
-        None, description="Where the run is written (runs/TASK-FRAMEWORK-TIME if not given)."
-    )
+    run_dir: str | None = Field(None, description="Run directory; runs/TASK-FRAMEWORK-TIME if not given.")
     resume: str | None = Field(
         None,
-        description="Go on from a checkpoint: auto for the newest good one in --run-dir (from the start if "
-        "there is none), or a checkpoint's or a run's directory.",
+        description="Resume from a checkpoint: auto takes the newest good one in --run-dir, or starts "
+        "from the beginning if there is none; PATH is the directory of a checkpoint or of a run.",
     )
     init: str | None = Field(
-        None, description="Checkpoint or run directory to take the weights from, without its progress."
+        None, description="Checkpoint or run directory to load the weights from; training starts at step 0."
     )
     save_every: EveryField | None = Field(
-        Cadence(1.0, "epochs"), description="How often to save; always at the end. null for then only."
+        Cadence(1.0, "epochs"),
+        description="Interval between checkpoints, in addition to one at the end; null: only at the end.",
     )
-    keep_last: int | None = Field(
-        3, gt=0, description="How many of the newest checkpoints to keep. null for all."
-    )
-    keep_best: BestField | None = Field(
+    keep_last: int | None = Field(3, gt=0, description="Number of newest checkpoints to keep; null: all.")
+    keep_best: MetricGoalField | None = Field(
         None,
-        description="Metric of the evaluation whose best checkpoint is saved and kept as well; NAME:min or "
-        "NAME:max where the name does not tell which is best.",
+        description="Evaluation metric whose best checkpoint is saved and kept too; NAME:min or NAME:max "
+        "if the name does not tell whether lower or higher is better.",
     )
     on_save_error: Literal["warn", "stop"] = Field(
-        "warn", description="What to do when a checkpoint cannot be written; warn: go on and try again later."
+        "warn",
+        description="What to do if a checkpoint cannot be written: warn and retry at the next save, or stop.",
     )
-    log_every: EveryField = Field(Cadence(10), description="How often metrics are logged.")
+    log_every: EveryField = Field(Cadence(10), description="Interval between log entries.")
     eval_every: EveryField | None = Field(
-        Cadence(1.0, "epochs"), description="How often to evaluate; always at the end. null for then only."
+        Cadence(1.0, "epochs"),
+        description="Interval between evaluations, in addition to one at the end; null: only at the end.",
     )
     check_replicas_every: int = Field(
         1000, gt=0, description="Steps between comparisons of the workers' parameters."
     )
     trace_indices: bool = Field(
-        False, description="Write the indices that every worker trains on to RUN_DIR/indices/."
+        False, description="Write the indices that each worker trains on to RUN_DIR/indices/."
     )
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if self.lr_schedule == "step" and not self.lr_step_epochs:
-            raise ValueError("lr_schedule step needs lr_step_epochs, such as [30, 60, 80]")
+            raise ValueError("lr_schedule step requires lr_step_epochs, for example [30, 60, 80]")
         drops = list(self.lr_step_epochs)
         if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
-            raise ValueError(f"lr_step_epochs must ascend from 0 or more, found {drops}")
+            raise ValueError(f"lr_step_epochs must be in ascending order and not negative, found {drops}")
         if self.resume == "auto" and self.run_dir is None:
-            raise ValueError("resume: auto looks in the run directory, so give --run-dir, too")
+            raise ValueError("resume: auto searches the run directory, so --run-dir must be given too")
         if self.framework == "tf" and self.compile and self.sync_batch_norm:
             raise ValueError(
-                "compile: XLA has no messages between workers, so leave out compile or sync_batch_norm"
+                "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
             )
         return self
 
     def to_yaml(self) -> str:
-        """Give the configuration as YAML that repeats the run, from its start and in another directory."""
+        """Return the configuration as YAML that repeats the run from its beginning in another directory."""
         displaced = {"batch_size"} if self.global_batch_size else set()
-        # null, too, must be there: where the task's defaults set a field, null is what takes it back
+        # null values are written too: null is what resets a field that the task's defaults set
         values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
@@ -204,8 +230,8 @@ class Layer:
     """Field values from one source.
 
     Args:
-        source: where they come from, as messages name it: "--set", "run.yaml".
-        values: field name to value.
+        source: name of the source in messages, such as "--set" or "run.yaml".
+        values: mapping of field names to values.
     """
 
     source: str
@@ -213,10 +239,11 @@ class Layer:
 
 
 def resolve(layers: Iterable[Layer]) -> Config:
-    """Merge layers, weakest first, into a valid Config.
+    """Merge layers, lowest precedence first, into a valid Config.
 
     Raises:
-        ConfigError: one line per offence, naming the field, the rule, the value and its source.
+        ConfigError: If a field is unknown or a value is invalid: one line for each, with the field,
+            the rule, the value and its source.
     """
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -226,7 +253,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
             if len(given) == 2:
                 raise ConfigError(
-                    f"{layer.source} sets both {one} and {other}", f"Give one of the two: {one} or {other}."
+                    f"{layer.source} sets both {one} and {other}", f"Give either {one} or {other}."
                 )
             if given:
                 merged.pop(other if given == [one] else one, None)
@@ -240,14 +267,14 @@ def resolve(layers: Iterable[Layer]) -> Config:
     try:
         return Config(**merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_in_words(detail, sources) for detail in error.errors())) from None
+        raise ConfigError("\n".join(_describe(detail, sources) for detail in error.errors())) from None
 
 
-def _merged(weaker: Any, stronger: Any) -> Any:
-    """Give the stronger value; of two mappings, the keys of both, at any depth."""
-    if not (isinstance(weaker, Mapping) and isinstance(stronger, Mapping)):
-        return stronger
-    return {**weaker, **{key: _merged(weaker.get(key), value) for key, value in stronger.items()}}
+def _merged(lower: Any, higher: Any) -> Any:
+    """Return the second value; merge the keys of both, at any depth, if both are mappings."""
+    if not (isinstance(lower, Mapping) and isinstance(higher, Mapping)):
+        return higher
+    return {**lower, **{key: _merged(lower.get(key), value) for key, value in higher.items()}}
 
 
 def _check_names(layer: Layer) -> None:
@@ -260,8 +287,8 @@ def _check_names(layer: Layer) -> None:
             )
 
 
-def _in_words(detail: Any, sources: Mapping[str, str]) -> str:
-    """Say one pydantic error as "field: rule, found value (source)"."""
+def _describe(detail: Any, sources: Mapping[str, str]) -> str:
+    """Return one pydantic error as "field: rule, found value (source)"."""
     rule = re.sub(r"^(Value error, |Input )", "", detail["msg"])
     if not detail["loc"]:
         return rule
@@ -271,21 +298,19 @@ def _in_words(detail: Any, sources: Mapping[str, str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number, as in YAML 1.2 (version 1.1 reads it as text)."""
+    """Safe YAML that reads 1e-3 as a number, as YAML 1.2 does; YAML 1.1 reads it as text."""
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Read YAML; nothing in it can run code.
+    """Parse YAML without executing anything in it.
 
     Raises:
-        ConfigError: naming the source, line and column.
+        ConfigError: If it is not valid YAML, with source, line and column.
     """
     try:
         return yaml.load(text, _Loader)
@@ -299,7 +324,7 @@ def read_file(path: Path) -> Layer:
     """Read a YAML config file.
 
     Raises:
-        ConfigError: where it cannot be read, is not YAML or holds no mapping.
+        ConfigError: If the file cannot be read, is not valid YAML or does not hold a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -309,21 +334,21 @@ def read_file(path: Path) -> Layer:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold field: value lines, found a {type(values).__name__}")
+        raise ConfigError(f"{path} must contain lines such as epochs: 3, found a {type(values).__name__}")
     return Layer(str(path), values)
 
 
 def parse_assignments(assignments: Iterable[str]) -> Layer:
-    """Read ``KEY=VALUE`` texts as --set takes them; a dotted key reaches into a mapping.
+    """Parse the ``KEY=VALUE`` arguments of --set; a key with dots sets a value inside a mapping.
 
     Raises:
-        ConfigError: where one has no "=" or its value is not YAML.
+        ConfigError: If an argument has no "=" or its value is not valid YAML.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--set {assignment}: must be KEY=VALUE, such as --set seed=1")
+            raise ConfigError(f"--set {assignment}: must be KEY=VALUE, for example --set seed=1")
         field, *inner = key.strip().split(".")
         value = parse_yaml(text, f"--set {key}")
         for name in reversed(inner):

@@ -1,29 +1,29 @@
-"""Every error that hvdtrain raises on purpose, and the exit code that each one ends a job with.
+"""The errors that hvdtrain raises and the exit code of a job for each of them.
 
 ::
 
     HvdtrainError
-    ├── UsageError                    2   a bad option, config or task
+    ├── UsageError                    2   an invalid option, config or task
     │   ├── ConfigError                   a config field: unknown, wrong type, out of range
-    │   ├── TaskError                     a task that cannot be loaded or does not fit
+    │   ├── TaskError                     a task that cannot be loaded or is incomplete
     │   ├── DataError                     a data set that cannot be used
     │   │   └── BadSampleError                one sample that cannot be read
-    │   └── CheckpointError               a checkpoint that is missing, damaged or does not fit
+    │   └── CheckpointError               a checkpoint that is missing, corrupt or does not match
     ├── EnvironmentFault              3   the machine, the cluster or the installation
-    │   ├── HorovodBuildError             Horovod is missing, partial or built for something else
-    │   ├── AgreementError                workers that do not agree before training
-    │   ├── PeerLostError                 another worker went away
-    │   └── SaveError                     a checkpoint cannot be written, and that should end the job
-    └── TrainingError                 4   training itself failed
+    │   ├── HorovodBuildError             Horovod is missing, incomplete or built for other versions
+    │   ├── AgreementError                workers whose configs, versions or data differ
+    │   ├── PeerLostError                 the connection to another worker was lost
+    │   └── SaveError                     a checkpoint cannot be written
+    └── TrainingError                 4   training failed
         ├── NonFiniteLossError            the loss became NaN or infinite
         ├── ReplicaDriftError             the workers' parameters are no longer equal
-        └── WorkerFailure                 the task's own code raised while training
+        └── WorkerFailure                 the task's code raised an exception during training
 
-    Stopped                      75   stopped on request after saving; --resume goes on
-    Interrupted                   128+n   stopped by signal n at once (Ctrl-C is 130)
+    Stopped                      75   stopped on request after saving; --resume continues
+    Interrupted                   128+n   stopped at once by signal n (Ctrl-C is 130)
 
-An error says what was found, what the rule is and what to do: ``problem`` is the first two,
-``remedy`` the last. The command line prints both on one screen, without a traceback.
+An error has two parts: ``problem`` states what was found and which rule it violates, and ``remedy``
+states what to do. The command line prints both without a traceback.
 """
 
 import signal
@@ -36,12 +36,12 @@ EXIT_STOPPED = 75
 
 
 class HvdtrainError(Exception):
-    """An error with a message for the person who runs the job.
+    """Base class of the errors that hvdtrain raises for the user.
 
     Args:
-        problem: what was found and which rule it breaks, naming the field or the file.
-        remedy: what to do about it; empty where ``problem`` already says so.
-        everywhere: whether every worker raises it alike, so that one of them can speak for all.
+        problem: what was found and which rule it violates, with the name of the field or file.
+        remedy: what to do; empty if ``problem`` already says it.
+        everywhere: whether every worker raises the same error, so that only rank 0 reports it.
     """
 
     exit_code = 1
@@ -54,33 +54,33 @@ class HvdtrainError(Exception):
 
 
 class UsageError(HvdtrainError):
-    """A bad option, config or task."""
+    """An option, config or task is invalid."""
 
     exit_code = EXIT_USAGE
 
 
 class ConfigError(UsageError):
-    """A config field that is unknown, of the wrong type, out of range or contradicts another."""
+    """A config field is unknown, has the wrong type, is out of range or conflicts with another."""
 
 
 class TaskError(UsageError):
-    """A task that cannot be loaded, or whose model, loss or metrics do not fit."""
+    """A task cannot be loaded, or its model, loss or metrics are invalid."""
 
 
 class DataError(UsageError):
-    """A data set that cannot be used: empty, of an unknown form, inconsistent."""
+    """A data set cannot be used: it is empty, inconsistent or of an unsupported type."""
 
 
 class BadSampleError(DataError):
-    """A sample that cannot be read, while others can; ``on_bad_sample`` says what follows."""
+    """A single sample cannot be read; ``on_bad_sample`` determines what happens."""
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that is missing, damaged or belongs to another training."""
+    """A checkpoint is missing, corrupt or belongs to a different training job."""
 
 
 class EnvironmentFault(HvdtrainError):
-    """The machine, the cluster or the installation is not fit for the job."""
+    """The machine, the cluster or the installation cannot run the job."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -90,7 +90,7 @@ class HorovodBuildError(EnvironmentFault):
 
 
 class AgreementError(EnvironmentFault):
-    """The workers of a job differ in something that must be equal on all of them."""
+    """The workers of a job differ in a value that must be equal on all of them."""
 
 
 class PeerLostError(EnvironmentFault):
@@ -98,11 +98,11 @@ class PeerLostError(EnvironmentFault):
 
 
 class SaveError(EnvironmentFault):
-    """A checkpoint could not be written, and the config or the end of the job makes that an error."""
+    """A checkpoint could not be written at the end of a job, or with ``on_save_error: stop``."""
 
 
 class TrainingError(HvdtrainError):
-    """Training itself failed."""
+    """Training failed."""
 
     exit_code = EXIT_TRAINING
 
@@ -116,14 +116,14 @@ class ReplicaDriftError(TrainingError):
 
 
 class WorkerFailure(TrainingError):
-    """The task's own code raised while the job ran; the cause is the original exception."""
+    """The task's code raised an exception during the job; ``__cause__`` is that exception."""
 
 
 class Stopped(BaseException):
     """Raised on all workers when training has stopped on request (SIGTERM) and its state is saved.
 
-    Not a subclass of Exception: a script that does not know it ends with exit code 75, by which a
-    scheduler knows that the job may be queued again.
+    It is not a subclass of Exception. A script that does not catch it ends with exit code 75, which
+    tells a scheduler that the job can be queued again.
     """
 
     exit_code = EXIT_STOPPED
@@ -132,7 +132,7 @@ class Stopped(BaseException):
 class Interrupted(BaseException):
     """Raised in the main thread by a signal that ends the job at once.
 
-    Not a subclass of Exception, so that ``except Exception`` in a task does not swallow it.
+    It is not a subclass of Exception, so that ``except Exception`` in a task does not swallow it.
     """
 
     def __init__(self, signal_number: int) -> None:

@@ -1,4 +1,4 @@
-"""Task and Dataset: what a user supplies, and how a task is found by its name or path."""
+"""Task and Dataset, the interfaces that a user implements, and loading a task by name or path."""
 
 import difflib
 import importlib
@@ -16,79 +16,80 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.frameworks import FRAMEWORKS
 
 Arrays = dict[str, NDArray[Any]]
 
-# modules of tasks that lie in a file, which no other process could import by name
+# prefix for modules of task files, which other processes cannot import by name
 FILE_MODULE_PREFIX = "hvdtrain_task_"
-
-# the task method that builds the model for each framework
-MODEL_METHODS = {"torch": "torch_model", "tf": "tf_model"}
 
 
 @runtime_checkable
 class Dataset(Protocol):
     """A fixed number of samples, each a mapping of names to arrays.
 
-    The model is given ``"inputs"`` and the loss compares with ``"targets"``; other keys pass
-    through to the task's own loss and metrics. A data set may also have ``batch(indices)``,
-    which fetches many samples at once, stacked along a new first axis; and
-    ``augmented(indices, keys)``, which does so for training, each sample changed at random by the
-    64-bit seed that ``keys`` holds for it (a function of the job's seed, the epoch and the index).
+    The model receives ``"inputs"`` and the loss compares its outputs with ``"targets"``. Other keys
+    are passed to the task's own loss and metrics. A data set can also have these methods:
+
+    - ``batch(indices)`` returns several samples at once, stacked along a new first axis;
+    - ``augmented(indices, keys)`` does the same for training and augments each sample at random.
+      ``keys`` holds a 64-bit seed for each sample, which depends on the job's seed, the epoch and
+      the index.
     """
 
     def __len__(self) -> int:
-        """Give the number of samples."""
+        """Return the number of samples."""
         ...
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        """Give one sample as a mapping of names to arrays (anything that numpy converts)."""
+        """Return one sample as a mapping of names to arrays or to values that numpy converts."""
         ...
 
 
 class Task(Protocol):
-    """What a job trains: its data once, its model per framework.
+    """The data and the model of a job.
 
-    A task is any class with these names; it need not inherit from this one. Its constructor takes
-    ``task_options`` as keyword arguments. Optional names beside these:
+    A task is any class with these attributes; it does not have to inherit from this class. Its
+    constructor receives ``task_options`` as keyword arguments. Optional attributes:
 
-    - ``defaults``: mapping of config values that suit the task;
-    - ``metrics``: mapping of names to metrics, each as ``loss`` is;
+    - ``defaults``: mapping of config fields to the task's default values;
+    - ``metrics``: mapping of names to metrics, each of the same form as ``loss``;
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
-    - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer in place of the
-      config's; the learning rate stays the config's;
-    - ``state_names``: mapping of "torch" and "tf" to mappings of the model's own module paths to
-      those that both models share, such as ``{"torch": {"features.0": "conv1"}}``;
-    - ``describe()``: what data was found, a line of text for the plan.
+    - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces
+      the config's; the learning rate is still the config's;
+    - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
+      both models share, for example ``{"torch": {"features.0": "conv1"}}``;
+    - ``describe()``: a line of text for the plan that describes the data;
+    - ``callbacks``: a list of objects with methods of ``hvdtrain.Callback``, or a method that returns one.
     """
 
     loss: Any  # a name such as "cross_entropy", or a function (outputs, batch) -> one value per sample
 
     def train_data(self) -> Any:
-        """Give the training data: a Dataset or what ``as_dataset`` wraps."""
+        """Return the training data: a Dataset, or an object that ``as_dataset`` wraps."""
         ...
 
     def eval_data(self) -> Any:
-        """Give the evaluation data, likewise, or None."""
+        """Return the evaluation data in the same form, or None."""
         ...
 
 
 def built_in_names() -> list[str]:
-    """Give the names of the built-in tasks: those of their modules, with dashes."""
+    """Return the names of the built-in tasks: their module names, with dashes."""
     package = importlib.import_module("hvdtrain.tasks")
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
 
 
 def load_task_class(spec: str) -> Callable[..., Any]:
-    """Find a task's class (or a function that makes a task).
+    """Return a task's class, or a function that returns a task.
 
     Args:
-        spec: a built-in task's name, ``package.module:Task`` or ``path/to/file.py:Task``.
+        spec: name of a built-in task, ``package.module:Task`` or ``path/to/file.py:Task``.
 
     Raises:
-        TaskError: where nothing of that name can be imported, saying why.
+        TaskError: If it cannot be imported or does not exist.
     """
     place, colon, name = spec.rpartition(":")
     if not colon:
@@ -105,10 +106,10 @@ def load_task_class(spec: str) -> Callable[..., Any]:
 
 
 def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any], framework: str) -> Any:
-    """Construct a task and check that it has what a job needs.
+    """Construct a task and check that it has the required attributes.
 
     Raises:
-        TaskError: where the options do not fit its constructor, it raises, or a name is missing.
+        TaskError: If the constructor does not accept the options or raises, or an attribute is missing.
     """
     _check_options(task_class, spec, options)
     try:
@@ -119,19 +120,20 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error
     for name in ("train_data", "eval_data"):
         if not callable(getattr(task, name, None)):
-            raise TaskError(f"task {spec} has no method {name}()", "docs/tasks.md shows what a task needs.")
-    wanted, other = MODEL_METHODS[framework], MODEL_METHODS["tf" if framework == "torch" else "torch"]
+            raise TaskError(f"task {spec} has no method {name}()", "docs/tasks.md lists what a task needs.")
+    wanted = FRAMEWORKS[framework].model_method
     if not callable(getattr(task, wanted, None)):
-        has_other = callable(getattr(task, other, None))
-        remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if has_other else ""
+        methods = [row.model_method for row in FRAMEWORKS.values()]
+        other = next((name for name in methods if callable(getattr(task, name, None))), None)
+        remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
         raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
-    if not hasattr(task, "loss") and not hasattr(task, f"{framework}_loss"):
+    if not hasattr(task, "loss") and not hasattr(task, FRAMEWORKS[framework].loss_method):
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)")
     return task
 
 
 def task_spec(task: object) -> str:
-    """Give the spec under which another process finds a task that was passed as a class or name."""
+    """Return the spec by which another process loads a task that was passed as a class or a name."""
     if isinstance(task, str):
         return task
     name = getattr(task, "__qualname__", None)
@@ -144,11 +146,11 @@ def task_spec(task: object) -> str:
 
 
 class RaisedInReader(Exception):
-    """What the code of a data set raised in a reader process, for its worker to raise.
+    """An exception of a data set in a reader process, raised again in its worker.
 
     Args:
-        where: the exception, with the place that raised it.
-        traceback_text: its traceback, from there.
+        where: the exception with the file and line that raised it.
+        traceback_text: its traceback in the reader process.
     """
 
     def __init__(self, where: str, traceback_text: str) -> None:
@@ -158,14 +160,14 @@ class RaisedInReader(Exception):
 
 
 def where_raised(error: BaseException) -> str:
-    """Say an exception of a user's code with the place that raised it, in one or two lines."""
+    """Return an exception of user code with the file and line that raised it, in one or two lines."""
     if isinstance(error, RaisedInReader):
         return error.where
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_code(f.filename)]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: {said}" if frames else said
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}" if frames else text
 
 
 def _is_user_code(filename: str) -> bool:
@@ -207,7 +209,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # modules that lie beside the file can be imported, as when Python runs it
+    # modules in the same folder can be imported, as when Python runs the file
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
@@ -233,7 +235,7 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
         signature.bind(**options)
     except TypeError as error:
         raise TaskError(
-            f"task {spec}: {error}", "Give it with --set task_options.NAME=VALUE or in the config file."
+            f"task {spec}: {error}", "Set it with --set task_options.NAME=VALUE or in the config file."
         ) from None
 
 

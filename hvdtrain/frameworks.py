@@ -1,0 +1,68 @@
+"""The frameworks that can train: one row each, and what each of them can do."""
+
+from dataclasses import dataclass
+
+# what a framework's backend may or may not have
+EXPORT, COMPILE, SYNC_BATCH_NORM = "export", "compile", "sync_batch_norm"
+ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
+    "activation_checkpointing",
+    "half_precision",
+    "compression",
+)
+EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
+ALL_CAPABILITIES = frozenset(
+    {
+        EXPORT,
+        COMPILE,
+        SYNC_BATCH_NORM,
+        ACTIVATION_CHECKPOINTING,
+        HALF_PRECISION,
+        COMPRESSION,
+        EMA,
+        LARGE_BATCH,
+        LABEL_SMOOTHING,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework that can train.
+
+    Attributes:
+        flag: its name in options, such as "torch"; also the prefix of the task's methods for it.
+        title: its name for people.
+        module: the module of its backend.
+        horovod: the module of Horovod's binding; empty if the backend needs none.
+        capabilities: what the backend can do.
+    """
+
+    flag: str
+    title: str
+    module: str
+    horovod: str = ""
+    capabilities: frozenset[str] = ALL_CAPABILITIES
+
+    @property
+    def model_method(self) -> str:
+        """The task's method that makes the model."""
+        return f"{self.flag}_model"
+
+    @property
+    def loss_method(self) -> str:
+        """The task's optional method in place of the model call, loss and metrics."""
+        return f"{self.flag}_loss"
+
+    @property
+    def optimizer_method(self) -> str:
+        """The task's optional method that makes an optimizer."""
+        return f"{self.flag}_optimizer"
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    row.flag: row
+    for row in (
+        Framework("torch", "PyTorch", "hvdtrain.backends.torch.backend", "horovod.torch"),
+        Framework("tf", "TensorFlow", "hvdtrain.backends.tensorflow.backend", "horovod.tensorflow"),
+    )
+}
