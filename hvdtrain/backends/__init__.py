@@ -3,13 +3,11 @@
 from importlib import import_module
 from typing import cast
 
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, ModelFiles
 from hvdtrain.config import Config
-from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build.frameworks import TITLES
+from hvdtrain.errors import HorovodBuildError, UsageError
+from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
-
-_MODULES = {"torch": "hvdtrain.backends.torch", "tf": "hvdtrain.backends.tensorflow"}
 
 
 def load_backend(config: Config) -> Backend:
@@ -21,13 +19,25 @@ def load_backend(config: Config) -> Backend:
         config: its ``framework``, ``device`` and ``threads`` are used.
 
     Raises:
-        EnvironmentFault: where the device or the launcher does not fit, or a library is missing.
+        EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
     """
+    framework = FRAMEWORKS[config.framework]
     try:
-        module = import_module(_MODULES[config.framework])
+        module = import_module(framework.module)
     except ImportError as error:
         raise HorovodBuildError(
-            f"{TITLES[config.framework]} or Horovod's extension for it cannot be loaded: {error}",
+            f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",
             f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
         ) from error
     return cast(Backend, module.start(config))
+
+
+def model_files(backend: Backend, framework: Framework) -> ModelFiles:
+    """Return what reads and writes the framework's own files of models.
+
+    Raises:
+        UsageError: If the framework's backend cannot.
+    """
+    if EXPORT not in framework.capabilities:
+        raise UsageError(f"hvdtrain cannot export or import models of {framework.title}")
+    return cast(ModelFiles, backend)

@@ -6,7 +6,7 @@ MARK = "recompute"  # the attribute of a block, or of its class
 
 
 def no_blocks(method: str, base: str, otherwise: str) -> TaskError:
-    """Give the error about a model without blocks.
+    """Return the error about a model without blocks.
 
     Args:
         method: the task's method that made the model.

@@ -1,4 +1,4 @@
-"""The seam between the loop and the frameworks, and the rules of the portable state.
+"""The seam between the loop and the frameworks.
 
 Methods that every rank must call, in the same order, have docstrings that start with
 "Collective."
@@ -10,123 +10,114 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends._exchange import Exported
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.portable.files import Exported
+from hvdtrain.backends.step_signals import (
+    NO_FLAGS,
+    NO_SIGNALS,
+    NO_STATISTICS,
+    SIGNALS,
+    ControlFlags,
+    StepStatistics,
+    decode_signals,
+)
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import mix
 
 PortableState = dict[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Workers(Protocol):
-    """The workers of a job, as one of them sees them.
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a backend knows when it has started.
 
     Attributes:
-        rank: this worker, from 0.
-        size: number of workers.
-        local_rank: this worker among those of its host, from 0.
-        local_size: number of workers on this host.
-        host: this host's name.
-        controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
+        description: framework, version and device, such as "PyTorch 2.13.0 on the CPU".
+        versions: by name, what must be equal on all workers.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    controller: str
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Give every worker the root's value (anything that pickles)."""
-        ...
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Give every worker the values of all, in the order of ranks."""
-        ...
-
-    def barrier(self) -> None:
-        """Collective. Wait until every worker is here."""
-        ...
+    description: str
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Requests:
-    """What a worker asks of all workers, and tells them.
-
-    It travels with a step's metrics, so all learn of it at once.
+class ModelInfo:
+    """What a backend knows when it has built the model.
 
     Attributes:
-        stop: end training after this step, saved.
-        save: save now and go on.
-        bad_samples: how many samples it could not read.
-        waited_seconds: how long it waited for data.
+        parameter_shapes: shapes of the trainable parameters by portable name.
+        batch_norm_layers: number of batch-norm layers.
+        reduction: how gradients are reduced, for the plan.
     """
 
-    stop: bool = False
-    save: bool = False
-    bad_samples: int = 0
-    waited_seconds: float = 0.0
-
-    def as_numbers(self) -> tuple[float, ...]:
-        """Give it as numbers that add up over workers."""
-        return float(self.stop), float(self.save), float(self.bad_samples), self.waited_seconds
-
-    def at_the_end_of(self, length: int) -> tuple[float, ...]:
-        """Give its numbers as the last of a vector of zeros: what is added to the one that is reduced."""
-        numbers = self.as_numbers()
-        return (length - len(numbers)) * (0.0,) + numbers
-
-    def joined(self, other: "Requests") -> "Requests":
-        """Give what either asks for."""
-        return Requests(self.stop or other.stop, self.save or other.save)
+    parameter_shapes: Mapping[str, tuple[int, ...]]
+    batch_norm_layers: int
+    reduction: str
 
 
-NO_REQUESTS = Requests()
-NUMBERS_AFTER_SUMS = 1 + len(NO_REQUESTS.as_numbers())  # in the reduced vector; the first: missing gradients
+FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow
+NUMBERS_AFTER_SUMS = FINDINGS + SIGNALS
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What some steps add up to, over all workers.
+class StepMetrics:
+    """What a step, or an evaluation, adds up to over all workers.
 
     Attributes:
         sums: name to the weighted sum over samples; "loss" and the task's metrics.
         weight: sum of the samples' weights.
-        missing_gradients: parameters that got no gradient, counted per step and worker.
-        requests: what any worker asked for.
-        bad_samples: how many samples could not be read.
-        waited_seconds: how long the workers waited for data, added up.
+        unused_parameters: parameters that got no gradient, added up over workers.
+        unused_names: those of this worker, by portable name.
+        overflow_exhausted: whether gradients overflow at the lowest loss scale: no scale will help.
+        flags: what any worker wants all of them to do.
+        statistics: sums over the workers.
     """
 
     sums: Mapping[str, float]
     weight: float
-    missing_gradients: int = 0
-    requests: Requests = NO_REQUESTS
-    bad_samples: int = 0
-    waited_seconds: float = 0.0
+    unused_parameters: int = 0
+    unused_names: tuple[str, ...] = ()
+    overflow_exhausted: bool = False
+    flags: ControlFlags = NO_FLAGS
+    statistics: StepStatistics = NO_STATISTICS
 
     @classmethod
-    def from_vector(cls, names: Sequence[str], vector: Sequence[float], weight: float) -> "Totals":
-        """Read the vector that a backend reduces: a sum per name, missing gradients, ``Requests``."""
-        *sums, missing, stop, save, bad, waited = vector
-        requests = Requests(stop > 0, save > 0) if stop or save else NO_REQUESTS
-        return cls(dict(zip(names, sums, strict=True)), weight, round(missing), requests, round(bad), waited)
+    def from_vector(
+        cls,
+        names: Sequence[str],
+        vector: Sequence[float],
+        weight: float,
+        unused_names: Sequence[str] = (),
+    ) -> "StepMetrics":
+        """Return what a reduced vector says: a sum per name, ``FINDINGS`` numbers, the signals."""
+        sums, rest = vector[: len(names)], vector[len(names) :]
+        unused, overflow, *signals = rest
+        return cls(
+            dict(zip(names, sums, strict=True)),
+            weight,
+            round(unused),
+            tuple(unused_names),
+            overflow > 0,
+            *decode_signals(signals),
+        )
 
-    def without_bad_samples(self) -> "Totals":
-        """Take the samples that could not be read out of the weight: an evaluation leaves them out."""
-        return replace(self, weight=self.weight - self.bad_samples) if self.bad_samples else self
+    def without_skipped_samples(self) -> "StepMetrics":
+        """Return the metrics with skipped samples taken out of the weight: an evaluation leaves them out."""
+        skipped = self.statistics.skipped_samples
+        return replace(self, weight=self.weight - skipped) if skipped else self
 
 
 class PendingMetrics(Protocol):
-    """Totals on their way from the device."""
+    """The metrics of a step on their way from the device."""
 
-    def read(self) -> Totals:
-        """Wait for the device if need be and give the totals. The same on every worker."""
+    def read(self) -> StepMetrics:
+        """Wait for the device if need be and return the metrics.
+
+        Sums, weight, findings, flags and statistics are the same on every worker.
+        """
         ...
 
 
@@ -142,108 +133,103 @@ class PendingState(Protocol):
 
 
 class Backend(Protocol):
-    """Whatever touches a tensor. The loop decides when it happens and with which number."""
+    """Whatever touches a tensor. The loop decides when it happens and with which number.
+
+    Each framework's ``backend.py`` has a function ``start(config)``, collective, that starts Horovod,
+    binds this worker's device and returns the backend.
+
+    Attributes:
+        workers: the job's workers.
+        info: what is known when the backend has started.
+        model: the framework's own model after ``build``; for callbacks, the loop leaves it alone.
+    """
 
     workers: Workers
+    info: BackendInfo
+    model: Any
 
-    def describe(self) -> str:
-        """Say framework, version and device, such as "PyTorch 2.13.0 on the CPU"."""
-        ...
-
-    def versions(self) -> dict[str, str]:
-        """Give the versions that must be equal on all workers."""
-        ...
-
-    def build(self, task: Any, config: Config, accumulate: int) -> None:
-        """Build model, optimizer and compiled steps. Local: no collective.
-
-        Args:
-            task: the task.
-            config: the job's config.
-            accumulate: micro-batches per step.
+    def build(self, task: Any, config: Config) -> ModelInfo:
+        """Build model, optimizer and compiled steps, with their initial values. Local: no collective.
 
         Raises:
-            TaskError: where the task's model, loss, metrics or optimizer do not fit.
+            TaskError: If the task's model, loss, metrics or optimizer do not fit.
         """
         ...
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
-        """Turn batches in host memory into the device batches that the steps take, one ahead."""
+        """Yield the device batches that the steps take, one ahead of the host's."""
         ...
 
-    def train_step(self, batch: Any, learning_rate: float, requests: Requests = NO_REQUESTS) -> None:
-        """Collective. One optimizer update with the mean gradient over the global batch.
+    def train_step(
+        self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> PendingMetrics:
+        """Collective. Do one optimizer update with the mean gradient over the global batch.
 
         Args:
-            batch: what ``to_device`` gave.
+            batch: what ``to_device`` yielded.
             learning_rate: that of this step.
-            requests: what this worker asks all of them to do.
+            signals: what this worker tells all of them; their sum comes back with the metrics.
         """
         ...
 
-    def eval_step(self, batch: Any) -> None:
-        """Evaluate one batch. Local: no collective, so ranks may have different numbers of them."""
+    def eval_step(self, batch: Any, partial: Any = None) -> Any:
+        """Evaluate one batch and return the sums so far. Local: no collective.
+
+        Args:
+            batch: what ``to_device`` yielded.
+            partial: what the call before returned; None in the first.
+        """
         ...
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Give a context in which the model computes with the average of its weights, if it has one.
+    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+        """Collective. Sum an evaluation over workers.
+
+        Args:
+            partial: what this worker's last ``eval_step`` returned.
+            signals: what this worker tells all of them.
+        """
+        ...
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the moving average of its weights, if there is one.
 
         Local: no collective.
         """
         ...
 
-    def take_metrics(self, phase: str, requests: Requests = NO_REQUESTS) -> PendingMetrics:
-        """Collective. Take what the steps since the last call added up to.
-
-        Args:
-            phase: "train" or "eval".
-            requests: in "eval", what this worker tells the others; in training it came with the steps.
-        """
+    def sync_batch_norm_statistics(self) -> None:
+        """Collective. Average the moving statistics of batch norm over workers."""
         ...
 
-    def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Give the trainable parameters of this worker by portable name, in a fixed order."""
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
         ...
 
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shapes of the trainable parameters by portable name; nothing is copied."""
-        ...
+    def gather_state(self) -> PendingState | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
 
-    def batch_norm_layers(self) -> int:
-        """Give the number of the model's batch-norm layers."""
-        ...
+        What this costs is a plain copy of the tensors; layouts are changed when the copy is read.
+        Steps that follow do not change it.
 
-    def missing_gradient_names(self) -> list[str]:
-        """Name the parameters that got no gradient on this worker when last there were some."""
-        ...
-
-    def average_statistics(self) -> None:
-        """Collective. Average the moving statistics (batch norm) over workers."""
-        ...
-
-    def snapshot(self) -> PendingState:
-        """Copy model and optimizer of this worker off the device, for another thread to read.
-
-        What this costs is a plain copy of the tensors; layouts are changed when it is read. Steps
-        that follow do not change the snapshot.
+        Returns:
+            The copy on rank 0, None on other ranks.
 
         Raises:
-            TaskError: where the optimizer holds something that cannot be saved.
+            TaskError: If the optimizer holds something that cannot be saved.
         """
         ...
 
-    def get_state(self) -> PortableState:
-        """Give model and optimizer of this worker as portable state (copies in host memory)."""
-        ...
-
-    def set_state(self, state: PortableState) -> None:
-        """Load portable state into this worker's model and optimizer.
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load rank 0's portable state into every worker's model and optimizer.
 
         Everything is checked before anything changes. Names that are private to a framework
         (``PRIVATE``) may be missing; so may all averages of weights, which then start from the weights.
 
+        Args:
+            state: the state on rank 0; not looked at on other ranks.
+
         Raises:
-            TaskError: listing missing, unexpected and misshapen names.
+            TaskError: On every worker, listing missing, unexpected and misshapen names.
         """
         ...
 
@@ -251,69 +237,31 @@ class Backend(Protocol):
         """Collective. Give every worker the root's optimizer state, parameters and buffers."""
         ...
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local.
-
-        Args:
-            form: one that ``hvdtrain.export`` lists for this framework.
-            path: the file or directory to write.
-            batch: real samples.
-
-        Raises:
-            TaskError: where the model cannot be written in this form.
-        """
-        ...
-
-    def load_weights_file(self, path: Path) -> str:
-        """Load a framework's own file of weights into the model; say what it held. Local.
-
-        Raises:
-            CheckpointError: where it would run code, is damaged or does not fit.
-        """
-        ...
-
     def close(self) -> None:
         """Collective. Leave Horovod."""
         ...
 
 
-def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
-    """Draw the initial value of a parameter from the seed and its portable name alone.
+class ModelFiles(Protocol):
+    """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
-    So both frameworks start from equal parameters, whatever order they are made in. The
-    distributions are Keras's defaults: Glorot uniform for kernels (Glorot and Bengio 2010, with
-    the receptive field counted into both fans), orthogonal rows for recurrent kernels (Saxe et al.
-    2013), uniform in [-0.05, 0.05] for embeddings, ones for gamma and moving_variance, zeros for
-    bias, beta and moving_mean.
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs. Local.
 
-    Returns:
-        The value, or None where the role (the name's last part) says no distribution.
-    """
-    role = name.rsplit("/", 1)[-1]
-    if role in ("bias", "beta", "moving_mean"):
-        return np.zeros(shape, np.float32)
-    if role in ("gamma", "moving_variance"):
-        return np.ones(shape, np.float32)
-    if role == "embeddings":
-        limit = 0.05
-    elif role == "recurrent_kernel" and len(shape) == 2:
-        limit = 1.0
-    elif role == "kernel" and len(shape) >= 2:
-        receptive_field = int(np.prod(shape[:-2]))
-        limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
-    else:
-        return None
-    # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
-    key = mix(seed, *name.encode())
-    random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
-    if role == "recurrent_kernel":
-        return _orthogonal(random.standard_normal(shape)).astype(np.float32)
-    return random.uniform(-limit, limit, shape).astype(np.float32)
+        Args:
+            form: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
+            path: the file or directory to write.
+            batch: real samples.
 
+        Raises:
+            TaskError: If the model cannot be written in this form.
+        """
+        ...
 
-def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:
-    """Give the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal."""
-    wide = drawn if drawn.shape[0] <= drawn.shape[1] else drawn.T
-    q, r = np.linalg.qr(wide.T)
-    rows = (q * np.sign(np.diag(r))).T
-    return rows if wide is drawn else rows.T
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; return what it held, in words. Local.
+
+        Raises:
+            CheckpointError: If it would run code, is damaged or does not fit.
+        """
+        ...

@@ -1,6 +1,6 @@
 """What lars and lamb have in common in both frameworks: which parameters they adapt to.
 
-The formulas stand in ``_torch_large_batch`` and ``_keras_large_batch``.
+The formulas are in each framework's ``large_batch.py``.
 """
 
 # keeps lars from dividing by 0; too small to change what it does otherwise
@@ -10,7 +10,7 @@ _NEVER = ("bias", "beta", "gamma")
 
 
 def adapts(path: str, shape: tuple[int, ...]) -> bool:
-    """Whether lars and lamb scale the update of a parameter by its norm, and let it decay.
+    """Return whether lars and lamb scale the update of a parameter by its norm, and let it decay.
 
     Biases and what norms multiply by and add are left out, as is usual: their own norm says nothing of
     how far they may move. Names and shapes are the portable ones, so both frameworks agree.

@@ -23,8 +23,8 @@ def make_objective(
         label_smoothing: part of the target that loss cross_entropy spreads over all classes.
 
     Raises:
-        TaskError: where a loss or metric is neither a known name nor a function.
-        ConfigError: where there is label smoothing and the loss is not the named cross_entropy.
+        TaskError: If a loss or metric is neither a known name nor a function.
+        ConfigError: If there is label smoothing and the loss is not the named cross_entropy.
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
     if label_smoothing:

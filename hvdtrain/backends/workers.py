@@ -16,7 +16,7 @@ class HorovodWorkers:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
 
     Raises:
-        EnvironmentFault: where a launcher started several processes that Horovod does not see.
+        EnvironmentFault: If a launcher started several processes that Horovod does not see.
     """
 
     def __init__(self, hvd: Any) -> None:
@@ -43,14 +43,14 @@ class HorovodWorkers:
             )
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Give every worker the root's value (anything that pickles)."""
+        """Collective. Return every worker the root's value (anything that pickles)."""
         if self.size == 1:
             return value
         with peer_errors():
             return self._hvd.broadcast_object(value, root_rank=root, name="hvdtrain.broadcast")
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Give every worker the values of all, in the order of ranks."""
+        """Collective. Return every worker the values of all, in the order of ranks."""
         if self.size == 1:
             return [value]
         with peer_errors():
@@ -63,7 +63,7 @@ class HorovodWorkers:
 
 
 def _tasks_of_srun() -> int:
-    """Give the number of processes that srun started beside this one; 1 where it did not start it."""
+    """Return the number of processes that srun started beside this one; 1 where it did not start it."""
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1:
         return 1
@@ -73,7 +73,7 @@ def _tasks_of_srun() -> int:
 
 
 class peer_errors:  # noqa: N801 - used as a statement
-    """Context in which the failure of a collective becomes a PeerLostError.
+    """Return a context in which the failure of a collective becomes a PeerLostError.
 
     PyTorch's binding raises HorovodInternalError; TensorFlow's raises its own error classes, also
     out of a compiled step, with Horovod's text in them.
@@ -94,11 +94,11 @@ _TEXTS = ("Horovod has been shut down", "HorovodInternalError", "Horovod backgro
 
 
 def is_peer_error(error: Exception) -> bool:
-    """Whether an exception says that a collective failed."""
+    """Return whether an exception says that a collective failed."""
     names = {cls.__name__ for cls in type(error).__mro__}
     return "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
 
 
 def first_line(error: Exception) -> str:
-    """Give the first non-empty line of an exception's text."""
+    """Return the first non-empty line of an exception's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

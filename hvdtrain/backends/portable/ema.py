@@ -1,13 +1,13 @@
 """The moving average of the weights: its decay at each step, and its place in the portable state."""
 
-from hvdtrain.backends._names import is_private
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.names import is_private
 
 PREFIX = "ema"
 
 
 def share_of_new(step: int, decay: float) -> float:
-    """Give the part of the average that a step's weights make up.
+    """Return the part of the average that a step's weights make up.
 
     ::
 
@@ -27,22 +27,22 @@ def share_of_new(step: int, decay: float) -> float:
 
 
 def holds_averages(state: PortableState) -> bool:
-    """Whether a portable state has an average of the weights."""
+    """Return whether a portable state has an average of the weights."""
     return any(_is_average(name) for name in state)
 
 
 def without_averages(state: PortableState) -> PortableState:
-    """Give a portable state without its averages: a backend that has some starts them anew."""
+    """Return a portable state without its averages: a backend that has some starts them anew."""
     return {name: array for name, array in state.items() if not _is_average(name)}
 
 
 def averaged(state: PortableState) -> PortableState:
-    """Give a portable state whose weights are the averages, where it has them, and no averages."""
+    """Return a portable state whose weights are the averages, where it has them, and no averages."""
     averages = {name.replace(f"{PREFIX}/", "model/", 1): a for name, a in state.items() if _is_average(name)}
     return {**without_averages(state), **averages}
 
 
 def _is_average(name: str) -> bool:
-    """Whether a portable name, or a framework's private one, belongs to the averages."""
+    """Return whether a portable name, or a framework's private one, belongs to the averages."""
     _, _, rest = name.partition("/")
     return (rest if is_private(name) else name).startswith(f"{PREFIX}/")

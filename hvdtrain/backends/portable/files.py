@@ -35,7 +35,7 @@ class Exported:
         return self.difference / self.scale if self.difference else 0.0
 
     def joined(self, other: "Exported") -> "Exported":
-        """Give the worse of two comparisons of one model."""
+        """Return the worse of two comparisons of one model."""
         return max(self, other, key=lambda one: one.difference)
 
 

@@ -19,7 +19,7 @@ _ALIKE = 0.6  # difflib's ratio from which two names count as close
 
 
 def is_private(name: str) -> bool:
-    """Say whether only one framework reads this name."""
+    """Return whether only one framework reads this name."""
     return name.startswith(tuple(PRIVATE.values()))
 
 
@@ -34,7 +34,7 @@ class Renaming:
         framework: "torch" or "tf"; the other one's part is not looked at.
 
     Raises:
-        TaskError: where ``state_names`` has another form.
+        TaskError: If ``state_names`` has another form.
     """
 
     def __init__(self, task: Any, framework: str) -> None:
@@ -58,7 +58,7 @@ class Renaming:
         self._keys = {own.replace(".", "/").strip("/"): own for own in names}
 
     def __call__(self, own: str) -> str:
-        """Give the portable name for an own one, both without "model/" in front."""
+        """Return the portable name for an own one, both without "model/" in front."""
         parts = own.split("/")
         for length in range(len(parts), 0, -1):
             key = self._key(parts[:length])
@@ -180,7 +180,7 @@ def _more(names: list[str], kind: str) -> list[str]:
 
 
 def _closest(name: str, shape: tuple[int, ...], others: Shapes) -> list[str]:
-    """Give up to two other names that may be meant: same shape and role first, then similar names."""
+    """Return up to two other names that may be meant: same shape and role first, then similar names."""
 
     def likeness(other: str) -> tuple[bool, float]:
         fits = others[other] == shape and _role(other) == _role(name)
@@ -200,7 +200,7 @@ def _role(name: str) -> str:
 
 
 def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[str, str]) -> str:
-    """Give a line of ``state_names`` that makes the names fit; nothing where shapes and roles tell none."""
+    """Return a line of ``state_names`` that makes the names fit; nothing where shapes and roles tell none."""
     missing, unexpected = _unmatched(expected, found)
     free = [name for name in unexpected if name.startswith("model/")]
     kept = {own_names.get(name, name).removeprefix("model/") for name in expected if name in found}

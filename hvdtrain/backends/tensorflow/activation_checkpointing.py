@@ -1,8 +1,9 @@
 """Activation checkpointing in Keras: repeated blocks are computed again in the backward pass.
 
-``_torch_recompute`` does the same for PyTorch; what they share stands in ``_blocks``. Keras's own
-``RematScope`` must stand around the user's code, fails on calls with keywords in a graph, draws other
-dropout in the repetition and moves batch norm's statistics twice.
+``torch/activation_checkpointing.py`` does the same for PyTorch; what they share is in
+``backends/activation_checkpointing.py``. Keras's own ``RematScope`` must stand around the user's code,
+fails on calls with keywords in a graph, draws other dropout in the repetition and moves batch norm's
+statistics twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,21 +13,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends._blocks import MARK, no_blocks
-from hvdtrain.backends._keras_layouts import children
+from hvdtrain.backends.activation_checkpointing import MARK, no_blocks
+from hvdtrain.backends.tensorflow.layouts import children
 
 Layer = Any
 Tensor = Any
 
 
-def recompute_blocks(model: Layer) -> list[str]:
+def apply_activation_checkpointing(model: Layer) -> list[str]:
     """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
 
     Returns:
         The names of the blocks.
 
     Raises:
-        TaskError: where the model has none.
+        TaskError: If the model has none.
     """
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
@@ -37,7 +38,7 @@ def recompute_blocks(model: Layer) -> list[str]:
 
 
 def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Give the outermost layers that say, or whose class says, that they are blocks."""
+    """Return the outermost layers that say, or whose class says, that they are blocks."""
     for name, child in children(layer):
         inner = f"{path}/{name}" if path else name
         if getattr(child, MARK, False) is True:
@@ -47,7 +48,7 @@ def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
 
 
 def _repeated(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Give layers of a class that is not Keras's own, which a layer holds two or more of, with weights."""
+    """Return layers of a class that is not Keras's own, which a layer holds two or more of, with weights."""
     below = list(children(layer))
     alike: dict[type, set[int]] = {}
     for _, child in below:
@@ -63,7 +64,7 @@ def _repeated(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
 
 
 def _recomputed(layer: Layer) -> Callable[..., Any]:
-    """Give a forward pass that keeps nothing but its arguments; dropout draws the same again."""
+    """Return a forward pass that keeps nothing but its arguments; dropout draws the same again."""
     forward = layer.call
     generators = list(_generators(layer))
     statistics = list(layer.non_trainable_variables)
@@ -101,7 +102,7 @@ def _recomputed(layer: Layer) -> Callable[..., Any]:
 
 
 def _generators(layer: Layer) -> Iterator[Any]:
-    """Give the generators of seeds in a layer and below."""
+    """Return the generators of seeds in a layer and below."""
     yield from (value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator))
     for _, child in children(layer):
         yield from _generators(child)
@@ -109,7 +110,7 @@ def _generators(layer: Layer) -> Iterator[Any]:
 
 @contextmanager
 def _recording(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
-    """Context that notes the seeds that generators give."""
+    """Return a context that notes the seeds that generators give."""
 
     def noting(generator: Any, seeds: list[Tensor]) -> Callable[..., Tensor]:
         draw = generator.next
@@ -128,7 +129,7 @@ def _recording(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator
 
 @contextmanager
 def _replaying(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
-    """Context in which generators give the seeds that were noted."""
+    """Return a context in which generators give the seeds that were noted."""
 
     def giving(seeds: list[Tensor]) -> Callable[..., Tensor]:
         left = iter(seeds)
@@ -142,7 +143,7 @@ def _replaying(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator
 
 @contextmanager
 def _fixed(variables: Sequence[Any]) -> Iterator[None]:
-    """Context in which variables stay as they are: the forward pass has moved the statistics already."""
+    """Return a context in which variables stay as they are: the forward pass moved the statistics already."""
     with ExitStack() as stack:
         for variable in variables:
             stack.enter_context(_replaced(variable, "assign", lambda value: value))
@@ -151,7 +152,7 @@ def _fixed(variables: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def _replaced(thing: Any, method: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Context in which an object has another method; objects may stand in several."""
+    """Return a context in which an object has another method; objects may stand in several."""
     own = vars(thing).get(method)
     vars(thing)[method] = other
     try:

@@ -1,16 +1,17 @@
-"""TensorFlow / Keras 3 behind the Backend interface, over ``horovod.tensorflow``.
+"""TensorFlow / Keras 3 behind the Backend protocol, over ``horovod.tensorflow``.
 
-With its parts (``_keras_*.py``) the only place that imports tensorflow and keras. ``torch.py`` has
-the same names in the same order.
+This folder is the only place that imports tensorflow and keras. ``torch/`` has the same files with the same
+names in the same order.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.quiet import quiet_stderr
+from hvdtrain.host.quiet import quiet_stderr
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -21,30 +22,35 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends import _keras_export
-from hvdtrain.backends._exchange import Exported
-from hvdtrain.backends._keras_averages import Averages
-from hvdtrain.backends._keras_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends._keras_batches import KerasBatch, KerasPending
-from hvdtrain.backends._keras_calls import Compiled, Phase
-from hvdtrain.backends._keras_choice import choose_optimizer
-from hvdtrain.backends._keras_compile import check_compiler, compile_step
-from hvdtrain.backends._keras_losses import NAMED
-from hvdtrain.backends._keras_optimizers import DistributedOptimizer
-from hvdtrain.backends._keras_precision import LossScale, computing, widen_outputs
-from hvdtrain.backends._keras_recompute import recompute_blocks
-from hvdtrain.backends._keras_slots import TrainingState
-from hvdtrain.backends._keras_state import KerasSnapshot, ModelState
-from hvdtrain.backends._names import Renaming
-from hvdtrain.backends._objective import Objective, check_per_sample, make_objective
-from hvdtrain.backends._precision import check_precision
-from hvdtrain.backends._workers import HorovodWorkers, peer_errors
-from hvdtrain.backends.base import NO_REQUESTS, NUMBERS_AFTER_SUMS, PortableState, Requests
+from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.backends.base import FINDINGS, Backend, BackendInfo, ModelFiles, ModelInfo, PortableState
+from hvdtrain.backends.objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends.portable.files import Exported
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
+from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
+from hvdtrain.backends.tensorflow.device import choose_device
+from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.export import export_model, load_weights_file
+from hvdtrain.backends.tensorflow.functions import Compiled, Phase
+from hvdtrain.backends.tensorflow.losses import NAMED
+from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
+from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
+from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.reduction import choose_reducer
+from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.tensorflow.update import Update
+from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 from hvdtrain.errors import EnvironmentFault, TaskError
-from hvdtrain.threads import threads_per_worker
+from hvdtrain.host.cores import threads_per_worker
 
 Tensor = Any
 
@@ -53,7 +59,7 @@ def start(config: Config) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
-        EnvironmentFault: where the device is missing, Keras runs on another framework, TensorFlow
+        EnvironmentFault: If the device is missing, Keras runs on another framework, TensorFlow
             was used already or the launcher does not fit.
     """
     if keras.backend.backend() != "tensorflow":
@@ -65,7 +71,7 @@ def start(config: Config) -> "TensorFlowBackend":
     workers = HorovodWorkers(hvd)
     threads = config.threads or threads_per_worker(workers.local_size)
     try:
-        device = _choose_device(config.device, workers)
+        device = choose_device(config.device, workers)
         check_precision(config.precision, device == "GPU", workers.host)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         if device == "CPU":
@@ -78,24 +84,12 @@ def start(config: Config) -> "TensorFlowBackend":
     return TensorFlowBackend(workers, device)
 
 
-def _choose_device(wanted: str, workers: HorovodWorkers) -> str:
-    cards = tf.config.list_physical_devices("GPU")
-    if wanted == "cpu" or (wanted == "auto" and not cards):
-        tf.config.set_visible_devices([], "GPU")
-        return "CPU"
-    if not cards:
-        raise EnvironmentFault(
-            f"--device gpu: TensorFlow {tf.__version__} sees no GPU on {workers.host}",
-            "Use --device cpu, or install a driver and TensorFlow with CUDA.",
-        )
-    if workers.local_rank >= len(cards):
-        raise EnvironmentFault(
-            f"{workers.host} has {len(cards)} GPUs for {workers.local_size} workers; each worker needs one",
-            f"Start at most {len(cards)} workers on this host, or use --device cpu.",
-        )
-    tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
-    tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
-    return "GPU"
+def _device_name(device: str) -> str:
+    """Return the name, for people, of what this worker computes on."""
+    if device == "CPU":
+        return "the CPU"
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    return str(details["device_name"])
 
 
 class TensorFlowBackend:
@@ -104,80 +98,60 @@ class TensorFlowBackend:
     Args:
         workers: the job's workers.
         device: "CPU" or "GPU", where this worker computes.
+
+    Attributes:
+        model: the task's model after ``build``.
     """
 
-    def __init__(self, workers: HorovodWorkers, device: str) -> None:
-        self.workers = workers
-        self._device = device
-        self._sums: Tensor | None = None
-        self._weight = 0.0
-        self._names: tuple[str, ...] = ()
-        self._missing: list[str] = []
-        self._none_asked = tf.constant(NO_REQUESTS.as_numbers())
+    model: keras.Model
+
+    def __init__(self, workers: Workers, device: str) -> None:
+        self.workers: Workers = workers
+        versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+        on = _device_name(device)
+        self.info = BackendInfo(f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}", versions)
+        self._no_signals = tf.constant(NO_SIGNALS)
         self._known_weights: tuple[NDArray[Any], tuple[Tensor, Tensor]] | None = None
 
-    def describe(self) -> str:
-        """Say framework, version and device."""
-        on = "the CPU"
-        if self._device == "GPU":
-            on = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])[
-                "device_name"
-            ]
-        return f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}"
-
-    def versions(self) -> dict[str, str]:
-        """Give the versions that must be equal on all workers."""
-        return {"tensorflow": tf.__version__, "keras": keras.__version__}
-
-    def build(self, task: Any, config: Config, accumulate: int) -> None:
-        """Build model, optimizer and compiled steps. Local: no collective."""
+    def build(self, task: Any, config: Config) -> ModelInfo:
+        """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
         keras.utils.clear_session()  # automatic names of layers start anew, equal on all workers
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self._seed = config.seed
-        self._accumulate = accumulate
+        self._names: tuple[str, ...] = ()  # of the sums, and parameters without gradient: as last traced
+        self._unused: list[str] = []
+        self._accumulate = config.accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
-        with computing(config.precision):
-            self._model = task.tf_model()
-        if not isinstance(self._model, keras.Model):
-            raise TaskError(f"tf_model() must give a keras.Model, found {type(self._model).__name__}")
-        if not self._model.built:
-            raise TaskError(
-                "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
-            )
-        self._batch_norm = BatchNormSync(self.workers.size)
-        if config.sync_batch_norm:
-            self._batch_norm.take_over(self._model)
-        if config.checkpoint_activations:
-            recompute_blocks(self._model)
-        self._called = widen_outputs(self._model, config.precision)
-        self._scale = LossScale() if config.precision == "fp16" else None
-        tensors = ModelState(self._model, Renaming(task, "tf"))
-        self._trainable = [entry for entry in tensors.entries if entry.trainable]
-        if not self._trainable:
+        self.model = self._make_model(task, config)
+        self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        tensors = ModelState(self.model, Renaming(task, "tf"))
+        trainable = list(tensors.trainable_fields())
+        if not trainable:
             raise TaskError("the model has no trainable variable")
-        self._parameters = [entry.variable for entry in self._trainable]
-        self._optimizer = DistributedOptimizer(
-            choose_optimizer(task, config, tensors),
-            compression=config.compression,
+        self._optimizer = choose_optimizer(task, config, tensors)
+        self._optimizer.build([field.variable for field in trainable])
+        self._averages = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._averages)
+        reducer = choose_reducer(config, self.workers.size)
+        self._update = Update(
+            trainable,
+            self._optimizer,
+            reducer,
+            self._averages,
+            size=self.workers.size,
             clip_norm=config.clip_norm,
-            loss_scale=self._scale,
+            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
         )
-        self._optimizer.build(self._parameters)
-        self._averages = Averages(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer.inner, self._averages)
-        self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
-        self._gradients: Callable[..., tuple[list[Tensor], Tensor]] = self._gradients_of
-        evaluate = self._compiled_eval_step
-        if config.compile:  # the parts without a collective
-            check_compiler(self.workers.host)
-            self._gradients, evaluate = compile_step(self._gradients), compile_step(evaluate)
-        self._train_function = Compiled(self._compiled_train_step)
-        self._eval_function = Compiled(evaluate)
+        self._compile(config)
+        if config.initial_parameters == "portable":
+            self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
+        shapes = {field.name: field.shape for field in trainable}
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe())
 
-    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[KerasBatch]:
-        """Turn batches in host memory into device batches, one ahead."""
-        ahead: KerasBatch | None = None
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
+        """Yield the device batches that the steps take, one ahead of the host's."""
+        ahead: TensorFlowBatch | None = None
         for batch in batches:
             if ahead is not None:
                 yield ahead
@@ -185,80 +159,66 @@ class TensorFlowBackend:
         if ahead is not None:
             yield ahead
 
-    def train_step(self, batch: KerasBatch, learning_rate: float, requests: Requests = NO_REQUESTS) -> None:
-        """Collective. One optimizer update with the mean gradient over the global batch."""
-        rate = tf.constant(learning_rate, tf.float32)  # a Python number would compile the step anew
-        with peer_errors():
-            sums = self._train_function(
-                batch.signature,
-                batch.arrays,
-                batch.weights,
-                batch.gradient_weights,
-                rate,
-                self._averages.share(batch.step + 1),
-                self._seeds(batch.step),
-                self._none_asked if requests is NO_REQUESTS else tf.constant(requests.as_numbers()),
-            )
-        self._add(sums, batch.total_weight)
+    def train_step(
+        self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> TensorFlowPending:
+        """Collective. Do one optimizer update with the mean gradient over the global batch."""
+        # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
+        rate = tf.constant(np.asarray(learning_rate, np.float32))
+        try:
+            with peer_errors():
+                vector, (names, unused) = self._train_function(
+                    *(batch.signature, batch.arrays, batch.weights, batch.gradient_weights, rate),
+                    *(self._averages.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
+                )
+        except BaseException:
+            self._update.begin()
+            raise
+        return TensorFlowPending(names, vector, batch.total_weight, unused)
 
-    def eval_step(self, batch: KerasBatch) -> None:
-        """Evaluate one batch. Local: no collective."""
-        self._add(self._eval_function(batch.signature, batch.arrays, batch.weights), batch.total_weight)
+    def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
+        """Evaluate one batch and return the sums so far. Local: no collective."""
+        sums, (names, _) = self._eval_function(batch.signature, batch.arrays, batch.weights)
+        if partial is None:
+            return TensorFlowSums(names, sums, batch.total_weight)
+        return TensorFlowSums(names, partial.values + sums, partial.weight + batch.total_weight)
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Give a context in which the model computes with the average of its weights, if it has one."""
+    def eval_metrics(
+        self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
+    ) -> TensorFlowPending:
+        """Collective. Sum an evaluation over workers."""
+        vector = tf.concat([partial.values, FINDINGS * [0.0], self._numbers(signals)], 0)
+        if self.workers.size > 1:
+            with peer_errors():
+                vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        return TensorFlowPending(partial.names, vector, partial.weight)
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the moving average of its weights, if there is one."""
         return self._averages.in_model()
 
-    def take_metrics(self, phase: str, requests: Requests = NO_REQUESTS) -> KerasPending:
-        """Collective. Take what the steps since the last call added up to."""
-        sums, weight = self._sums, self._weight
-        assert sums is not None  # called after at least one step
-        if requests is not NO_REQUESTS:
-            sums = sums + tf.constant(requests.at_the_end_of(len(sums)))
-        if phase == "eval" and self.workers.size > 1:
-            with peer_errors():
-                sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        self._sums, self._weight = None, 0.0
-        return KerasPending(self._names, sums, weight)
-
-    def parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Give the trainable parameters of this worker by portable name."""
-        for entry in self._trainable:
-            yield entry.name, entry.read()
-
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shapes of the trainable parameters by portable name."""
-        return {entry.name: entry.shape for entry in self._trainable}
-
-    def batch_norm_layers(self) -> int:
-        """Give the number of the model's batch-norm layers."""
-        return len(find_batch_norms(self._model))
-
-    def missing_gradient_names(self) -> list[str]:
-        """Name the parameters that got no gradient on this worker when last there were some."""
-        return self._missing
-
-    def average_statistics(self) -> None:
-        """Collective. Average the moving statistics (batch norm) over workers."""
+    def sync_batch_norm_statistics(self) -> None:
+        """Collective. Average the moving statistics of batch norm over workers."""
         if self.workers.size == 1:
             return
         with peer_errors():
-            for entry in self._state.model.entries:
-                if not entry.trainable and tf.as_dtype(entry.variable.dtype).is_floating:
-                    name = f"hvdtrain.statistics.{entry.path}"
-                    entry.variable.assign(hvd.allreduce(entry.variable.value, op=hvd.Average, name=name))
+            for field in self._state.model.fields:
+                if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
+                    name = f"hvdtrain.statistics.{field.path}"
+                    field.variable.assign(hvd.allreduce(field.variable.value, op=hvd.Average, name=name))
 
-    def snapshot(self) -> KerasSnapshot:
-        """Copy model and optimizer of this worker off the device, for another thread to read."""
-        return self._state.snapshot()
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
+        return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
 
-    def get_state(self) -> PortableState:
-        """Give model and optimizer of this worker as portable state."""
-        return self.snapshot().read()
+    def gather_state(self) -> TensorFlowSnapshot | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
+        return self._state.snapshot() if self.workers.rank == 0 else None
 
-    def set_state(self, state: PortableState) -> None:
-        """Load portable state into this worker's model and optimizer."""
-        self._state.load(state)
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load rank 0's portable state into every worker's model and optimizer."""
+        run_on_rank_zero(self.workers, lambda: self._state.load(state or {}))
+        self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Give every worker the root's optimizer state, parameters and buffers."""
@@ -267,27 +227,55 @@ class TensorFlowBackend:
         with peer_errors():
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
             hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
-            hvd.broadcast_variables([entry.variable.value for entry in self._state.model.entries], root)
-            hvd.broadcast_variables(self._averages.variables(), root)
-
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs."""
-        return _keras_export.export_model(self._model, self._objective, form, path, batch)
-
-    def load_weights_file(self, path: Path) -> str:
-        """Load a framework's own file of weights into the model; say what it held."""
-        held = _keras_export.load_weights_file(self._model, path)
-        self._averages.restart()
-        return held
+            hvd.broadcast_variables([field.variable.value for field in self._state.model.fields], root)
+            hvd.broadcast_variables(self._averages.to_broadcast(), root)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def _wrap(self, batch: HostBatch) -> KerasBatch:
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs. Local."""
+        return export_model(self.model, self._objective, form, path, batch)
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; return what it held, in words. Local."""
+        held = load_weights_file(self.model, path)
+        self._averages.restart()
+        return held
+
+    def _make_model(self, task: Any, config: Config) -> keras.Model:
+        """Return the task's model, changed as the config asks."""
+        with autocast(config.precision):
+            model = task.tf_model()
+        if not isinstance(model, keras.Model):
+            raise TaskError(f"tf_model() must give a keras.Model, found {type(model).__name__}")
+        if not model.built:
+            raise TaskError(
+                "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
+            )
+        self._batch_norm = BatchNormSync(self.workers.size)
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(model)
+        if config.checkpoint_activations:
+            apply_activation_checkpointing(model)
+        self._called = cast_outputs_to_fp32(model, config.precision)
+        return model
+
+    def _compile(self, config: Config) -> None:
+        """Make the functions that steps call; they are traced when they first are."""
+        self._gradients: Callable[..., tuple[list[Tensor], Tensor]] = self._gradients_of
+        evaluate = self._eval_sums
+        if config.compile:  # the parts without a collective
+            check_compiler(self.workers.host)
+            self._gradients, evaluate = compiled(self._gradients), compiled(evaluate)
+        self._train_function = Compiled(self._train_step, lambda: (self._names, self._unused))
+        self._eval_function = Compiled(evaluate, lambda: (self._names, []))
+
+    def _wrap(self, batch: HostBatch) -> TensorFlowBatch:
         one = len(batch.weights) == 1
         weights, gradient_weights = self._weigh(batch, one)
-        return KerasBatch(
+        return TensorFlowBatch(
             step=batch.step,
             arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
             weights=weights,
@@ -297,23 +285,22 @@ class TensorFlowBackend:
         )
 
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Tensor, Tensor]:
-        """Give weights and gradient weights; those of the batch before where they are the same."""
+        """Return weights and gradient weights; those of the batch before if they are the same."""
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             weights = batch.weights[0] if one else batch.weights
-            scaled = weights * np.float32(self.workers.size / batch.total_weight)
-            tensors = tf.constant(weights), tf.constant(scaled)
+            tensors = tf.constant(weights), tf.constant(weights * np.float32(1 / batch.total_weight))
             known = self._known_weights = batch.weights, tensors
         return known[1]
 
     def _seeds(self, step: int) -> Tensor:
-        """Give the states of the model's seed generators for one step, (generators, 2)."""
+        """Return the states of the model's seed generators for one step, (generators, 2)."""
         if not self._seed_states:
             return None
         keys = [mix(self._seed, step, self.workers.rank, i) for i in range(len(self._seed_states))]
         return tf.convert_to_tensor(np.asarray([[key >> 32, 0] for key in keys], np.int64))
 
-    def _compiled_train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
+    def _train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
         arrays: Any,
         weights: Tensor,
@@ -321,23 +308,27 @@ class TensorFlowBackend:
         learning_rate: Tensor,
         share: Tensor,
         seeds: Tensor,
-        requests: Tensor,
+        signals: Tensor,
     ) -> Tensor:
         for i, state in enumerate(self._seed_states):
             state.assign(seeds[i])
-        self._optimizer.learning_rate.assign(learning_rate)
-        if self._scale is not None:
-            gradient_weights *= self._scale.value
+        update = self._update
+        gradient_weights = update.scale(gradient_weights)
         if self._accumulate == 1:
             gradients, sums = self._gradients(arrays, weights, gradient_weights)
         else:
             gradients, sums = self._accumulated_gradients(arrays, weights, gradient_weights)
-        sums = tf.concat([sums, [float(len(self._missing))], requests], 0)
-        if self.workers.size > 1:
-            sums = hvd.allreduce(sums, op=hvd.Sum, name="hvdtrain.metrics")
-        self._optimizer.apply(gradients, self._parameters)
-        self._averages.update(share)
-        return sums if self._scale is None else self._scale.spoil(sums)
+        vector = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
+        gradients, vector = update.reduce(gradients, vector)
+        gradients, vector = update.unscale_or_skip(gradients, vector)
+        gradients = update.clip(gradients)
+        update.update(gradients, learning_rate)
+        update.ema(share)
+        return vector
+
+    def _numbers(self, signals: Sequence[float]) -> Tensor:
+        """Return what workers tell one another, as a tensor."""
+        return self._no_signals if signals is NO_SIGNALS else tf.constant(signals, tf.float32)
 
     def _accumulated_gradients(
         self, arrays: Any, weights: Tensor, gradient_weights: Tensor
@@ -362,24 +353,21 @@ class TensorFlowBackend:
     def _gradients_of(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
-        """Give one micro-batch's part of the gradient and the weighted sums of its values."""
+        """Return one micro-batch's part of the gradient and the weighted sums of its values."""
         self._batch_norm.weights = weights
         with tf.GradientTape() as tape:
             losses, values = self._per_sample(micro_batch, training=True)
-        gradients = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
+        gradients = self._update.backward(losses, gradient_weights, tape)
         # traced once: which variables the graph reaches does not change from step to step
-        self._missing = [
-            entry.name for entry, gradient in zip(self._trainable, gradients, strict=True) if gradient is None
-        ]
-        dense = self._optimizer.dense(gradients, self._parameters)
-        return dense, tf.linalg.matvec(values, weights)
+        gradients, self._unused = self._update.fill_in_unused(gradients)
+        return gradients, tf.linalg.matvec(values, weights)
 
-    def _compiled_eval_step(self, arrays: Any, weights: Tensor) -> Tensor:
+    def _eval_sums(self, arrays: Any, weights: Tensor) -> Tensor:
         _, values = self._per_sample(arrays, training=False)
-        return tf.concat([tf.linalg.matvec(values, weights), NUMBERS_AFTER_SUMS * [0.0]], 0)
+        return tf.linalg.matvec(values, weights)
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
-        """Give the losses (samples,) and all values (1 + metrics, samples)."""
+        """Return the losses (samples,) and all values (1 + metrics, samples)."""
         objective = self._train_objective if training else self._objective
         losses, metrics = objective(Phase(self._called, training), micro_batch)
         samples = next(iter(micro_batch.values())).shape[0]
@@ -389,6 +377,6 @@ class TensorFlowBackend:
         casted = [tf.cast(value, tf.float32) for value in (losses, *metrics.values())]
         return casted[0], tf.stack(casted)
 
-    def _add(self, sums: Tensor, weight: float) -> None:
-        self._sums = sums if self._sums is None else self._sums + sums
-        self._weight += weight
+
+_backend: type[Backend] = TensorFlowBackend
+_files: type[ModelFiles] = TensorFlowBackend

@@ -1,4 +1,4 @@
-"""``--compile`` in TensorFlow: XLA. ``_torch_compile`` does the same for PyTorch."""
+"""``--compile`` in TensorFlow: XLA. ``torch/compile.py`` does the same for PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def check_compiler(host: str) -> None:
         EnvironmentFault: with XLA's own reason.
     """
     try:
-        compile_step(lambda x: x + 1)(tf.zeros(2))
+        compiled(lambda x: x + 1)(tf.zeros(2))
     except (tf.errors.OpError, ValueError) as error:
         said = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(
@@ -24,10 +24,10 @@ def check_compiler(host: str) -> None:
         ) from None
 
 
-def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a step as XLA compiles it, anew for each set of shapes.
+def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step as XLA compiles it, anew for each set of shapes.
 
     It must hold no collective: Horovod is built without its operations for XLA.
     """
-    compiled: Callable[..., Any] = tf.function(step, autograph=False, jit_compile=True)
-    return compiled
+    function: Callable[..., Any] = tf.function(step, autograph=False, jit_compile=True)
+    return function

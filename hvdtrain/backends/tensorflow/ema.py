@@ -1,20 +1,21 @@
-"""The moving average of a Keras model's weights; ``_torch_averages`` holds its twin."""
+"""The moving average of a Keras model's weights; ``torch/ema.py`` does the same for PyTorch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends._averaging import PREFIX, share_of_new
-from hvdtrain.backends._keras_optimizers import native
-from hvdtrain.backends._keras_state import Entry, ModelState
+from hvdtrain.backends.portable.ema import PREFIX, share_of_new
+from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 
 Tensor = Any
 
 
-class Averages:
+class ExponentialMovingAverage:
     """The average of every trainable variable; of none where there is no decay.
 
     Other variables, such as the statistics of batch norm, are not averaged: the model's own go with it.
@@ -24,27 +25,29 @@ class Averages:
         decay: of the average, per step; None where there is none.
 
     Attributes:
-        entries: the averages as portable arrays.
+        fields: the averages as portable arrays.
     """
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
         self._decay = decay or 0.0
-        entries = [entry for entry in model.entries if entry.trainable and decay is not None]
-        self._weights = [native(entry.variable) for entry in entries]
+        fields = [] if decay is None else list(model.trainable_fields())
+        self._weights = [native(field.variable) for field in fields]
         self._averages = [tf.Variable(weight, trainable=False) for weight in self._weights]
-        self.entries: list[Entry] = [
-            replace(entry, variable=average, trainable=False, prefix=PREFIX)
-            for entry, average in zip(entries, self._averages, strict=True)
+        self.fields: list[Field] = [
+            replace(field, variable=average, trainable=False, prefix=PREFIX)
+            for field, average in zip(fields, self._averages, strict=True)
         ]
         self._none = tf.constant(0.0)
 
     def share(self, step: int) -> Tensor:
-        """Give the part of the average that a step's weights make up.
+        """Return the part of the average that a step's weights make up.
 
         Args:
             step: steps done, this one included.
         """
-        return tf.constant(share_of_new(step, self._decay), tf.float32) if self._averages else self._none
+        if not self._averages:
+            return self._none
+        return tf.constant(np.asarray(share_of_new(step, self._decay), np.float32))  # as the learning rate
 
     def update(self, share: Tensor) -> None:
         """Take in the weights that a step has given, as that part of the average; in a compiled step."""
@@ -57,7 +60,7 @@ class Averages:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Context in which the model's weights are the averages."""
+        """Return a context in which the model's weights are the averages."""
         own = [tf.identity(weight) for weight in self._weights]
         _copy(self._averages, self._weights)
         try:
@@ -65,8 +68,8 @@ class Averages:
         finally:
             _copy(own, self._weights)
 
-    def variables(self) -> list[Any]:
-        """Give the averages."""
+    def to_broadcast(self) -> list[Any]:
+        """Return the averages as Horovod broadcasts them."""
         return self._averages
 
 

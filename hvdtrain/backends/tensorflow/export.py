@@ -1,6 +1,6 @@
 """Keras models in forms that others serve, and weights files of Keras.
 
-``_torch_export`` does the same for PyTorch.
+``torch/export.py`` does the same for PyTorch.
 """
 
 import tempfile
@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends._exchange import Exported, check_fit, compare
-from hvdtrain.backends._objective import Objective
+from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -38,7 +38,7 @@ def export_model(model: Model, objective: Objective, form: str, path: Path, batc
         batch: real samples.
 
     Raises:
-        TaskError: where the model cannot be written in this form.
+        TaskError: If the model cannot be written in this form.
     """
     sample = {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()}
     if form == "keras":
@@ -115,7 +115,7 @@ def _write_saved_model(model: Model, path: Path, signature: Any) -> Callable[[An
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Give the place of an output by its name: output_0, output_1, ...; keys of a mapping by the alphabet."""
+    """Return an output's place by its name: output_0, output_1, ...; keys of a mapping by the alphabet."""
     number = name.removeprefix("output_")
     return int(number) if number.isdecimal() else 0, name
 
@@ -126,7 +126,7 @@ def load_weights_file(model: Model, path: Path) -> str:
     Of a .keras file the weights are read, and nothing that says how to build a model.
 
     Raises:
-        CheckpointError: where it is damaged, of an older Keras, or does not fit.
+        CheckpointError: If it is damaged, of an older Keras, or does not fit.
     """
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.weights.h5"
@@ -143,7 +143,7 @@ def load_weights_file(model: Model, path: Path) -> str:
 
 
 def _weights_in(path: Path, folder: Path) -> Path:
-    """Give the .weights.h5 file that a file is or holds."""
+    """Return the .weights.h5 file that a file is or holds."""
     if path.suffix != ".keras":
         return path
     inside = folder / "file.weights.h5"
@@ -161,7 +161,7 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Give the shapes of a file's variables, by where Keras keeps them; the optimizer's are left out.
+    """Return the shapes of a file's variables, by where Keras keeps them; the optimizer's are left out.
 
     Keras goes by kinds and order of layers, not by their names.
     """

@@ -1,4 +1,4 @@
-"""Optimizers for large batches in Keras 3: lars and lamb; ``_torch_large_batch`` holds their twins."""
+"""Optimizers for large batches in Keras 3: lars and lamb, as ``torch/large_batch.py`` in PyTorch."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,18 +6,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends._keras_optimizers import SGD, TwoMoments, native
-from hvdtrain.backends._keras_state import Entry
-from hvdtrain.backends._large_batch import LARS_EPSILON, adapts
+from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
+from hvdtrain.backends.tensorflow.formulas import SGD, TwoMoments
+from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.config import Config
 
 Tensor = Any
 Variable = Any
 
 
-def large_batch_optimizer(config: Config, entries: Iterable[Entry]) -> keras.optimizers.Optimizer:
+def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> keras.optimizers.Optimizer:
     """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
-    adapted = [adapts(entry.path, entry.shape) for entry in entries]
+    adapted = [adapts(field.path, field.shape) for field in fields]
     if config.optimizer == "lars":
         return LARS(
             momentum=config.momentum,
@@ -77,7 +78,7 @@ class LARS(SGD):
         super().update_step(g, variable, learning_rate)
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments."""
+        """Return the constructor's arguments."""
         config = super().get_config()
         config.pop("l2")
         own = {"decay": self.decay, "trust_coefficient": self.trust_coefficient, "adapted": self.adapted}
@@ -132,15 +133,15 @@ class LAMB(TwoMoments):
         w.assign_sub(tf.cast(learning_rate, w.dtype) * update)
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments."""
+        """Return the constructor's arguments."""
         return {**super().get_config(), "decay": self.decay, "adapted": self.adapted}
 
 
 def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:
-    """Whether a variable is adapted to: as the caller said, else by its number of dimensions."""
+    """Return whether a variable is adapted to: as the caller said, else by its number of dimensions."""
     return w.shape.rank > 1 if adapted is None else adapted[index]
 
 
 def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """Give a factor of two norms; 1 where either is 0."""
+    """Return a factor of two norms; 1 where either is 0."""
     return tf.where((one > 0) & (other > 0), factor, tf.ones_like(factor))

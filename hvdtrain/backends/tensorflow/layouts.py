@@ -1,6 +1,6 @@
 """Which portable arrays the variables of Keras layers become, by layer type: paths, roles, layouts.
 
-``_torch_layouts`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
+``torch/layouts.py`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
 to do here.
 """
 
@@ -20,7 +20,7 @@ _NO_NAME = re.compile(r"variable(_\d+)?")
 
 
 def role(layer: Layer, variable: Variable) -> str:
-    """Give the last part of a variable's portable name: its name in the layer.
+    """Return the last part of a variable's portable name: its name in the layer.
 
     A variable without a name of its own goes by the attribute that holds it, as in PyTorch.
     """
@@ -34,7 +34,7 @@ def role(layer: Layer, variable: Variable) -> str:
 
 
 def portable_shape(layer: Layer, variable: Variable) -> tuple[int, ...]:
-    """Give the shape of a variable's portable array, which has its values in the same order."""
+    """Return the shape of a variable's portable array, which has its values in the same order."""
     shape = tuple(variable.shape)
     if isinstance(layer, _CONVOLUTIONS) and variable.name == "kernel":
         *spatial, width, filters = shape
@@ -44,7 +44,7 @@ def portable_shape(layer: Layer, variable: Variable) -> tuple[int, ...]:
 
 
 def children(layer: Layer) -> Iterator[tuple[str, Layer]]:
-    """Give the layers right below a layer, each with its names: more than one where it is shared.
+    """Return the layers right below a layer, each with its names: more than one where it is shared.
 
     In functional and sequential models a layer goes by its name; in a subclass by the attribute
     (and index) that holds it, as PyTorch names modules. An empty name adds nothing to the path.

@@ -1,4 +1,4 @@
-"""Losses and metrics by name, in TensorFlow; ``_torch_losses`` holds their twins.
+"""Losses and metrics by name, in TensorFlow; ``torch/losses.py`` does the same for PyTorch.
 
 Each takes (outputs, batch) and gives one value per sample. Classes stand on the last axis of
 outputs; values of a sequence or an image are averaged within the sample.
@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.backends._objective import check_comparable
+from hvdtrain.backends.objective import check_comparable
 
 Tensor = Any
 Batch = Mapping[str, Tensor]
@@ -46,14 +46,14 @@ def mae(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the largest logit is the target's."""
+    """Return whether the largest logit is the target's."""
     targets = batch["targets"]
     largest = tf.argmax(outputs, -1, output_type=targets.dtype)
     return _per_sample(tf.cast(tf.equal(largest, targets), tf.float32))
 
 
 def top5_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the target's logit is among the five largest."""
+    """Return whether the target's logit is among the five largest."""
     targets = batch["targets"]
     of_target = tf.gather(outputs, targets, batch_dims=targets.shape.rank)[..., None]
     larger = tf.reduce_sum(tf.cast(outputs > of_target, tf.int32), -1)
@@ -61,7 +61,7 @@ def top5_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def binary_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the logit's sign agrees with the target, 0 or 1."""
+    """Return whether the logit's sign agrees with the target, 0 or 1."""
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
     return _per_sample(tf.cast(tf.equal(outputs > 0, targets > 0.5), tf.float32))
 

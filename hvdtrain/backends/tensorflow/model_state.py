@@ -1,7 +1,7 @@
 """Keras models as portable state: every variable found, named and laid out; snapshots of them.
 
-``_torch_state`` does the same for PyTorch; the rules stand in ``base``, the layer types in
-``_keras_layouts``.
+``torch/model_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``, the layer types
+in ``layouts.py``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends._keras_layouts import children, portable_shape, role
-from hvdtrain.backends._names import Renaming, check_unique
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.names import Renaming, check_unique
+from hvdtrain.backends.tensorflow.layouts import children, portable_shape, role
 
 Array = NDArray[Any]
 Layer = Any
@@ -21,7 +21,7 @@ Variable = Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class Field:
     """One variable, of a model or of an optimizer's slot.
 
     Attributes:
@@ -47,20 +47,20 @@ class Entry:
 
     def read(self) -> Array:
         """Copy the variable into a portable array."""
-        return laid_out(copied(self.variable), self.shape)
+        return _laid_out(_copied(self.variable), self.shape)
 
     def write(self, state: PortableState) -> None:
         """Copy the state's array of this name into the variable."""
         self.variable.assign(np.reshape(state[self.name], tuple(self.variable.shape)))
 
 
-def copied(variable: Variable) -> Array:
+def _copied(variable: Variable) -> Array:
     """Copy a variable's values into memory of their own: a step updates variables in place."""
     return np.asarray(variable.numpy())  # TensorFlow's numpy() copies
 
 
-def laid_out(array: Array, shape: tuple[int, ...]) -> Array:
-    """Give values their portable shape, and float32 in place of what numpy itself does not have."""
+def _laid_out(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return values their portable shape, and float32 in place of what numpy itself does not have."""
     if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
         array = array.astype(np.float32)
     return array.reshape(shape)
@@ -74,36 +74,40 @@ class ModelState:
         renaming: the task's names.
 
     Attributes:
-        entries: the variables, each once, in the model's order.
+        fields: the variables as portable arrays, each once, in the model's order.
 
     Raises:
-        TaskError: where two variables have one name, or ``state_names`` does not fit the model.
+        TaskError: If two variables have one name, or ``state_names`` does not fit the model.
     """
 
     def __init__(self, model: Layer, renaming: Renaming) -> None:
         trainable = {id(variable) for variable in model.trainable_variables}
-        aliases: dict[int, list[Entry]] = {}
+        aliases: dict[int, list[Field]] = {}
         own_names = []
         for layer, variable, own in _variables(model):
             own_names.append(own)
             shape = portable_shape(layer, variable)
-            entry = Entry(renaming(own), own, variable, shape, id(variable) in trainable)
-            aliases.setdefault(id(variable), []).append(entry)
+            field = Field(renaming(own), own, variable, shape, id(variable) in trainable)
+            aliases.setdefault(id(variable), []).append(field)
         for variable in model.weights:
             if id(variable) not in aliases:  # held in a way that the walk does not know
                 own_names.append(variable.path)
                 shape = tuple(variable.shape)
-                entry = Entry(
+                field = Field(
                     renaming(variable.path), variable.path, variable, shape, id(variable) in trainable
                 )
-                aliases[id(variable)] = [entry]
+                aliases[id(variable)] = [field]
         renaming.check_used(own_names)
-        self.entries = [min(found, key=lambda entry: renaming.rank(entry.own)) for found in aliases.values()]
-        check_unique((entry.path, entry.variable.path) for entry in self.entries)
+        self.fields = [min(found, key=lambda field: renaming.rank(field.own)) for found in aliases.values()]
+        check_unique((field.path, field.variable.path) for field in self.fields)
+
+    def trainable_fields(self) -> Iterator[Field]:
+        """Return the portable arrays that training changes."""
+        return (field for field in self.fields if field.trainable)
 
 
 def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:
-    """Give every weight with the layer that holds it and its own name; shared ones once for each path."""
+    """Return every weight with the layer that holds it and its own name; shared ones once for each path."""
     for path, layer in walk(model):
         inside = {id(v) for _, child in children(layer) for v in child.weights}
         for variable in layer.weights:
@@ -114,24 +118,24 @@ def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:
 def walk(
     layer: Layer, path: tuple[str, ...] = (), above: tuple[Layer, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Layer]]:
-    """Give a layer and all below it with their paths; shared ones once for each path."""
+    """Return a layer and all below it with their paths; shared ones once for each path."""
     yield path, layer
     for name, child in children(layer):
         if all(child is not other for other in above):
             yield from walk(child, (*path, name) if name else path, (*above, layer))
 
 
-class KerasSnapshot:
+class TensorFlowSnapshot:
     """A copy of variables on its way to portable state.
 
     Args:
-        entries: the variables.
+        fields: the variables.
         numbers: arrays that are ready.
     """
 
-    def __init__(self, entries: Iterable[Entry], numbers: PortableState) -> None:
+    def __init__(self, fields: Iterable[Field], numbers: PortableState) -> None:
         self._numbers = numbers
-        self._waiting = [(entry.name, entry.shape, copied(entry.variable)) for entry in entries]
+        self._waiting = [(field.name, field.shape, _copied(field.variable)) for field in fields]
         self._waiting.reverse()
 
     def read(self) -> PortableState:
@@ -139,5 +143,5 @@ class KerasSnapshot:
         state: PortableState = {}
         while self._waiting:
             name, shape, array = self._waiting.pop()
-            state[name] = laid_out(array, shape)
+            state[name] = _laid_out(array, shape)
         return state | self._numbers

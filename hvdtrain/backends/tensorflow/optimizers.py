@@ -1,12 +1,12 @@
-"""The optimizer that a task brings or the config names, in Keras; ``_torch_choice`` holds its twin."""
+"""The optimizer that a task brings or the config names; ``torch/optimizers.py`` does so for PyTorch."""
 
 from typing import Any
 
 import keras
 
-from hvdtrain.backends._keras_large_batch import large_batch_optimizer
-from hvdtrain.backends._keras_optimizers import SGD, AdamW
-from hvdtrain.backends._keras_state import ModelState
+from hvdtrain.backends.tensorflow.formulas import SGD, AdamW
+from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer
+from hvdtrain.backends.tensorflow.model_state import ModelState
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
@@ -15,7 +15,7 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.opti
     """Make the optimizer of a job, for the model's trainable variables.
 
     Raises:
-        TaskError: where the task gives something else than an optimizer.
+        TaskError: If the task gives something else than an optimizer.
     """
     if hasattr(task, "tf_optimizer"):
         optimizer = task.tf_optimizer()
@@ -23,7 +23,7 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.opti
             raise TaskError(f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}")
         return optimizer
     if config.optimizer in ("lars", "lamb"):
-        return large_batch_optimizer(config, (entry for entry in model.entries if entry.trainable))
+        return large_batch_optimizer(config, model.trainable_fields())
     if config.optimizer == "adamw":
         return AdamW(
             beta1=config.adam_beta1,

@@ -1,4 +1,4 @@
-"""Batch norm over the global batch, in Keras; ``_torch_batch_norm`` holds its twin.
+"""Batch norm over the global batch, in Keras; ``torch/sync_batch_norm.py`` does the same for PyTorch.
 
 Statistics are those of a step's micro-batches of all workers together, each sample counted with its
 weight, so that padding does not count. One all-reduce per layer and direction: forward of the sums
@@ -14,7 +14,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends._keras_state import walk
+from hvdtrain.backends.tensorflow.model_state import walk
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -24,7 +24,7 @@ MARK = "synchronises"  # the attribute of a layer's class whose call may be repl
 
 
 def find_batch_norms(model: Layer) -> dict[str, Layer]:
-    """Give the batch-norm layers of a model by their path."""
+    """Return the batch-norm layers of a model by their path."""
     found = {id(layer): (".".join(path), layer) for path, layer in walk(model)}
     return {
         path: layer for path, layer in found.values() if isinstance(layer, keras.layers.BatchNormalization)
@@ -70,7 +70,7 @@ class BatchNormSync:
         return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Give the weights of a tensor's rows, (rows,), fp64.
+        """Return the weights of a tensor's rows, (rows,), fp64.
 
         Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
         Rows that are no samples count alike.
@@ -124,7 +124,7 @@ def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
 def moments(
     x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Collective. Give mean and biased variance per channel over all workers, and the count behind them.
+    """Collective. Return mean and biased variance per channel over all workers, and the count behind them.
 
     Deviations are taken within each row, in the input's precision; rows and workers are put together
     in fp64, where the difference of two large sums does no harm.
@@ -156,13 +156,13 @@ def moments(
 def _normaliser(
     mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Give (x - mean) / sqrt(variance) * gamma + beta, with gradient through mean and variance, too.
+    """Return (x - mean) / sqrt(variance) * gamma + beta, with gradient through mean and variance, too.
 
     Ioffe and Szegedy 2015. With S1 and S2 the sums over all workers' rows of dy and of dy times the
     normalised x, n the count and w a row's weight, dx is
     gamma / sqrt(variance) * (dy - w / n * (S1 + normalised x * S2)).
-    A worker's loss is already scaled so that the mean over workers is the global one; so their sum is
-    what each worker's part of the gradient is of, and the sums are plain sums.
+    A worker's dy is its part of the gradient of the mean loss over the global batch, so that S1 and S2 are
+    plain sums over workers.
     """
 
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:

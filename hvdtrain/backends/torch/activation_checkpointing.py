@@ -1,6 +1,7 @@
 """Activation checkpointing in PyTorch: repeated blocks are computed again in the backward pass.
 
-``_keras_recompute`` does the same for Keras; what they share stands in ``_blocks``.
+``tensorflow/activation_checkpointing.py`` does the same for Keras; what they share is in
+``backends/activation_checkpointing.py``.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,20 +13,20 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.backends._blocks import MARK, no_blocks
+from hvdtrain.backends.activation_checkpointing import MARK, no_blocks
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def recompute_blocks(model: nn.Module) -> list[str]:
+def apply_activation_checkpointing(model: nn.Module) -> list[str]:
     """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
 
     Returns:
         The names of the blocks.
 
     Raises:
-        TaskError: where the model has none.
+        TaskError: If the model has none.
     """
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
@@ -36,7 +37,7 @@ def recompute_blocks(model: nn.Module) -> list[str]:
 
 
 def _marked(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Give the outermost modules that say, or whose class says, that they are blocks."""
+    """Return the outermost modules that say, or whose class says, that they are blocks."""
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
         if getattr(child, MARK, False) is True:
@@ -46,7 +47,7 @@ def _marked(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _repeated(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Give what stands two or more times in a list of modules, and has parameters."""
+    """Return what stands two or more times in a list of modules, and has parameters."""
     children = dict(module.named_children())
     alike: dict[type, list[str]] = {}
     if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -63,7 +64,7 @@ def _repeated(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    """Give a forward pass that keeps nothing but its arguments; dropout draws the same again."""
+    """Return a forward pass that keeps nothing but its arguments; dropout draws the same again."""
     forward = block.forward
     has_statistics = any(name in module._buffers for module in block.modules() for name in _STATISTICS)
 
@@ -79,7 +80,7 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Give the contexts of the forward pass and of its repetition."""
+    """Return the contexts of the forward pass and of its repetition."""
     return nullcontext(), _statistics_kept(block)
 
 

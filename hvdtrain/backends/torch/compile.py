@@ -1,8 +1,9 @@
-"""``--compile`` in PyTorch: torch.compile. ``_keras_compile`` does the same for Keras."""
+"""``--compile`` in PyTorch: torch.compile. ``tensorflow/compile.py`` does the same for Keras."""
 
 import os
 import shlex
 import shutil
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from hvdtrain.errors import EnvironmentFault
 _REMEDY = "Install a C++ compiler and Python's headers (Debian: g++, python3-dev), or leave --compile out."
 # dropout draws what it draws without a compiler, so the loss curve stays the same; and no pool of
 # processes compiles beside the workers, which have the host's cores already
-_OPTIONS = {"fallback_random": True, "compile_threads": 1}
+_OPTIONS: dict[str, Any] = {"fallback_random": True, "compile_threads": 1}
 
 
 def check_compiler(device: torch.device, host: str) -> None:
@@ -33,10 +34,11 @@ def check_compiler(device: torch.device, host: str) -> None:
         ) from None
 
 
-def compile_model(model: torch.nn.Module) -> None:
-    """Let a model's calls be compiled when they first happen, anew for other shapes; in place.
+def compiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model itself, whose calls are compiled when they first happen, anew for other shapes.
 
     In place, so that its state keeps its names; modules below it that a task calls itself are not
     compiled.
     """
     model.compile(options=_OPTIONS)
+    return model

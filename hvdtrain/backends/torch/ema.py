@@ -1,4 +1,4 @@
-"""The moving average of a PyTorch model's weights; ``_keras_averages`` holds its twin."""
+"""The moving average of a PyTorch model's weights; ``tensorflow/ema.py`` does the same for Keras."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from hvdtrain.backends._averaging import PREFIX, share_of_new
-from hvdtrain.backends._torch_state import Field, ModelState
+from hvdtrain.backends.portable.ema import PREFIX, share_of_new
+from hvdtrain.backends.torch.model_state import Field, ModelState
 
 
-class Averages:
+class ExponentialMovingAverage:
     """The average of every trainable tensor; of none where there is no decay.
 
     Buffers, such as the statistics of batch norm, are not averaged: the model's own go with it.
@@ -37,7 +37,7 @@ class Averages:
         ]
 
     def share(self, step: int) -> float:
-        """Give the part of the average that a step's weights make up.
+        """Return the part of the average that a step's weights make up.
 
         Args:
             step: steps done, this one included.
@@ -56,7 +56,7 @@ class Averages:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Context in which the model's weights are the averages."""
+        """Return a context in which the model's weights are the averages."""
         if not self._averages:
             yield
             return
@@ -67,6 +67,6 @@ class Averages:
         finally:
             torch._foreach_copy_(self._weights, own)
 
-    def named(self) -> list[tuple[str, torch.Tensor]]:
-        """Give the averages with names for Horovod."""
+    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the averages as Horovod broadcasts them."""
         return [(f"{PREFIX}.{path}", a) for path, a in zip(self._paths, self._averages, strict=True)]

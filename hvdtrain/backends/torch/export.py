@@ -1,6 +1,6 @@
 """PyTorch models in forms that others serve, and weights files of PyTorch.
 
-``_keras_export`` does the same for Keras.
+``tensorflow/export.py`` does the same for Keras.
 """
 
 import pickle
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends._exchange import Exported, check_fit, compare
-from hvdtrain.backends._objective import Objective
+from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -47,13 +47,13 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         batch: real samples.
 
     Raises:
-        TaskError: where the model cannot be written in this form.
+        TaskError: If the model cannot be written in this form.
     """
     sample = {name: torch.from_numpy(np.array(array[0])) for name, array in batch.arrays.items()}
     plain = _with_weights(make_model, model.state_dict())  # without the hooks of Horovod's optimizer
     if form in ("safetensors", "pt"):
         _WRITE[form](plain, path)
-        loaded = _with_weights(make_model, read_weights(path))
+        loaded = _with_weights(make_model, _read_weights(path))
         return compare(_outputs(plain, sample, objective), _outputs(loaded, sample, objective))
     if "inputs" not in sample:
         raise TaskError(
@@ -153,6 +153,7 @@ def _write_onnx(program: Any, path: Path) -> Callable[[torch.Tensor], Outputs]:
 
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["inputs"])
+    assert converted is not None  # the exporter by dynamo returns a program
     converted.save(path, external_data=size > _EXTERNAL_BYTES)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -168,9 +169,9 @@ def load_weights_file(model: torch.nn.Module, path: Path) -> str:
     """Load a file of weights into a model; say what was understood.
 
     Raises:
-        CheckpointError: where it cannot be read without running code, or does not fit.
+        CheckpointError: If it cannot be read without running code, or does not fit.
     """
-    found, notes = _unwrapped(read_weights(path), path)
+    found, notes = _unwrapped(_read_weights(path), path)
     expected = model.state_dict()
     # a count that PyTorch keeps since 0.4.1 and nothing here reads
     counts = {name: value for name, value in expected.items() if name.endswith(".num_batches_tracked")}
@@ -181,11 +182,11 @@ def load_weights_file(model: torch.nn.Module, path: Path) -> str:
     return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes])
 
 
-def read_weights(path: Path) -> dict[str, Any]:
+def _read_weights(path: Path) -> dict[str, Any]:
     """Read a file of weights; nothing in it is executed.
 
     Raises:
-        CheckpointError: where that cannot be, with the reason.
+        CheckpointError: If that cannot be, with the reason.
     """
     try:
         if path.suffix == ".safetensors":
@@ -209,7 +210,7 @@ def read_weights(path: Path) -> dict[str, Any]:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    """Give the line of PyTorch's long text that says what was found."""
+    """Return the line of PyTorch's long text that says what was found."""
     lines = [line.strip().partition(". ")[0].rstrip(".") for line in str(error).splitlines()]
     return next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
 
@@ -220,7 +221,7 @@ def _said(error: Exception) -> str:
 
 
 def _unwrapped(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Give the weights among what a training script saved, without prefixes; and what was done."""
+    """Return the weights among what a training script saved, without prefixes; and what was done."""
     notes = []
     key = next((key for key in _KEYS if isinstance(found.get(key), Mapping)), None)
     if key is not None:
@@ -239,5 +240,5 @@ def _unwrapped(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
 
 
 def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Give shapes by name; entries that are no tensors (extra state) have none."""
+    """Return shapes by name; entries that are no tensors (extra state) have none."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""Optimizers for large batches in PyTorch: lars and lamb; ``_keras_large_batch`` holds their twins.
+"""Optimizers for large batches in PyTorch: lars and lamb, as ``tensorflow/large_batch.py`` in Keras.
 
 Norms are those of portable arrays: where a tensor holds several (the projections of attention), each
 part of it has a norm of its own. Nothing waits for the device.
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hvdtrain.backends._large_batch import LARS_EPSILON, adapts
-from hvdtrain.backends._torch_state import Field
+from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
+from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.config import Config
 
 Group = dict[str, Any]
@@ -102,7 +102,7 @@ class LAMB(torch.optim.Optimizer):
 
 
 def _groups(fields: Iterable[Field]) -> list[Group]:
-    """Give two groups of tensors: those that the optimizer adapts to, with the parts that have norms."""
+    """Return two groups of tensors: those that the optimizer adapts to, with the parts that have norms."""
     adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
     others: dict[torch.Tensor, None] = {}
     for field in fields:
@@ -122,7 +122,7 @@ def _groups(fields: Iterable[Field]) -> list[Group]:
 
 
 def _parts(group: Group) -> tuple[Tensors, Tensors]:
-    """Give the parts of a group's weights that have norms of their own, and their gradients."""
+    """Return the parts of a group's weights that have norms of their own, and their gradients."""
     found = [
         (p[start:stop], p.grad[start:stop])
         for p, parts in zip(group["params"], group["parts"], strict=False)
@@ -167,7 +167,7 @@ def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> 
 
 
 def _corrected_updates(first: Tensors, second: Tensors, steps: list[int], group: Group) -> Tensors:
-    """Give adam's updates without the learning rate, as tensors of their own."""
+    """Return adam's updates without the learning rate, as tensors of their own."""
     beta1, beta2 = group["betas"]
     scales = list(torch._foreach_sqrt(second))
     torch._foreach_div_(scales, [(1 - beta2**step) ** 0.5 for step in steps])
@@ -186,7 +186,7 @@ def _factors(
     others: Tensors,
     formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Tensors:
-    """Give a factor for each weight by a formula of two norms; 1 where either is 0."""
+    """Return a factor for each weight by a formula of two norms; 1 where either is 0."""
     w, other = (torch.stack(list(torch._foreach_norm(tensors))) for tensors in (weights, others))
     factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
     return list(factors.unbind())

@@ -1,6 +1,6 @@
 """Which portable arrays PyTorch's modules become, by module type: roles, layouts and gate orders.
 
-``_keras_layouts`` does the same for Keras layers; the portable layouts are Keras's.
+``tensorflow/layouts.py`` does the same for Keras layers; the portable layouts are Keras's.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ _CONVOLUTION = _one(lambda a: np.moveaxis(a, (1, 0), (-2, -1)), lambda a: np.mov
 
 
 def rules(module: nn.Module) -> list[Rule]:
-    """Give the portable arrays of a module of a known type.
+    """Return the portable arrays of a module of a known type.
 
     Tensors that no rule names keep their own name and layout; a rule whose tensors the module does
     not have (such as those of a bias) does not count.
@@ -94,7 +94,7 @@ def left_out(module: nn.Module) -> tuple[str, ...]:
     return ("num_batches_tracked",) if counts else ()
 
 
-def _kernel(module: nn.Module) -> Layout:
+def _kernel(module: Any) -> Layout:
     if module.transposed or module.groups != module.in_channels or module.in_channels == 1:
         return _CONVOLUTION
     channels = module.in_channels  # depthwise: (in * multiplier, 1, ..spatial) to (..spatial, in, multiplier)
@@ -141,7 +141,7 @@ def _recurrent(module: nn.RNNBase) -> list[Rule]:
 
 
 def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
-    """Give the rules of one recurrent layer in one direction.
+    """Return the rules of one recurrent layer in one direction.
 
     PyTorch orders an LSTM's gates as Keras does (input, forget, cell, output); of a GRU, PyTorch has
     (reset, update, new) and Keras (update, reset, new). Keras's GRU keeps both biases, as two rows.

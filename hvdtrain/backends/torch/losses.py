@@ -1,4 +1,4 @@
-"""Losses and metrics by name, in PyTorch; ``_keras_losses`` holds their twins.
+"""Losses and metrics by name, in PyTorch; ``tensorflow/losses.py`` does the same for Keras.
 
 Each takes (outputs, batch) and gives one value per sample. Classes stand on the last axis of
 outputs; values of a sequence or an image are averaged within the sample.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from hvdtrain.backends._objective import check_comparable
+from hvdtrain.backends.objective import check_comparable
 
 Batch = Mapping[str, Tensor]
 
@@ -48,18 +48,18 @@ def mae(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the largest logit is the target's."""
+    """Return whether the largest logit is the target's."""
     return _per_sample((outputs.argmax(-1) == batch["targets"]).float())
 
 
 def top5_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the target's logit is among the five largest."""
+    """Return whether the target's logit is among the five largest."""
     of_target = outputs.gather(-1, batch["targets"].unsqueeze(-1))
     return _per_sample(((outputs > of_target).sum(-1) < 5).float())
 
 
 def binary_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
-    """Whether the logit's sign agrees with the target, 0 or 1."""
+    """Return whether the logit's sign agrees with the target, 0 or 1."""
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
     return _per_sample(((outputs > 0) == (targets > 0.5)).float())
 

@@ -1,7 +1,7 @@
 """PyTorch models as portable state: every tensor found, named and laid out; snapshots of them.
 
-``_keras_state`` does the same for Keras; the rules stand in ``base``, the module types in
-``_torch_layouts``.
+``tensorflow/model_state.py`` does the same for Keras; the rules are in ``portable/names.py``, the module
+types in ``layouts.py``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from hvdtrain.backends._names import PRIVATE, Renaming, check_unique
-from hvdtrain.backends._torch_layouts import SAME, Layout, Rule, left_out, rules
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
+from hvdtrain.backends.torch.layouts import SAME, Layout, Rule, left_out, rules
 from hvdtrain.errors import TaskError
 
 Array = NDArray[Any]
@@ -91,8 +92,8 @@ class Field:
 
     def arrays(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, Array]]:
         """Lay out tensors, which are these or copies of them: (name, array), private ones as well."""
-        values = [as_array(view) for view in self.views(tensors)]
-        yield self.name, contiguous(self.layout.to_portable(values))
+        values = [_as_array(view) for view in self.views(tensors)]
+        yield self.name, _contiguous(self.layout.to_portable(values))
         yield from zip(self.private_names, values, strict=False)
 
     def read(self) -> Array:
@@ -106,7 +107,7 @@ class Field:
             view.copy_(torch.from_numpy(np.array(value, order="C")))
 
     def _own_values(self, state: PortableState) -> list[Array] | None:
-        """Give the tensors' values as saved, where the array still follows from them."""
+        """Return the tensors' values as saved, where the array still follows from them."""
         own = [state.get(name) for name in self.private_names]
         shapes = [tuple(view.shape) for view in self.views(self.tensors)]
         if not own or [None if value is None else value.shape for value in own] != shapes:
@@ -119,15 +120,15 @@ class Field:
         return values if same else None
 
 
-def as_array(tensor: torch.Tensor) -> Array:
-    """Give a tensor's values as an array; one on the CPU shares its memory."""
+def _as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor's values as an array; one on the CPU shares its memory."""
     tensor = tensor.detach().cpu()
     array: Array = (tensor if tensor.dtype in _NUMPY_KINDS else tensor.to(torch.float32)).numpy()
     return array
 
 
-def contiguous(array: Array) -> Array:
-    """Give an array in C order: itself where it is; PyTorch turns arrays several times faster than numpy."""
+def _contiguous(array: Array) -> Array:
+    """Return an array in C order, itself if it is; PyTorch copies several times faster than numpy."""
     if array.flags.c_contiguous or min(array.strides, default=0) < 0:
         return np.require(array, requirements="C")
     turned = np.empty(array.shape, array.dtype)
@@ -147,7 +148,7 @@ class ModelState:
         entries: the tensors, each once, in the model's order.
 
     Raises:
-        TaskError: where two tensors have one name, or ``state_names`` does not fit the model.
+        TaskError: If two tensors have one name, or ``state_names`` does not fit the model.
     """
 
     def __init__(self, model: nn.Module, renaming: Renaming) -> None:
@@ -171,7 +172,7 @@ class ModelState:
         check_unique((entry.path, entry.path) for entry in self.entries)
 
     def trainable_fields(self) -> Iterator[Field]:
-        """Give the portable arrays that training changes."""
+        """Return the portable arrays that training changes."""
         trainable = {id(entry.tensor) for entry in self.entries if entry.trainable}
         return (f for f in self.fields if any(id(t) in trainable for t in f.tensors))
 
@@ -183,7 +184,7 @@ def _renamed(field: Field, renaming: Renaming) -> Field:
 
 
 def _walk(module: nn.Module, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
-    """Give a module and all below it with their paths; shared ones once for each path."""
+    """Return a module and all below it with their paths; shared ones once for each path."""
     yield path, module
     for name, child in module._modules.items():
         if child is not None:
@@ -210,7 +211,7 @@ def _fields(model: nn.Module) -> Iterator[Field]:
 
 def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
     for name, tensor in zip(rule.tensors, tensors, strict=True):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise TaskError(
                 f"the model's {'.'.join((*path, name))} has no shape yet",
                 "Call a model with lazy modules once in torch_model().",
@@ -227,7 +228,7 @@ def _join(path: tuple[str, ...], name: str) -> str:
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Give the parameters and persistent buffers of a module, without those of modules below."""
+    """Return the parameters and persistent buffers of a module, without those of modules below."""
     yield from ((name, p) for name, p in module._parameters.items() if p is not None)
     for name, tensor in module._buffers.items():
         if tensor is not None and name not in module._non_persistent_buffers_set | set(left_out(module)):
@@ -262,7 +263,7 @@ class TorchSnapshot:
         self._waiting.reverse()
         self._event: torch.cuda.Event | None = None
         if any(t.is_cuda for field in fields for t in field.tensors):
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def read(self) -> PortableState:
@@ -283,7 +284,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _NUMPY_KINDS or not tensor.is_contiguous():
             return tensor.clone()
         # numpy asks the system for huge pages, and most of a copy's time goes into new pages
-        room = torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype))
+        room = torch.from_numpy(np.empty(tensor.shape, _as_array(tensor).dtype))
         return room.copy_(tensor)
     # only a copy into pinned memory lets the host go on; strides are kept, so that none are changed here
     copy = torch.empty_like(tensor, device="cpu", pin_memory=True)

@@ -1,22 +1,22 @@
 """PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots.
 
-``_keras_slots`` does the same for Keras; the rules stand in ``base``.
+``tensorflow/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
 """
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from hvdtrain.backends._averaging import holds_averages
-from hvdtrain.backends._names import PRIVATE, check_state, check_unique
-from hvdtrain.backends._torch_averages import Averages
-from hvdtrain.backends._torch_layouts import SAME
-from hvdtrain.backends._torch_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.ema import holds_averages
+from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
+from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.layouts import SAME
+from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.errors import TaskError
 
 # PyTorch's optimizer slots, by the names that Keras twins use
@@ -26,7 +26,7 @@ _OWN_STEPS = f"{PRIVATE['torch']}optimizer/step/"
 
 
 @dataclass(frozen=True)
-class Number:
+class _Number:
     """A number in an optimizer's state that is no tensor, or a count of steps.
 
     Attributes:
@@ -59,26 +59,45 @@ class TrainingState:
 
     Args:
         model: the model's tensors.
-        optimizer: Horovod's or a plain one.
-        averages: the weights' averages; the model's own, of which there are none, where not given.
+        optimizer: the task's or one of hvdtrain's.
+        averages: the moving average of the weights; none if not given.
     """
 
     def __init__(
-        self, model: ModelState, optimizer: torch.optim.Optimizer, averages: Averages | None = None
+        self,
+        model: ModelState,
+        optimizer: torch.optim.Optimizer,
+        averages: ExponentialMovingAverage | None = None,
     ) -> None:
         self.model = model
-        self.averages = averages or Averages(model, None)
+        self.averages = averages or ExponentialMovingAverage(model, None)
         self._optimizer = optimizer
         # optimizers of tasks make their slots in their first step
         self._starts_empty = not self.has_slots()
+
+    def check(self) -> None:
+        """Check that everything the optimizer keeps can be saved.
+
+        Raises:
+            TaskError: naming what cannot.
+        """
+        known = {id(entry.tensor): entry.path for entry in self.model.entries}
+        for parameter, slots in self._optimizer.state.items():
+            if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
+                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
+                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
+            for key, value in slots.items():
+                if not isinstance(value, torch.Tensor | int | float | np.number | None):
+                    found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
+                    raise _cannot_be_saved(self._optimizer, found)
 
     def snapshot(self) -> TorchSnapshot:
         """Copy everything off the device.
 
         Raises:
-            TaskError: where the optimizer's state cannot be saved.
+            TaskError: If the optimizer's state cannot be saved.
         """
-        self._check_kinds()
+        self.check()
         state: PortableState = {n.name: np.asarray(n.value) for n in self._numbers()}
         counts = self._step_counts()
         if counts:
@@ -93,7 +112,7 @@ class TrainingState:
         """Load portable state, having checked all of it. Without averages in it, they start anew.
 
         Raises:
-            TaskError: where the state does not fit, or the optimizer's cannot be made.
+            TaskError: If the state does not fit, or the optimizer's cannot be made.
         """
         averages = self.averages.fields if holds_averages(state) else []
         saved_slots = any(name.startswith("optimizer/") for name in state)
@@ -128,7 +147,7 @@ class TrainingState:
             self._optimizer.state.clear()
 
     def has_slots(self) -> bool:
-        """Say whether the optimizer keeps anything yet."""
+        """Return whether the optimizer keeps anything yet."""
         return any(self._optimizer.state.values())
 
     def make_slots(self) -> None:
@@ -137,7 +156,7 @@ class TrainingState:
         So the optimizer itself says which of them are tensors, and of which kind and device.
 
         Raises:
-            TaskError: where the optimizer takes no such step.
+            TaskError: If the optimizer takes no such step.
         """
         optimizer = self._optimizer
         groups = [
@@ -150,12 +169,8 @@ class TrainingState:
             p.grad = torch.zeros_like(p) if p.requires_grad else None
             if isinstance(optimizer, torch.optim.SparseAdam) and p.grad is not None:
                 p.grad = p.grad.to_sparse()
-        # Horovod's own step would reduce gradients, on this worker alone
-        inner: Any = (
-            super(type(optimizer), optimizer) if hasattr(optimizer, "skip_synchronize") else optimizer
-        )
         try:
-            inner.step()
+            optimizer.step()
         except Exception as error:
             raise TaskError(f"the slots of {_kind(optimizer)} cannot be made: {error}") from error
         finally:
@@ -174,57 +189,45 @@ class TrainingState:
         return shapes
 
     def _slot_fields(self) -> Iterator[Field]:
-        """Give the slots: those shaped as their parameter share its layout."""
+        """Return the slots: those shaped as their parameter share its layout."""
         for field in self.model.fields:
             states = [self._slots_of(tensor) for tensor in field.tensors]
             for key in states[0]:
-                values = [slots.get(key) for slots in states]
+                values: list[Any] = [slots.get(key) for slots in states]
                 if all(_shaped_as(v, t) for v, t in zip(values, field.tensors, strict=True)):
                     layout = field.layout.of_slots or field.layout
-                    yield Field(
-                        *(field.path, field.own, tuple(values), field.tensor_paths, layout, field.rows),
-                        prefix=_slot(key),
+                    yield replace(
+                        field, tensors=tuple(values), layout=layout, torch_names=(), prefix=_slot(key)
                     )
         for entry, key, value in self._rest():
             if isinstance(value, torch.Tensor):
                 yield Field(entry.path, entry.path, (value,), (entry.path,), SAME, prefix=_slot(key))
 
-    def _numbers(self) -> list[Number]:
+    def _numbers(self) -> list[_Number]:
         return [
-            Number(f"{_slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
+            _Number(f"{_slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
             for entry, key, value in self._rest()
             if not isinstance(value, torch.Tensor)
         ]
 
     def _rest(self) -> Iterator[tuple[Entry, str, Any]]:
-        """Give the slots that are not shaped as their parameter, without counts of steps."""
+        """Return the slots that are not shaped as their parameter, without counts of steps."""
         for entry in self.model.entries:
             for key, value in self._slots_of(entry.tensor).items():
                 if value is not None and not _shaped_as(value, entry.tensor):
                     yield entry, key, value
 
-    def _step_counts(self) -> list[Number]:
+    def _step_counts(self) -> list[_Number]:
         return [
-            Number(f"{_OWN_STEPS}{entry.path}", slots, "step")
+            _Number(f"{_OWN_STEPS}{entry.path}", slots, "step")
             for entry in self.model.entries
             if "step" in (slots := self._optimizer.state.get(entry.tensor, {}))
         ]
 
     def _slots_of(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """Give a parameter's part of the optimizer's state, without its count of steps."""
+        """Return a parameter's part of the optimizer's state, without its count of steps."""
         slots = self._optimizer.state.get(tensor, {})
         return {key: value for key, value in slots.items() if key != "step"}
-
-    def _check_kinds(self) -> None:
-        known = {id(entry.tensor): entry.path for entry in self.model.entries}
-        for parameter, slots in self._optimizer.state.items():
-            if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
-                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
-                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
-            for key, value in slots.items():
-                if not isinstance(value, torch.Tensor | int | float | np.number | None):
-                    found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
-                    raise _cannot_be_saved(self._optimizer, found)
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:

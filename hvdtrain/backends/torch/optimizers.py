@@ -1,11 +1,11 @@
-"""The optimizer that a task brings or the config names, in PyTorch; ``_keras_choice`` holds its twin."""
+"""The optimizer that a task brings or the config names; ``tensorflow/optimizers.py`` does so for Keras."""
 
 from typing import Any
 
 import torch
 
-from hvdtrain.backends._torch_large_batch import large_batch_optimizer
-from hvdtrain.backends._torch_state import ModelState
+from hvdtrain.backends.torch.large_batch import large_batch_optimizer
+from hvdtrain.backends.torch.model_state import ModelState
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
@@ -14,7 +14,7 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> torch.opti
     """Make the optimizer of a job, for the model's trainable parameters.
 
     Raises:
-        TaskError: where the task gives something else than an optimizer.
+        TaskError: If the task gives something else than an optimizer.
     """
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):

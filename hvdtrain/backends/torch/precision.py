@@ -1,6 +1,6 @@
 """Half precision in PyTorch: autocast, and a loss scale for fp16.
 
-``_keras_precision`` does the same for Keras; what they share stands in ``_precision``.
+``tensorflow/precision.py`` does the same for Keras; what they share is in ``backends/precision.py``.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends._precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def computing(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Context in which a model is called and its loss taken: operations that bear it in half precision."""
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context for the model and its loss: operations that bear it compute in half precision."""
     if precision == "fp32":
         return nullcontext()
     half: AbstractContextManager[Any] = torch.autocast(device.type, dtype=_HALVES[precision])
     return half
 
 
-def widen_outputs(model: torch.nn.Module, precision: str) -> None:
+def cast_outputs_to_fp32(model: torch.nn.Module, precision: str) -> None:
     """Let the model give fp32, so that losses and metrics are computed in it."""
     if precision != "fp32":
         model.register_forward_hook(lambda _model, _inputs, outputs: pytree.tree_map(_widened, outputs))
@@ -37,43 +37,54 @@ def _widened(value: Any) -> Any:
 class LossScale:
     """Keeps the gradients of fp16 in its range: they are scaled up before and down after.
 
-    Where gradients overflow, the step is skipped and the scale halves; after many steps without an
-    overflow it doubles. It is asked of the gradients that all workers have in common, so all decide
-    alike without another collective.
+    If gradients overflow, the step is skipped and the scale halves; after many steps without an
+    overflow it doubles. What is checked are the reduced gradients, which all workers have in common, so
+    all decide alike without another collective.
 
     Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
+
+    Args:
+        size: number of workers.
+        initial: the first scale.
+        growth_interval: steps without an overflow after which the scale doubles.
 
     Attributes:
         value: the scale.
         skipped: steps that were skipped.
-        is_lost: whether the last step's gradients overflowed at the lowest scale: it is no longer
+        is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
             fp16 that is to blame.
     """
 
-    def __init__(self, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL) -> None:
+    def __init__(
+        self, size: int = 1, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+    ) -> None:
         self.value = initial
         self.skipped = 0
-        self.is_lost = False
+        self.is_exhausted = False
+        self._size = size
         self._growth_interval = growth_interval
         self._steps_since_change = 0
 
+    @property
+    def factor(self) -> float:
+        """What gradients are multiplied by: the scale, times the number of workers.
+
+        A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
+        """
+        return self.value * self._size
+
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Divide reduced gradients by the scale, in place, and adapt it; whether they are finite."""
+        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""
         largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in gradients])
         is_finite = bool(torch.isfinite(largest).all())
         if is_finite:
             for gradient in gradients:
-                gradient.div_(self.value)
+                gradient.div_(self.factor)
         self._adapt(is_finite)
         return is_finite
 
-    def spoil(self, sums: torch.Tensor) -> None:
-        """Make the loss among the sums of a step NaN where it is lost: training must not go on."""
-        if self.is_lost:
-            sums[0] = float("nan")
-
     def _adapt(self, is_finite: bool) -> None:
-        self.is_lost = not is_finite and self.value <= LOWEST_SCALE
+        self.is_exhausted = not is_finite and self.value <= LOWEST_SCALE
         self._steps_since_change += 1
         if not is_finite:
             self.skipped += 1

@@ -1,11 +1,11 @@
-"""Batch norm over the global batch, in PyTorch; ``_keras_batch_norm`` holds its twin.
+"""Batch norm over the global batch, in PyTorch; ``tensorflow/sync_batch_norm.py`` does the same for Keras.
 
 Statistics are those of a step's micro-batches of all workers together, each sample counted with its
 weight, so that padding does not count. One all-reduce per layer and direction: forward of the sums
 that give mean and variance, backward of the two sums through which they carry gradient.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
@@ -19,7 +19,7 @@ MARK = "synchronises"  # the attribute of a layer's class whose forward pass may
 
 
 def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
-    """Give the batch-norm layers of a model by their path."""
+    """Return the batch-norm layers of a model by their path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
@@ -55,14 +55,15 @@ class BatchNormSync:
                 )
             # a class, not a function of this one layer: copies of the model must use their own state
             layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
-            layer.sync, layer.sync_name = self, f"hvdtrain.batch_norm.{path}"
+            synchronised = cast(_Synchronised, layer)
+            synchronised.sync, synchronised.sync_name = self, f"hvdtrain.batch_norm.{path}"
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""
         return hvd.allreduce_(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Give the weights of a tensor's rows, (rows,), fp64.
+        """Return the weights of a tensor's rows, (rows,), fp64.
 
         Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
         Rows that are no samples count alike.
@@ -89,14 +90,14 @@ class _Synchronised(_BatchNorm):
         if not self.training:
             return super().forward(input)
         if not isinstance(self, torch.nn.SyncBatchNorm):
-            self._check_input_dim(input)
+            self._check_input_dim(input)  # type: ignore[no-untyped-call]
         weights = self.sync.weights_of(input)
         with torch.no_grad():
             mean, variance, count = moments(input, weights, self.sync, f"{self.sync_name}.forward")
             self._track(mean, variance, count)
         wide = torch.promote_types(input.dtype, torch.float32)
         gamma, beta = (None if p is None else p.to(wide) for p in (self.weight, self.bias))
-        out: Tensor = _Normalise.apply(
+        out: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, gamma, beta, mean.to(wide), variance.to(wide), weights / count.clamp(min=1), self
         )
         return out
@@ -107,14 +108,14 @@ class _Synchronised(_BatchNorm):
             return
         seen = count > 0
         self.num_batches_tracked.add_(seen)
-        mean_of_all = self.momentum is None
-        rate = seen / self.num_batches_tracked.clamp(min=1) if mean_of_all else seen * self.momentum
+        mean_of_all = 1 / self.num_batches_tracked.clamp(min=1)
+        rate = seen * (mean_of_all if self.momentum is None else self.momentum)
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(new.to(running.dtype), rate.to(running.dtype))
 
 
 def moments(x: Tensor, weights: Tensor, sync: BatchNormSync, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Collective. Give mean and biased variance per channel over all workers, and the count behind them.
+    """Collective. Return mean and biased variance per channel over all workers, and the count behind them.
 
     Deviations are taken within each row, in the input's precision or fp32; rows and workers are put
     together in fp64, where the difference of two large sums does no harm.
@@ -145,8 +146,8 @@ class _Normalise(torch.autograd.Function):
     Ioffe and Szegedy 2015. With S1 and S2 the sums over all workers' rows of dy and of dy times the
     normalised x, n the count and w a row's weight, dx is
     gamma / sqrt(variance + eps) * (dy - w / n * (S1 + normalised x * S2)).
-    A worker's loss is already scaled so that the mean over workers is the global one; so their sum is
-    what each worker's part of the gradient is of, and the sums are plain sums.
+    A worker's dy is its part of the gradient of the mean loss over the global batch, so that S1 and S2 are
+    plain sums over workers.
     """
 
     @staticmethod
@@ -166,7 +167,7 @@ class _Normalise(torch.autograd.Function):
         return torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, eps=layer.eps)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Collective where x has a gradient."""
         x, gamma, mean, variance, shares = ctx.saved_tensors

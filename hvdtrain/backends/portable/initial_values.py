@@ -1,0 +1,66 @@
+"""Initial values that depend on nothing but the seed, a parameter's portable name and its shape."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.ema import without_averages
+from hvdtrain.data.order import mix
+
+
+def with_initial_values(state: PortableState, seed: int) -> PortableState:
+    """Return a portable state whose model has the initial values of a seed.
+
+    Arrays whose role says no distribution keep their values; averages of weights are left out, so
+    that they start from the weights.
+    """
+    initial = without_averages(state)
+    for name, array in initial.items():
+        if name.startswith("model/"):
+            value = initial_value(name, array.shape, seed)
+            initial[name] = array if value is None else value
+    return initial
+
+
+def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
+    """Draw the initial value of a parameter from the seed and its portable name alone.
+
+    So both frameworks start from equal parameters, whatever order they are made in. The
+    distributions are Keras's defaults: Glorot uniform for kernels (Glorot and Bengio 2010, with
+    the receptive field counted into both fans), orthogonal rows for recurrent kernels (Saxe et al.
+    2013), uniform in [-0.05, 0.05] for embeddings, ones for gamma and moving_variance, zeros for
+    bias, beta and moving_mean.
+
+    Returns:
+        The value, or None where the role (the name's last part) says no distribution.
+    """
+    role = name.rsplit("/", 1)[-1]
+    if role in ("bias", "beta", "moving_mean"):
+        return np.zeros(shape, np.float32)
+    if role in ("gamma", "moving_variance"):
+        return np.ones(shape, np.float32)
+    if role == "embeddings":
+        limit = 0.05
+    elif role == "recurrent_kernel" and len(shape) == 2:
+        limit = 1.0
+    elif role == "kernel" and len(shape) >= 2:
+        receptive_field = int(np.prod(shape[:-2]))
+        limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
+    else:
+        return None
+    # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
+    key = mix(seed, *name.encode())
+    random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
+    if role == "recurrent_kernel":
+        return _orthogonal(random.standard_normal(shape)).astype(np.float32)
+    return random.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:
+    """Return the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal."""
+    wide = drawn if drawn.shape[0] <= drawn.shape[1] else drawn.T
+    q, r = np.linalg.qr(wide.T)
+    rows = (q * np.sign(np.diag(r))).T
+    return rows if wide is drawn else rows.T

@@ -1,0 +1,68 @@
+"""What workers tell one another with every step, as a small vector that a backend only sums.
+
+Two things travel in it: control flags, which any worker may raise for all of them, and statistics,
+which add up. The encoding is known to this file alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ControlFlags:
+    """What a worker wants all workers to do after this step.
+
+    Attributes:
+        stop: end training, saved.
+        save: save now and continue.
+    """
+
+    stop: bool = False
+    save: bool = False
+
+    def __bool__(self) -> bool:
+        return self.stop or self.save
+
+    def __or__(self, other: "ControlFlags") -> "ControlFlags":
+        return ControlFlags(self.stop or other.stop, self.save or other.save)
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """What happened on the host before this step.
+
+    Attributes:
+        skipped_samples: how many samples could not be read and were skipped.
+        data_wait_seconds: how long the worker waited for data.
+    """
+
+    skipped_samples: int = 0
+    data_wait_seconds: float = 0.0
+
+
+NO_FLAGS = ControlFlags()
+NO_STATISTICS = StepStatistics()
+SIGNALS = 4  # numbers in the vector
+NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
+
+
+def encode_signals(
+    flags: ControlFlags = NO_FLAGS, statistics: StepStatistics = NO_STATISTICS
+) -> tuple[float, ...]:
+    """Return flags and statistics as a vector whose sum over workers ``decode_signals`` reads.
+
+    Without anything to tell, the result is ``NO_SIGNALS`` itself, so that a backend can skip work.
+    """
+    vector = (
+        float(flags.stop),
+        float(flags.save),
+        float(statistics.skipped_samples),
+        statistics.data_wait_seconds,
+    )
+    return vector if any(vector) else NO_SIGNALS
+
+
+def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistics]:
+    """Return the flags that any worker raised and the sums of the statistics over all workers."""
+    stop, save, skipped, waited = vector
+    return ControlFlags(stop > 0, save > 0), StepStatistics(round(skipped), waited)

@@ -1,0 +1,1 @@
+"""TensorFlow / Keras 3 behind the Backend interface, over ``horovod.tensorflow``."""

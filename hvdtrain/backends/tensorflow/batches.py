@@ -1,0 +1,71 @@
+"""What TensorFlow's steps take, and return: batches on the device, metrics on their way from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.tensorflow.functions import Signature
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowBatch:
+    """One worker's part of one step on its device.
+
+    Attributes:
+        step: the step, counted from 0.
+        arrays: name to tensor (accumulate, micro_batch, ...); without the first axis if there is one
+            micro-batch.
+        weights: (accumulate, micro_batch), likewise.
+        gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
+        total_weight: sum of the weights over all workers.
+        signature: shapes and types of the arrays.
+    """
+
+    step: int
+    arrays: dict[str, Tensor]
+    weights: Tensor
+    gradient_weights: Tensor
+    total_weight: float
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowSums:
+    """What the batches of an evaluation add up to so far, on this worker.
+
+    Attributes:
+        names: "loss" and the task's metrics.
+        values: the weighted sum for each name, (names,).
+        weight: sum of the weights of these batches over all workers.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+    weight: float
+
+
+class TensorFlowPending:
+    """The metrics of a step on their way from the device.
+
+    Args:
+        names: "loss" and the task's metrics.
+        vector: what was reduced; see ``StepMetrics.from_vector``.
+        weight: sum of the samples' weights over all workers.
+        unused_names: this worker's parameters without a gradient.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], vector: Tensor, weight: float, unused_names: Sequence[str] = ()
+    ) -> None:
+        self._names = names
+        self._weight = weight
+        self._unused_names = unused_names
+        self._vector = vector
+
+    def read(self) -> StepMetrics:
+        """Wait for the device if need be and return the metrics."""
+        vector = self._vector.numpy().tolist()
+        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names)

@@ -1,0 +1,79 @@
+"""How the TensorFlow backend calls steps and models, and what it computes with gradients."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Tensor = Any
+Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+
+
+class Compiled:
+    """A step, compiled once for each signature of its batches.
+
+    ``tf.function`` looks its arguments over at every call, which takes more than a hundred
+    microseconds; this remembers what it compiled. Without autograph, as in Keras's own loops,
+    errors of a task stay what they are.
+
+    Args:
+        step: the step.
+        trace: returns what was learnt while the step was traced last.
+    """
+
+    def __init__(self, step: Callable[..., Tensor], trace: Callable[[], Any]) -> None:
+        self._function = tf.function(step, autograph=False)
+        self._trace = trace
+        self._known: dict[Signature, tuple[Callable[..., Tensor], Any]] = {}
+
+    def __call__(self, signature: Signature, *arguments: Any) -> tuple[Tensor, Any]:
+        """Run the step as it was compiled for this signature; return its result and its trace's."""
+        if signature not in self._known:
+            self._known[signature] = self._function.get_concrete_function(*arguments), self._trace()
+        function, trace = self._known[signature]
+        return function(*arguments), trace
+
+
+class Phase:
+    """A model whose calls are in training or in evaluation, as ``model.train()`` has it in PyTorch."""
+
+    def __init__(self, model: Any, training: bool) -> None:
+        self._model = model
+        self._call = partial(model, training=training)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model in this phase."""
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def native(variable: Any) -> Any:
+    """Return TensorFlow's own variable of a Keras one."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def dense(gradients: Sequence[Tensor], parameters: Sequence[Any], zero: Tensor) -> list[Tensor]:
+    """Return every gradient as a dense tensor, zeros in place of one that is None.
+
+    The zeros come from a variable: of constant zeros, TensorFlow would work out the all-reduce when it
+    compiles the step, waiting for workers whose gradients are not constant.
+    """
+    return [
+        tf.fill(v.shape, tf.cast(zero.read_value(), v.dtype)) if g is None else tf.convert_to_tensor(g)
+        for g, v in zip(gradients, parameters, strict=True)
+    ]
+
+
+def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
+    """Scale gradients so that their joint norm is at most ``clip_norm``.
+
+    Source: torch.nn.utils.clip_grad_norm_, whose small constant it shares.
+    """
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+    factor = tf.minimum(1.0, clip_norm / (norm + 1e-6))
+    return [g * factor for g in gradients]

@@ -1,0 +1,136 @@
+"""The stages of a step in TensorFlow, from the gradient weights to the moving average, in their order."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvdtrain.backends.base import FINDINGS
+from hvdtrain.backends.step_signals import SIGNALS
+from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
+from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.precision import LossScale
+from hvdtrain.backends.tensorflow.reduction import GradientReducer
+
+Tensor = Any
+
+_OVERFLOW = -SIGNALS - FINDINGS + 1  # place of overflow_exhausted in a step's vector
+
+
+class Update:
+    """One optimizer update; a step calls the methods in the order in which they stand here.
+
+    They are called while the step is traced. Parameters, the optimizer's slots and the moving average
+    change only after every reduction of the step has succeeded.
+
+    Args:
+        trainable: the trainable parameters.
+        optimizer: the optimizer, built.
+        reducer: sums gradients over workers.
+        averages: the moving average of the weights.
+        size: number of workers.
+        clip_norm: largest norm of the gradient, or None.
+        loss_scale: the loss scale of fp16, or None.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[Field],
+        optimizer: Any,
+        reducer: GradientReducer,
+        averages: ExponentialMovingAverage,
+        *,
+        size: int,
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        self.loss_scale = loss_scale
+        self._fields = list(trainable)
+        self._parameters = [field.variable for field in trainable]
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._averages = averages
+        self._size = size
+        self._clip_norm = clip_norm
+        self._zero = tf.Variable(0.0, trainable=False, name="zero")
+        self._waits_for: list[Tensor] = []
+        self._is_finite: Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        self._reducer.attach({field.path: field.variable for field in self._fields})
+
+    def scale(self, gradient_weights: Tensor) -> Tensor:
+        """Return the samples' gradient weights, times the loss scale."""
+        return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
+
+    def backward(self, losses: Tensor, gradient_weights: Tensor, tape: tf.GradientTape) -> list[Tensor]:
+        """Return a micro-batch's part of the gradients, None for a parameter that it does not reach."""
+        gradients: list[Tensor] = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
+        return gradients
+
+    def fill_in_unused(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
+        """Return dense gradients with zeros for parameters that were not reached, and their names.
+
+        So every worker reduces all parameters, and weight decay and momentum act on them alike at any
+        number of workers.
+        """
+        unused = [field.name for field, g in zip(self._fields, gradients, strict=True) if g is None]
+        return dense(gradients, self._parameters, self._zero), unused
+
+    def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sums of the gradients and of the step's vector over workers."""
+        if self._size > 1:
+            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        reduced = self._reducer.finish(gradients)
+        self._waits_for = [*reduced, vector] if self._size > 1 else []
+        return reduced, vector
+
+    def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Take the loss scale off the gradients; if they are not finite, ``update`` will skip the step.
+
+        If they are not at the lowest scale, the vector's flag is set: no scale will help.
+        """
+        if self.loss_scale is None:
+            self._is_finite = None
+            return gradients, vector
+        gradients, self._is_finite = self.loss_scale.unscale(gradients)
+        exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
+        return gradients, tf.concat([vector[:_OVERFLOW], [exhausted], vector[_OVERFLOW + 1 :]], 0)
+
+    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Scale the gradients so that their joint norm is at most the config's."""
+        return gradients if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)
+
+    def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
+        """Let the optimizer take its step, unless the gradients are not finite."""
+        self._optimizer.learning_rate.assign(learning_rate)
+        with self._after_reductions():
+            if self._is_finite is None:
+                self._optimizer.apply(gradients, self._parameters)
+            else:
+                tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
+
+    def ema(self, share: Tensor) -> None:
+        """Take the weights into their moving average.
+
+        Args:
+            share: the part of the average that they make up.
+        """
+        with self._after_reductions():
+            self._averages.update(share)
+
+    def _applied(self, gradients: list[Tensor]) -> Tensor:
+        self._optimizer.apply(gradients, self._parameters)
+        return tf.constant(True)
+
+    def _after_reductions(self) -> AbstractContextManager[Any]:
+        """Return a context whose operations run when all reductions of the step have succeeded."""
+        context: AbstractContextManager[Any] = (
+            tf.control_dependencies(self._waits_for) if self._waits_for else nullcontext()
+        )
+        return context

@@ -1,0 +1,1 @@
+"""PyTorch behind the Backend interface, over ``horovod.torch``."""

@@ -1,0 +1,331 @@
+"""PyTorch behind the Backend protocol, over ``horovod.torch``.
+
+This folder is the only place that imports torch. ``tensorflow/`` has the same files with the same names in
+the same order.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.backends.base import (
+    NUMBERS_AFTER_SUMS,
+    Backend,
+    BackendInfo,
+    ModelFiles,
+    ModelInfo,
+    PortableState,
+)
+from hvdtrain.backends.objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends.portable.files import Exported
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
+from hvdtrain.backends.torch.compile import check_compiler, compiled
+from hvdtrain.backends.torch.device import choose_device
+from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.export import export_model, load_weights_file
+from hvdtrain.backends.torch.losses import NAMED
+from hvdtrain.backends.torch.model_state import ModelState, TorchSnapshot
+from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
+from hvdtrain.backends.torch.optimizers import choose_optimizer
+from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.torch.reduction import choose_reducer
+from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.torch.update import Update
+from hvdtrain.backends.workers import HorovodWorkers, peer_errors
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
+from hvdtrain.errors import TaskError
+from hvdtrain.host.cores import threads_per_worker
+
+
+def start(config: Config) -> "TorchBackend":
+    """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Raises:
+        EnvironmentFault: If the device is missing or the launcher does not fit.
+    """
+    hvd.init()
+    workers = HorovodWorkers(hvd)
+    device = choose_device(config.device, workers)
+    check_precision(config.precision, device.type == "cuda", workers.host)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
+    # as TensorFlow does: subnormal numbers, which moments decay to, are a hundred times slower
+    torch.set_flush_denormal(True)
+    return TorchBackend(workers, device)
+
+
+class TorchBackend:
+    """The PyTorch backend of one worker.
+
+    Args:
+        workers: the job's workers.
+        device: where this worker computes.
+
+    Attributes:
+        model: the task's model after ``build``.
+    """
+
+    model: torch.nn.Module
+
+    def __init__(self, workers: Workers, device: torch.device) -> None:
+        self.workers: Workers = workers
+        on = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        self.info = BackendInfo(f"PyTorch {torch.__version__} on {on}", {"torch": torch.__version__})
+        self._device = device
+        self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
+        self._known_weights: tuple[NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
+
+    def build(self, task: Any, config: Config) -> ModelInfo:
+        """Build model, optimizer and steps, with their initial values. Local: no collective."""
+        torch.manual_seed(mix(config.seed, 0) >> 1)
+        self._seed = config.seed
+        self._names: tuple[str, ...] = ()  # of the sums; shapes are checked when they change
+        self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
+        self.model, self._new_model = self._make_model(task, config), task.torch_model
+        tensors = ModelState(self.model, Renaming(task, "torch"))
+        trainable = [entry for entry in tensors.entries if entry.trainable]
+        if not trainable:
+            raise TaskError("the model has no parameter that requires a gradient")
+        self._optimizer = choose_optimizer(task, config, tensors)
+        if not hasattr(task, "torch_optimizer"):
+            fill_slots(self._optimizer)
+        self._averages = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._averages)
+        reducer = choose_reducer(config, self.workers.size)
+        self._update = Update(
+            trainable,
+            self._optimizer,
+            reducer,
+            self._averages,
+            size=self.workers.size,
+            clip_norm=config.clip_norm,
+            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
+        )
+        if config.initial_parameters == "portable":
+            self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
+        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe())
+
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
+        """Yield the device batches that the steps take, one ahead of the host's."""
+        if self._device.type == "cpu":
+            yield from map(self._wrap, batches)
+            return
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        ahead: TorchBatch | None = None
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                copied = self._wrap(batch)
+            if ahead is not None:
+                yield ahead
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(stream)
+            for tensor in copied.tensors():
+                tensor.record_stream(current)
+            ahead = copied
+        if ahead is not None:
+            yield ahead
+
+    def train_step(
+        self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> TorchPending:
+        """Collective. Do one optimizer update with the mean gradient over the global batch."""
+        self._seed_step(batch.step)
+        if not self.model.training:
+            self.model.train()
+        self._optimizer.zero_grad()
+        try:
+            with peer_errors():
+                return self._train_step(batch, learning_rate, signals)
+        except BaseException:
+            self._update.begin()
+            raise
+
+    def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
+        """Evaluate one batch and return the sums so far. Local: no collective."""
+        self.model.eval()
+        with torch.inference_mode():
+            for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
+                _, values = self._per_sample(micro_batch)
+                sums = torch.mv(values, weights)
+                if partial is None:
+                    partial = TorchSums(self._names, sums, batch.total_weight)
+                else:
+                    weight = partial.weight + batch.total_weight
+                    partial = TorchSums(self._names, partial.values + sums, weight)
+        assert partial is not None  # a batch has at least one micro-batch
+        return partial
+
+    def eval_metrics(self, partial: TorchSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+        """Collective. Sum an evaluation over workers."""
+        vector = torch.cat((partial.values, self._numbers([], signals)))
+        if self.workers.size > 1:
+            with peer_errors():
+                hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        return TorchPending(partial.names, vector, partial.weight)
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the moving average of its weights, if there is one."""
+        return self._averages.in_model()
+
+    def sync_batch_norm_statistics(self) -> None:
+        """Collective. Average the moving statistics of batch norm over workers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            for entry in self._state.model.entries:
+                if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point():
+                    hvd.allreduce_(entry.tensor, op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
+        return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
+
+    def gather_state(self) -> TorchSnapshot | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
+        self._state.check()
+        return self._state.snapshot() if self.workers.rank == 0 else None
+
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load rank 0's portable state into every worker's model and optimizer."""
+        run_on_rank_zero(self.workers, lambda: self._state.load(state or {}))
+        self.broadcast_state(0)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        if self.workers.size == 1:
+            return
+        with peer_errors():
+            # made here: Horovod makes missing slots by a step that moves parameters and options
+            has_slots = self.workers.broadcast_object(self._state.has_slots(), root)
+            self._state.follow(has_slots)
+            if has_slots:
+                hvd.broadcast_optimizer_state(self._optimizer, root)
+            hvd.broadcast_parameters(self.model.state_dict(), root)
+            hvd.broadcast_parameters(self._averages.to_broadcast(), root)
+
+    def close(self) -> None:
+        """Collective. Leave Horovod."""
+        hvd.shutdown()
+
+    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a form that others serve, load it back and compare outputs. Local."""
+        return export_model(self.model, self._new_model, self._objective, form, path, batch)
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; return what it held, in words. Local."""
+        held = load_weights_file(self.model, path)
+        self._averages.restart()
+        return held
+
+    def _make_model(self, task: Any, config: Config) -> torch.nn.Module:
+        """Return the task's model on its device, changed as the config asks."""
+        model = task.torch_model()
+        if not isinstance(model, torch.nn.Module):
+            raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
+        model = model.to(self._device)
+        self._batch_norm = BatchNormSync(self.workers.size)
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(model)
+        self._precision = config.precision
+        cast_outputs_to_fp32(model, config.precision)
+        if config.checkpoint_activations:
+            apply_activation_checkpointing(model)
+        if config.compile:
+            check_compiler(self._device, self.workers.host)
+            model = compiled(model)
+        return model
+
+    def _wrap(self, batch: HostBatch) -> TorchBatch:
+        slots = range(len(batch.weights))
+        weights, gradient_weights = self._weigh(batch)
+        return TorchBatch(
+            step=batch.step,
+            # views are taken of the numpy arrays, which costs a fraction of a tensor's
+            micro_batches=[{name: self._move(a[i]) for name, a in batch.arrays.items()} for i in slots],
+            weights=weights,
+            gradient_weights=gradient_weights,
+            total_weight=batch.total_weight,
+        )
+
+    def _weigh(self, batch: HostBatch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return weights and gradient weights; those of the batch before if they are the same."""
+        known = self._known_weights
+        if known is None or known[0] is not batch.weights:
+            parts = batch.weights * np.float32(1 / batch.total_weight)
+            tensors = [self._move(w) for w in batch.weights], [self._move(w) for w in parts]
+            known = self._known_weights = batch.weights, tensors
+        return known[1]
+
+    def _move(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _seed_step(self, step: int) -> None:
+        seed = mix(self._seed, step, self.workers.rank) >> 1
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+
+    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
+        update = self._update
+        sums: torch.Tensor | None = None
+        for micro_batch, weights, gradient_weights in zip(
+            batch.micro_batches, batch.weights, batch.gradient_weights, strict=True
+        ):
+            self._batch_norm.weights = weights
+            losses, values = self._per_sample(micro_batch)
+            scaled = update.scale(gradient_weights)
+            update.backward(losses, scaled)
+            sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
+        assert sums is not None  # a step has at least one micro-batch
+        unused = update.fill_in_unused()
+        vector = update.reduce(torch.cat((sums, self._numbers(unused, signals))))
+        if update.unscale_or_skip(vector):
+            update.clip()
+            update.update(learning_rate)
+        update.ema(batch.step + 1)
+        return TorchPending(self._names, vector, batch.total_weight, unused)
+
+    def _numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
+        """Return what stands after the sums in a vector that is reduced: findings and signals."""
+        if not unused and signals is NO_SIGNALS:
+            return self._no_findings
+        return self._no_findings.new_tensor((float(len(unused)), 0.0, *signals))
+
+    def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
+        objective = self._train_objective if self.model.training else self._objective
+        with autocast(self._precision, self._device):
+            losses, metrics = objective(self.model, micro_batch)
+        samples = len(next(iter(micro_batch.values())))
+        names = ("loss", *metrics)
+        if names != self._names:
+            for name, value in (("the loss", losses), *metrics.items()):
+                check_per_sample(name, tuple(value.shape), samples)
+            self._names = names
+        detached = [value.detach().to(torch.float32) for value in (losses, *metrics.values())]
+        return losses.to(torch.float32), torch.stack(detached)
+
+
+_backend: type[Backend] = TorchBackend
+_files: type[ModelFiles] = TorchBackend

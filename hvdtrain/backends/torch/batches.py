@@ -1,0 +1,81 @@
+"""What PyTorch's steps take, and return: batches on the device, metrics on their way from it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvdtrain.backends.base import StepMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatch:
+    """One worker's part of one step on its device.
+
+    Attributes:
+        step: the step, counted from 0.
+        micro_batches: a mapping of names to tensors (micro_batch, ...) for each.
+        weights: for each micro-batch, (micro_batch,).
+        gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
+        total_weight: sum of the weights over all workers.
+    """
+
+    step: int
+    micro_batches: list[dict[str, torch.Tensor]]
+    weights: list[torch.Tensor]
+    gradient_weights: list[torch.Tensor]
+    total_weight: float
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield everything that lies on the device."""
+        yield from self.weights
+        yield from self.gradient_weights
+        for micro_batch in self.micro_batches:
+            yield from micro_batch.values()
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSums:
+    """What the batches of an evaluation add up to so far, on this worker.
+
+    Attributes:
+        names: "loss" and the task's metrics.
+        values: the weighted sum for each name, (names,).
+        weight: sum of the weights of these batches over all workers.
+    """
+
+    names: tuple[str, ...]
+    values: torch.Tensor
+    weight: float
+
+
+class TorchPending:
+    """The metrics of a step on their way from the device.
+
+    Args:
+        names: "loss" and the task's metrics.
+        vector: what was reduced; see ``StepMetrics.from_vector``.
+        weight: sum of the samples' weights over all workers.
+        unused_names: this worker's parameters without a gradient.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], vector: torch.Tensor, weight: float, unused_names: Sequence[str] = ()
+    ) -> None:
+        self._names = names
+        self._weight = weight
+        self._unused_names = unused_names
+        self._event: torch.cuda.Event | None = None
+        if vector.is_cuda:
+            # only a copy into pinned memory lets the host continue
+            self._vector = torch.empty(vector.shape, pin_memory=True).copy_(vector, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._vector = vector
+
+    def read(self) -> StepMetrics:
+        """Wait for the device if need be and return the metrics."""
+        if self._event is not None:
+            self._event.synchronize()
+        return StepMetrics.from_vector(self._names, self._vector.tolist(), self._weight, self._unused_names)
