@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.patience import Waiting
 
 _FORMAT = 1
 
@@ -23,7 +23,7 @@ class FileFacts(BaseModel):
     bytes: int
 
 
-class Record(BaseModel):
+class Manifest(BaseModel):
     """What ``trainer.json`` holds.
 
     Attributes:
@@ -39,7 +39,7 @@ class Record(BaseModel):
         last_metrics: the last evaluation at or before this step.
         window: sums by name of the logged window that the step lies in; empty at its end.
         window_weight: sum of the samples' weights in that window.
-        waiting: how long early stopping has waited; None where the run does not stop early.
+        waiting: how long early stopping has waited; None if the run does not stop early.
         files: size and SHA-256 of the other files, by name.
     """
 
@@ -56,7 +56,7 @@ class Record(BaseModel):
     last_metrics: dict[str, float | None] = {}
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
-    waiting: Waiting | None = None
+    waiting: EarlyStoppingState | None = None
     files: dict[str, FileFacts] = {}
 
     @property
@@ -65,32 +65,32 @@ class Record(BaseModel):
         return self.samples / self.data_size
 
 
-class Damage(Exception):
+class CorruptCheckpoint(Exception):
     """A checkpoint is not what was written; the text says which file and how."""
 
 
-def to_bytes(record: Record) -> bytes:
-    """Give a record as JSON of one fixed form, with a checksum of itself."""
-    values = {"format": _FORMAT, **record.model_dump(mode="json")}
+def to_bytes(manifest: Manifest) -> bytes:
+    """Return a record as JSON of one fixed form, with a checksum of itself."""
+    values = {"format": _FORMAT, **manifest.model_dump(mode="json")}
     return in_form({**values, "sha256": checksum(values)})
 
 
 def in_form(values: Mapping[str, Any]) -> bytes:
-    """Give JSON of the one form that records are written in."""
+    """Return JSON of the one form that records are written in."""
     return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Give the SHA-256 that a record with these values has in it."""
+    """Return the SHA-256 that a record with these values has in it."""
     return hashlib.sha256(in_form(values)).hexdigest()
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> Manifest:
     """Read a record.
 
     Raises:
-        Damage: where one byte differs from what was written.
-        EnvironmentFault: where another version of hvdtrain wrote it.
+        CorruptCheckpoint: If one byte differs from what was written.
+        EnvironmentFault: If another version of hvdtrain wrote it.
     """
     content = path.read_bytes()
     try:
@@ -99,14 +99,16 @@ def read(path: Path) -> Record:
     except (ValueError, RecursionError):
         as_written = False
     if not as_written or values.pop("sha256", None) != checksum(values):
-        raise Damage(f"{path.name} is not as it was written")
+        raise CorruptCheckpoint(f"{path.name} is not as it was written")
     if (found := values.pop("format", None)) != _FORMAT:
         raise EnvironmentFault(
             f"checkpoint {path.parent} has format {found}; this version of hvdtrain reads {_FORMAT}",
             "Use the version that wrote it, or a newer one.",
         )
     try:
-        return Record.model_validate(values)
+        return Manifest.model_validate(values)
     except ValidationError as error:
         detail = error.errors()[0]
-        raise Damage(f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
+        raise CorruptCheckpoint(
+            f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}"
+        ) from None

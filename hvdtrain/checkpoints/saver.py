@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved when, in the background, and what is kept."""
+"""Saving while training continues: what is saved when, in the background, and what is kept."""
 
 import contextlib
 import threading
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from hvdtrain import checkpoint
 from hvdtrain.backends.base import Backend, PendingState
-from hvdtrain.best import Best
-from hvdtrain.record import Record
-from hvdtrain.report import Report
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.reporting.report import Report
 
 _WAIT_TOLD_SECONDS = 0.1
 
@@ -27,12 +27,12 @@ class Saver(Protocol):
     newest: Path | None
     failures: list[str]
 
-    def save(self, backend: Backend, record: Record) -> None:
-        """Copy the state off the device and write it in the background."""
+    def save(self, backend: Backend, manifest: Manifest) -> None:
+        """Collective. Copy the state off the device; rank 0 writes it in the background."""
         ...
 
     def poll(self) -> bool:
-        """Report what was written or went wrong since the last call; give whether to stop for it."""
+        """Report what was written or went wrong since the last call; return whether to stop for it."""
         ...
 
     def finish(self, timeout_seconds: float | None = None) -> None:
@@ -47,11 +47,12 @@ class NoSaver:
         self.newest: Path | None = None
         self.failures: list[str] = []
 
-    def save(self, backend: Backend, record: Record) -> None:
-        """Save nothing."""
+    def save(self, backend: Backend, manifest: Manifest) -> None:
+        """Collective. Take part in gathering the state."""
+        backend.gather_state()
 
     def poll(self) -> bool:
-        """Give that nothing went wrong."""
+        """Return that nothing went wrong."""
         return False
 
     def finish(self, timeout_seconds: float | None = None) -> None:
@@ -59,14 +60,17 @@ class NoSaver:
 
 
 class BackgroundSaver(NoSaver):
-    """The saver of rank 0: one thread writes while training goes on, one checkpoint at a time.
+    """The saver of rank 0: one thread writes while training continues, one checkpoint at a time.
+
+    The report is told of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread
+    that made the saver: its callbacks must not run beside the training loop.
 
     Args:
         folder: where checkpoints lie.
         report: where to say what a person should know.
         keep_last: how many of the newest to keep; None keeps all.
         best: which one to keep beside them.
-        stop_on_error: whether training should stop where a checkpoint cannot be written.
+        stop_on_error: whether training should stop if a checkpoint cannot be written.
         newest: the good checkpoint that training started from, where it lies in ``folder``.
         values: value of the best metric, by checkpoint, of those that are there already.
     """
@@ -77,7 +81,7 @@ class BackgroundSaver(NoSaver):
         report: Report,
         *,
         keep_last: int | None = 1,
-        best: Best | None = None,
+        best: MetricGoal | None = None,
         stop_on_error: bool = False,
         newest: Path | None = None,
         values: Mapping[Path, float | None] | None = None,
@@ -94,21 +98,30 @@ class BackgroundSaver(NoSaver):
         self._step = 0
         self._outcome: Path | Exception | None = None
         self._told: tuple[object, ...] | None = None
+        self._written: list[tuple[int, Path]] = []  # and not reported yet
+        self._owner = threading.get_ident()
 
-    def save(self, backend: Backend, record: Record) -> None:
-        """Copy the state off the device and write it in the background."""
-        self._wait(f"step {record.step:,}")
-        snapshot = backend.snapshot()
-        self._step = record.step
-        self._thread = threading.Thread(target=self._write, args=(snapshot, record), daemon=True, name="save")
+    def save(self, backend: Backend, manifest: Manifest) -> None:
+        """Collective. Copy the state off the device and write it in the background."""
+        self._wait(f"step {manifest.step:,}")
+        pending = backend.gather_state()
+        assert pending is not None  # this is rank 0
+        self._step = manifest.step
+        self._thread = threading.Thread(
+            target=self._write, args=(pending, manifest), daemon=True, name="save"
+        )
         self._thread.start()
 
     def poll(self) -> bool:
-        """Report what was written or went wrong since the last call; give whether to stop for it."""
+        """Report what was written or went wrong since the last call; return whether to stop for it."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread.join()
             self._thread = None
             self._take_outcome()
+        if threading.get_ident() == self._owner:
+            written, self._written = self._written, []
+            for step, path in written:
+                self._report.on_checkpoint(step, path)
         return self._stop_on_error and bool(self.failures)
 
     def finish(self, timeout_seconds: float | None = None) -> None:
@@ -127,16 +140,16 @@ class BackgroundSaver(NoSaver):
                 self._report.note(f"{what} waited {waited_seconds:.1f} s until {which} was written")
         self.poll()
 
-    def _write(self, snapshot: PendingState, record: Record) -> None:
+    def _write(self, pending: PendingState, manifest: Manifest) -> None:
         """Write one checkpoint and delete those that need not be kept; runs in the thread."""
         try:
             self._report.sync()  # no checkpoint is newer than its log
-            path = checkpoint.write(self._folder, snapshot.read(), record)
+            path = checkpoint.write(self._folder, pending.read(), manifest)
         except Exception as error:
             self._outcome = error
             return
         self._outcome = path
-        self._values[path] = record.metrics.get(self._best.metric) if self._best else None
+        self._values[path] = manifest.metrics.get(self._best.metric) if self._best else None
         with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
             self._retain()
 
@@ -158,20 +171,23 @@ class BackgroundSaver(NoSaver):
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
             self.newest = outcome
+            self._written.append((self._step, outcome))
             self._told = None
             return
-        reason = f"step {self._step:,}: {_in_words(outcome)}"
+        reason = f"step {self._step:,}: {_describe(outcome)}"
         self.failures.append(reason)
         kind = (type(outcome), outcome.errno if isinstance(outcome, OSError) else str(outcome))
         if kind == self._told:
-            return  # said once while it lasts; the summary has the number
+            return  # reported once while it lasts; the summary has the number
         self._told = kind
         good = f"{self.newest} is whole" if self.newest else "there is no older one"
-        goes_on = "training stops" if self._stop_on_error else "training goes on, the next save tries again"
-        self._report.note(f"cannot write the checkpoint of {reason}; {good}; {goes_on}")
+        next_step = (
+            "training stops" if self._stop_on_error else "training continues, the next save tries again"
+        )
+        self._report.note(f"cannot write the checkpoint of {reason}; {good}; {next_step}")
 
 
-def _in_words(error: Exception | None) -> str:
+def _describe(error: Exception | None) -> str:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}"

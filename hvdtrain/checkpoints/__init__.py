@@ -1,0 +1,1 @@
+"""Checkpoints: their files, their manifest, and the thread that writes them."""

@@ -1,0 +1,138 @@
+"""Verifying checkpoints, and finding the newest good one: a changed byte anywhere is detected."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdtrain.checkpoints import manifest as manifests
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
+from hvdtrain.checkpoints.storage import (
+    MODEL_FILE,
+    NAME,
+    OPTIMIZER_FILE,
+    RECORD_FILE,
+    Checkpoint,
+    checkpoints_in,
+    quarantine,
+)
+from hvdtrain.errors import CheckpointError, EnvironmentFault
+
+
+def verify(path: Path) -> Checkpoint:
+    """Check every byte of a checkpoint.
+
+    Raises:
+        CorruptCheckpoint: saying which file is missing, of another size or content, or unreadable as JSON.
+        EnvironmentFault: If a file is there but cannot be read.
+    """
+    with _readable(path):
+        try:
+            manifest = manifests.read(path / RECORD_FILE)
+            for name in (MODEL_FILE, OPTIMIZER_FILE):
+                _check_file(path / name, manifest.files.get(name))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise CorruptCheckpoint(f"{Path(error.filename).name} is missing") from None
+    return Checkpoint(path, manifest)
+
+
+def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Find the newest checkpoint that verifies; damaged ones above it are set aside, not deleted.
+
+    Returns:
+        The checkpoint, or None if none is good, and what to tell the user.
+
+    Raises:
+        EnvironmentFault: If a file cannot be read.
+    """
+    notes: list[str] = []
+    with _readable(folder):
+        paths = checkpoints_in(folder)
+    for path in reversed(paths):
+        try:
+            return verify(path), notes
+        except CorruptCheckpoint as damage:
+            notes.append(f"checkpoint {path} is damaged: {damage}; {quarantine(path)}")
+    return None, notes
+
+
+def newest_verified(folder: Path) -> Path | None:
+    """Return the newest checkpoint that verifies; nothing is set aside."""
+    with contextlib.suppress(OSError):
+        for path in reversed(checkpoints_in(folder)):
+            with contextlib.suppress(CorruptCheckpoint, EnvironmentFault):
+                return verify(path).path
+    return None
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Read what a checkpoint says of itself, its other files unseen; None if that is damaged."""
+    try:
+        return manifests.read(path / RECORD_FILE)
+    except (CorruptCheckpoint, EnvironmentFault, OSError):
+        return None
+
+
+def locate(path: Path) -> Checkpoint:
+    """Find the checkpoint that a user names: its directory, or a run's, for its newest good one.
+
+    Nothing is set aside.
+
+    Raises:
+        CheckpointError: If there is none, or the one that was named is damaged.
+        EnvironmentFault: If a file cannot be read.
+    """
+    with _readable(path):
+        return _locate(path)
+
+
+def _locate(path: Path) -> Checkpoint:
+    if not path.exists():
+        raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent))
+    if (path / RECORD_FILE).exists() or NAME.fullmatch(path.name):
+        try:
+            return verify(path)
+        except CorruptCheckpoint as damage:
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {damage}", _known(path.parent, other_than=path)
+            ) from None
+    problems = []
+    for folder in (path / "checkpoints", path):
+        for candidate in reversed(checkpoints_in(folder)):
+            try:
+                return verify(candidate)
+            except CorruptCheckpoint as damage:
+                problems.append(f"{candidate.name}: {damage}")
+    found = "no good checkpoint in" if problems else "no checkpoint in"
+    raise CheckpointError(
+        "; ".join([f"{found} {path}", *problems[:4]]),
+        "Give a run directory, or a directory such as RUN_DIR/checkpoints/step-00000120.",
+    )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Return a context in which what the system refuses is the environment's fault, and named so."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot read the checkpoint {path}: {error.strerror or error}",
+            "Nothing was changed. Mend the disk or the permissions and start again.",
+        ) from None
+
+
+def _known(folder: Path, other_than: Path | None = None) -> str:
+    paths = [path for path in checkpoints_in(folder) if path != other_than]
+    return f"Beside it: {', '.join(path.name for path in paths[-4:])}." if paths else ""
+
+
+def _check_file(path: Path, facts: FileFacts | None) -> None:
+    if facts is None:
+        raise CorruptCheckpoint(f"{RECORD_FILE} does not list {path.name}")
+    size = path.stat().st_size
+    if size != facts.bytes:
+        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {facts.bytes:,}")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != facts.sha256:
+            raise CorruptCheckpoint(f"the content of {path.name} has changed")
