@@ -24,7 +24,7 @@ def print_table(run_dirs: Iterable[Path]) -> None:
         run_dirs: run directories that hold a summary.json.
 
     Raises:
-        UsageError: where one holds none, or it cannot be read.
+        UsageError: If one holds none, or it cannot be read.
     """
     summaries = [_read(path) for path in run_dirs]
     table = Table()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.logs import AppendFile, cut_log
+from hvdtrain.reporting.jsonl import AppendFile, cut_log
 
 
 class IndexTrace:

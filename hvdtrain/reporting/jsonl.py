@@ -19,7 +19,7 @@ class AppendFile:
         path: the file; made if need be.
 
     Raises:
-        OSError: where it cannot be opened.
+        OSError: If it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class AppendFile:
         """Wait until what was appended is on the disk.
 
         Raises:
-            OSError: where that cannot be.
+            OSError: If that cannot be.
         """
         if self._descriptor is not None:
             os.fsync(self._descriptor)
@@ -68,10 +68,15 @@ class AppendFile:
 
 
 def finite(value: Any) -> Any:
-    """Give a value, or the values of a mapping, as JSON has them: None for a number that is not finite."""
+    """Return a value, or the values of a mapping, as JSON has them: None for a number that is not finite."""
     if isinstance(value, Mapping):
         return {name: finite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return JSON that every reader takes: null stands for a number that is not finite."""
+    return json.dumps(finite(values), indent=indent, allow_nan=False)
 
 
 def cut_log(path: Path, step: int) -> None:
@@ -82,7 +87,7 @@ def cut_log(path: Path, step: int) -> None:
         step: the last step to keep; 0 keeps nothing, and the log is renamed to ``*.old`` instead.
 
     Raises:
-        OSError: where it cannot be rewritten.
+        OSError: If it cannot be rewritten.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = [line for line in lines if (found := _step_of(line)) is not None and found <= step]
@@ -98,7 +103,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or, where there is no room for instance, leave what is there as it is.
 
     Raises:
-        OSError: where it cannot be written.
+        OSError: If it cannot be written.
     """
     beside = path.with_name(path.name + ".new")
     try:
@@ -108,6 +113,15 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole.
+
+    Raises:
+        OSError: If it cannot be written; what was there stays.
+    """
+    write_whole(path, to_json(values, indent=2) + "\n")
 
 
 def _step_of(line: str) -> int | None:

@@ -47,6 +47,6 @@ class Summary:
     stopped_early: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-ready values; what went wrong, or ended it early, only where something did."""
+        """Return it as JSON-ready values; what went wrong, or ended it early, only where something did."""
         rare = ("error", "bad_samples", "failed_saves", "save_error", "stopped_early")
         return {name: value for name, value in asdict(self).items() if name not in rare or value}

@@ -1,0 +1,180 @@
+"""What a run shows on rank 0's console: text, a progress bar or plain lines, the result."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.summary import Summary
+
+if TYPE_CHECKING:
+    import rich.console
+    from rich.progress import Progress, TaskID
+
+_LINE_SECONDS = 5.0  # between plain lines of progress
+_BAR_SECONDS = 0.1  # between updates of the bar
+# what values hold beside the means
+_RATES = ("learning_rate", "samples_per_second", "data_wait_fraction")
+
+
+class Console(Callback):
+    """The built-in callback that shows progress, evaluations and the result.
+
+    Args:
+        console: rich's console for the terminal or the output.
+        run_dir: the run directory, to be named at the end.
+    """
+
+    def __init__(self, console: "rich.console.Console", run_dir: Path) -> None:
+        self._console = console
+        self._run_dir = run_dir
+        self._progress = _Bar(console) if console.is_terminal else _Lines(console)
+
+    def say(self, text: str) -> None:
+        """Show text."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """Show something that the user should know, such as a warning."""
+        self._console.print(f"note: {text}", highlight=False, markup=False, style="yellow")
+
+    def on_start(self, context: RunContext) -> None:
+        """Begin to show progress."""
+        self._progress.start(context.steps, context.steps_done)
+
+    def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
+        """Advance the progress."""
+        self._progress.advance(step)
+
+    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Show the values of a window with the progress."""
+        self._progress.show(step, values)
+
+    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
+        """Show an evaluation as a line of its own."""
+        means = {name: value for name, value in metrics.items() if name not in _RATES}
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+        self.say(f"eval  step {step.step:>6,}  epoch {step.epoch:6.2f}  {shown}")
+
+    def on_end(self, summary: Summary) -> None:
+        """Show how training ended."""
+        self._progress.stop()
+        if summary.failed_saves:
+            self.note(
+                f"{counted(summary.failed_saves, 'checkpoint')} could not be written; "
+                f"the last: {summary.save_error}; newest good one: {summary.checkpoint or 'none'}"
+            )
+        if summary.bad_samples:
+            self.note(f"{counted(summary.bad_samples, 'sample')} could not be read and were skipped")
+        if summary.status == "completed":
+            final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
+            self.say(
+                f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
+                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
+                f"run directory: {self._run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
+            )
+        elif summary.status == "stopped" and summary.checkpoint:
+            self.say(f"checkpoint: {summary.checkpoint}; the same command with --resume continues from it")
+
+    def close(self) -> None:
+        """Remove the progress bar."""
+        self._progress.stop()
+
+
+class _Lines:
+    """Progress as plain lines, if there is no terminal: the first window, then one every few seconds."""
+
+    def __init__(self, console: "rich.console.Console") -> None:
+        self._console = console
+        self._steps = 0
+        self._last_seconds = float("-inf")
+
+    def start(self, steps: int, done: int) -> None:
+        self._steps = steps
+
+    def advance(self, step: StepInfo) -> None:
+        pass
+
+    def show(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        if now - self._last_seconds < _LINE_SECONDS and step.step < self._steps:
+            return
+        self._last_seconds = now
+        self._console.print(
+            f"train step {step.step:>6,}/{self._steps:,}  epoch {step.epoch:6.2f}  {_describe(values)}",
+            highlight=False,
+            markup=False,
+        )
+
+    def stop(self) -> None:
+        pass
+
+
+class _Bar:
+    """Progress as a live bar at the bottom of the terminal."""
+
+    def __init__(self, console: "rich.console.Console") -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._step = 0
+        self._values = ""
+        self._last_seconds = 0.0
+
+    def start(self, steps: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("train"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}", markup=False),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self._console,
+            refresh_per_second=5,
+        )
+        self._step = done
+        self._task = self._bar.add_task("train", total=steps, completed=done, values="")
+        self._bar.start()
+
+    def advance(self, step: StepInfo) -> None:
+        self._step = step.step
+        now = time.perf_counter()
+        if now - self._last_seconds > _BAR_SECONDS:
+            self._last_seconds = now
+            self._update()
+
+    def show(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        self._values = f"epoch {step.epoch:.1f}  {_describe(values)}"
+        self.advance(step)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._update()  # what came since the last update
+            self._bar.stop()
+            self._bar = None
+
+    def _update(self) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._step, values=self._values)
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number of things as text: "1 worker", "1,797 samples", "0.5 epochs"."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+    return f"{text} {noun}" if number == 1 else f"{text} {noun}s"
+
+
+def _describe(values: Mapping[str, float]) -> str:
+    parts = [
+        f"{name} {value:.4f}"
+        for name, value in values.items()
+        if "_" not in name or name.endswith("accuracy")
+    ]
+    parts.append(f"lr {values['learning_rate']:.3g}")
+    parts.append(f"{values['samples_per_second']:,.0f} samples/s")
+    return "  ".join(parts)

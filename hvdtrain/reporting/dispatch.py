@@ -1,0 +1,101 @@
+"""Calling the hooks of callbacks, in order, and what follows from an exception in one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
+from hvdtrain.errors import HvdtrainError, WorkerFailure
+from hvdtrain.reporting.summary import Summary
+from hvdtrain.task import where_raised
+
+
+class Dispatcher:
+    """Calls the hooks of callbacks in the order of their list.
+
+    Args:
+        callbacks: the callbacks that this worker calls.
+        note: shows an exception that does not end the job.
+        started: those that are called without an ``on_start`` before: the built-in ones.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Any], note: Callable[[str], None], started: Sequence[Any] = ()
+    ) -> None:
+        self._note = note
+        self._callbacks = list(callbacks)
+        self._hooks: dict[str, list[tuple[Any, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
+        for callback in started:
+            self._add_hooks(callback)
+        self._ended = False
+
+    def start(self, context: RunContext) -> None:
+        """Call ``on_start``; the other hooks of a callback are called from then on.
+
+        Raises:
+            WorkerFailure: If a callback fails whose errors end the job.
+        """
+        self.call("on_start", context)
+        for callback in self._callbacks:
+            method = hook_of(callback, "on_start")
+            if method is None or self._succeeds(callback, "on_start", method, context):
+                self._add_hooks(callback)
+        self._callbacks = []
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback that has it; nothing after ``end``.
+
+        Raises:
+            WorkerFailure: If a callback fails whose errors end the job.
+        """
+        if self._ended or not self._hooks[hook]:
+            return
+        self._hooks[hook] = [
+            (callback, method)
+            for callback, method in self._hooks[hook]
+            if self._succeeds(callback, hook, method, *args)
+        ]
+
+    def end(self, summary: Summary) -> None:
+        """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it.
+
+        Raises:
+            WorkerFailure: If one fails whose errors end the job, and training completed.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        failures = []
+        for callback, method in self._hooks["on_end"]:
+            try:
+                self._succeeds(callback, "on_end", method, summary)
+            except HvdtrainError as error:
+                failures.append(error)
+        if failures and summary.status == "completed":
+            raise failures[0]
+        for failure in failures:
+            self._note(failure.problem)
+
+    def _add_hooks(self, callback: Any) -> None:
+        for hook in HOOKS:
+            if (method := hook_of(callback, hook)) is not None:
+                self._hooks[hook].append((callback, method))
+
+    def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:
+        """Call a hook; return False if it failed and the job continues."""
+        try:
+            method(*args)
+        except HvdtrainError:
+            raise
+        except Exception as error:
+            said = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
+            if getattr(callback, "errors_end_job", True):
+                raise WorkerFailure(said) from error
+            self._note(f"{said}; {_consequence(hook)}")
+            return False
+        return True
+
+
+def _consequence(hook: str) -> str:
+    if hook == "on_end":
+        return "training was over"
+    return "the callback is not called again" if hook == "on_start" else f"its {hook} is not called again"

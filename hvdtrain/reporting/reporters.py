@@ -1,0 +1,141 @@
+"""The built-in callbacks that write files: metrics.jsonl, TensorBoard events, summary.json.
+
+A file that cannot be written, on a full disk for instance, does not end training: it is noted once, and
+what could not be written is written with the next record.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.event_file import EventFile
+from hvdtrain.reporting.jsonl import AppendFile, to_json, write_json
+from hvdtrain.reporting.summary import Summary
+
+
+class JsonlLog(Callback):
+    """The built-in callback that writes metrics.jsonl: one line for each window and evaluation.
+
+    Args:
+        path: the file.
+        note: shows a line of text to the user.
+
+    Raises:
+        OSError: If the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+        self._file = AppendFile(path)
+        self._tell = WriteErrors(note)
+        self._seconds: Callable[[], float] = lambda: 0.0
+
+    def on_start(self, context: RunContext) -> None:
+        """Take the clock of the run."""
+        self._seconds = context.seconds
+
+    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Write a window."""
+        self.write("train", step, values)
+
+    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
+        """Write an evaluation."""
+        self.write("eval", step, metrics)
+
+    def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Write a line with values by name."""
+        record = {
+            "phase": phase,
+            "step": step.step,
+            "samples": step.samples,
+            "epoch": round(step.epoch, 6),
+            **values,
+            "workers": step.workers,
+            "seconds": round(self._seconds(), 4),
+        }
+        self._tell(self._file.path, self._file.append((to_json(record) + "\n").encode()))
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk. May be called in another thread."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard(Callback):
+    """The built-in callback that writes a TensorBoard event file with the values of metrics.jsonl.
+
+    Args:
+        run_dir: the run directory.
+        resumed_step: steps done, if the run resumed in this directory.
+        note: shows a line of text to the user.
+
+    Raises:
+        OSError: If the file cannot be opened.
+    """
+
+    def __init__(self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None]) -> None:
+        self._file = EventFile(run_dir, resumed_step)
+        self._tell = WriteErrors(note)
+
+    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Write a window."""
+        self.write("train", step, values)
+
+    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
+        """Write an evaluation."""
+        self.write("eval", step, metrics)
+
+    def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Write values by name, which TensorBoard groups by the phase."""
+        tagged = {f"{phase}/{name}": value for name, value in values.items()}
+        self._tell(self._file.path, self._file.add(tagged, step.step))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class SummaryFile(Callback):
+    """The built-in callback that writes summary.json.
+
+    Args:
+        path: the file.
+        note: shows a line of text to the user.
+    """
+
+    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+        self._path = path
+        self._tell = WriteErrors(note)
+
+    def on_end(self, summary: Summary) -> None:
+        """Write how training ended."""
+        self.write(summary)
+
+    def write(self, summary: Summary) -> None:
+        """Write how training stands. May be called in another thread."""
+        try:
+            write_json(self._path, summary.as_dict())
+        except OSError as error:
+            self._tell(self._path, error)
+
+
+class WriteErrors:
+    """Notes once that a file cannot be written.
+
+    Args:
+        note: shows a line of text to the user.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._noted = False
+
+    def __call__(self, path: Path, error: OSError | None) -> None:
+        """Note the first error."""
+        if error is not None and not self._noted:
+            self._noted = True
+            reason = error.strerror or error
+            self._note(f"cannot write {path}: {reason}; training continues, it is tried again")
