@@ -1,4 +1,4 @@
-"""How many compute threads a worker gets."""
+"""The cores and compute threads of a worker."""
 
 import os
 
@@ -6,13 +6,12 @@ import psutil
 
 
 def threads_per_worker(local_size: int) -> int:
-    """Give one worker's share of its host's cores; at least 1.
+    """Return the number of compute threads of this worker, at least 1.
+
+    OMP_NUM_THREADS takes precedence if it is set. Otherwise it is the number of whole cores per worker.
 
     Args:
-        local_size: workers on this host.
-
-    The launcher's own processor set is what the workers share; where the launcher bound this
-    worker to fewer cores, those are all it gets. OMP_NUM_THREADS of the user's goes before.
+        local_size: number of workers on this host.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
@@ -21,7 +20,14 @@ def threads_per_worker(local_size: int) -> int:
 
 
 def cores_per_worker(local_size: int) -> float:
-    """Give how many cores a worker has: those it is bound to, or its share of the launcher's."""
+    """Return how many cores this worker has.
+
+    The workers of a host share the cores of the launcher's process evenly. If the launcher has bound this
+    worker to fewer cores, the worker has only those.
+
+    Args:
+        local_size: number of workers on this host.
+    """
     own = len(os.sched_getaffinity(0))
     try:
         shared = len(psutil.Process(os.getppid()).cpu_affinity())

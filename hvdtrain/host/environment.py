@@ -1,27 +1,29 @@
-"""What hvdtrain sets for Open MPI and Horovod when a worker starts, where the user has not."""
+"""Environment variables for Open MPI and Horovod that are set when a worker starts."""
 
 import os
 from collections.abc import MutableMapping
 
-from hvdtrain.terminal import launched_rank, workers_here
-from hvdtrain.threads import cores_per_worker
+from hvdtrain.host.cores import cores_per_worker
+from hvdtrain.host.launcher import launched_rank, workers_on_this_host
 
 _STALL_SHUTDOWN_SECONDS = 600
 _GLOO_TIMEOUT_SECONDS = 60
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Set what this worker needs before its native libraries start.
+    """Set the variables that this worker needs, before its native libraries start.
 
-    - Without a launcher, Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
-    - Where the workers' compute and communication threads outnumber the cores, Open MPI yields
-      while it waits; otherwise its waiting thread takes the core that computes.
-    - A stalled collective ends the job after ten minutes; Horovod's default is never.
-    - Over Gloo, workers wait a minute for one another's start; Horovod's 30 seconds are too few where a
-      slow host or file system takes long to import a framework.
+    A variable that the user has set is not changed.
+
+    - Without a launcher, use Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
+    - With fewer than two cores per worker, one for computation and one for communication, let Open MPI
+      yield while it waits. Otherwise its waiting thread occupies a core that is needed for computation.
+    - End the job if a collective stalls for ten minutes. By default, Horovod waits without limit.
+    - Over Gloo, let workers wait for each other for a minute at the start. Horovod's 30 seconds are too
+      short if importing a framework is slow on a host or its file system.
 
     Returns:
-        What was set, by name; nothing that was set already.
+        The variables that were set under a launcher, by name; empty without a launcher.
     """
     wanted: dict[str, str] = {}
     if launched_rank() is None:
@@ -30,7 +32,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
         wanted["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(_STALL_SHUTDOWN_SECONDS)
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
             wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_GLOO_TIMEOUT_SECONDS)
-        local_size = workers_here(environ)
+        local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     new = {name: value for name, value in wanted.items() if name not in environ}

@@ -1,4 +1,4 @@
-"""Where a person watches: the terminal, also through a launcher that stands in between."""
+"""What the launcher tells a worker: its rank, the number of workers on its host, the terminal to write to."""
 
 import os
 import re
@@ -9,13 +9,13 @@ from typing import IO
 import psutil
 from rich.console import Console
 
-# variables by which launchers tell a process that it is one of several
+# the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun"}
 
 
 def launched_rank() -> int | None:
-    """Give the rank that a launcher gave this process, or None where there is no launcher."""
+    """Return the rank that a launcher gave this process, or None without a launcher."""
     for variable in _LAUNCHER_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdecimal():
@@ -23,11 +23,11 @@ def launched_rank() -> int | None:
     return None
 
 
-def workers_here(environ: Mapping[str, str]) -> int:
-    """Give the number of workers that mpirun or Slurm's srun started on this host; 0 where neither did."""
+def workers_on_this_host(environ: Mapping[str, str]) -> int:
+    """Return the number of workers that mpirun or Slurm's srun started on this host; 0 if neither did."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
-    # by node, such as "2(x3),1": three nodes with two tasks, and one with one
+    # tasks by node: "2(x3),1" means three nodes with two tasks each, then one node with one task
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     tasks = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
     node = int(environ.get("SLURM_NODEID", "0"))
@@ -35,11 +35,11 @@ def workers_here(environ: Mapping[str, str]) -> int:
 
 
 def open_console() -> Console:
-    """Open the console that rank 0 shows the run on.
+    """Open the console on which rank 0 shows the run.
 
-    Launchers take a worker's output apart into lines and tag them, which no progress bar
-    survives; and Open MPI gives its workers pseudo-terminals that nobody sees. So under a
-    launcher whose own output is a terminal of this machine, the console is that terminal.
+    Launchers split the output of workers into lines and tag them, which breaks a progress bar, and Open MPI
+    gives workers pseudo-terminals that are not displayed. If the launcher's own output is a terminal of this
+    machine, the console writes to this terminal. Otherwise it writes plain lines to standard output.
     """
     if launched_rank() is None:
         return Console()
@@ -55,7 +55,7 @@ def _launcher_terminal() -> IO[str] | None:
         if launchers:
             path = os.readlink(f"/proc/{launchers[-1].pid}/fd/1")
             if path.startswith(("/dev/pts/", "/dev/tty")):
-                return open(path, "w", encoding="utf-8")  # open as long as the process lives
+                return open(path, "w", encoding="utf-8")  # stays open until the process ends
     except (psutil.Error, OSError):
         pass
     return None

@@ -1,4 +1,4 @@
-"""Keeping native libraries' start-up notices off the terminal."""
+"""Keep the output of libraries off the terminal, including that of native code."""
 
 import os
 import sys
@@ -9,17 +9,17 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back what is written to standard error, native code included; show it only on an exception."""
+    """Context manager: capture standard error, including native code's; print it only after an exception."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
             os.dup2(kept, 2)
-            held.seek(0)
-            sys.stderr.write(held.read().decode(errors="replace"))
+            captured.seek(0)
+            sys.stderr.write(captured.read().decode(errors="replace"))
             raise
         finally:
             sys.stderr.flush()
@@ -29,9 +29,9 @@ def quiet_stderr() -> Iterator[None]:
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Drop what is written to standard output and error, native code included, whatever happens.
+    """Context manager: discard standard output and standard error, including those of native code.
 
-    For libraries that chatter as they work; what goes wrong in them is told by their exceptions.
+    For libraries that print while they work, and report errors by exceptions.
     """
     sys.stdout.flush()
     sys.stderr.flush()
