@@ -1,7 +1,8 @@
-"""Data: wrapping what users have, the order of samples, augmentation, feeding batches ahead.
+"""Data: wrapping users' data sets, the order of samples, augmentation, and reading batches ahead.
 
-For tasks of users: :class:`Augmented` with :class:`Crop`, :class:`Flip` and :class:`RandomResizedCrop`.
-They are loaded on first use, so that a job without images does not load Pillow.
+Users' tasks can use :class:`Augmented` with :class:`Crop`, :class:`Flip` and
+:class:`RandomResizedCrop`. They are imported on first use, so that a job without images does not
+import Pillow.
 """
 
 from importlib import import_module

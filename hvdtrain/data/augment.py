@@ -1,8 +1,8 @@
 """Augmentation of images in numpy: crops and flips that depend on each sample's key alone.
 
 Images are (samples, height, width, channels) of any number type. A transform takes a batch of
-them and a key of 64 random bits for each; it draws nothing from anywhere else, so a sample is
-changed alike whoever computes it, in whichever batch.
+images and a key of 64 random bits for each. It has no other source of randomness, so the result
+for a sample does not depend on its batch or on the worker that computes it.
 """
 
 import math
@@ -21,32 +21,32 @@ from hvdtrain.task import Arrays
 Keys = NDArray[np.uint64]
 Transform = Callable[[NDArray[Any], Keys], NDArray[Any]]
 
-_ATTEMPTS = 10  # of a random box to lie inside the image, as torchvision's
+_ATTEMPTS = 10  # to find a random box inside the image, as in torchvision
 
 
 def uniform(keys: Keys, draw: int) -> NDArray[np.float64]:
-    """Give each sample a number in [0, 1).
+    """Return a random number in [0, 1) for each sample.
 
     Args:
         keys: the samples' keys.
-        draw: which of a sample's numbers; each is independent of the others.
+        draw: which of a sample's random numbers; they are independent of each other.
     """
     bits = sample_keys(keys.view(np.int64), 0, draw)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def transform_keys(keys: Keys, place: int) -> Keys:
-    """Give the keys for one transform of several, so that no two draw the same numbers.
+    """Return the keys for one of several transforms, so that no two use the same random numbers.
 
     Args:
         keys: the samples' keys.
-        place: the transform's place among them, from 0.
+        place: position of the transform among them, from 0.
     """
     return sample_keys(keys.view(np.int64), 1, place)
 
 
 class Crop:
-    """Pads images with zeros and cuts out their own size at a random place.
+    """Pads images with zeros and crops them to their own size at a random place.
 
     Args:
         padding: pixels on each side.
@@ -58,7 +58,7 @@ class Crop:
         self._padding = padding
 
     def __call__(self, images: NDArray[Any], keys: Keys) -> NDArray[Any]:
-        """Crop a batch."""
+        """Return the cropped images."""
         _, height, width, _ = _checked(images)
         pad, places = self._padding, 2 * self._padding + 1
         padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -70,10 +70,10 @@ class Crop:
 
 
 class Flip:
-    """Mirrors half of the images, left to right."""
+    """Flips half of the images from left to right."""
 
     def __call__(self, images: NDArray[Any], keys: Keys) -> NDArray[Any]:
-        """Flip a batch."""
+        """Return the images, half of them flipped."""
         chosen = uniform(keys, 0) < 0.5
         _checked(images)
         result = images.copy()
@@ -82,14 +82,14 @@ class Flip:
 
 
 class RandomResizedCrop:
-    """Cuts out a random part of random aspect and resizes it to a fixed size.
+    """Crops a part of random area and aspect ratio and resizes it to a fixed size.
 
-    The part's area is uniform within ``scale``, its aspect's logarithm within that of ``ratio``
-    (C. Szegedy et al., "Going deeper with convolutions", 2015, as torchvision draws it).
+    The area is uniform within ``scale``, and the logarithm of the aspect ratio is uniform within that
+    of ``ratio`` (C. Szegedy et al., "Going deeper with convolutions", 2015, as in torchvision).
 
     Args:
         size: height and width of the result.
-        scale: smallest and largest part of the image's area.
+        scale: smallest and largest fraction of the image's area.
         ratio: smallest and largest width / height.
     """
 
@@ -106,7 +106,7 @@ class RandomResizedCrop:
         self._ratio = ratio
 
     def __call__(self, images: NDArray[Any], keys: Keys) -> NDArray[Any]:
-        """Crop and resize a batch."""
+        """Return the images, cropped and resized."""
         count, height, width, channels = _checked(images)
         choose = self.boxes(keys)
         result = np.empty((count, *self.size, channels), images.dtype)
@@ -115,7 +115,7 @@ class RandomResizedCrop:
         return result
 
     def boxes(self, keys: Keys) -> Callable[[int, int, int], Box]:
-        """Give the function that chooses a sample's part from (place in ``keys``, width, height)."""
+        """Return a function of (place in ``keys``, width, height) that gives a sample's box."""
         draws = np.stack([uniform(keys, draw) for draw in range(4 * _ATTEMPTS)], axis=1)
         low, high = (math.log(limit) for limit in self._ratio)
 
@@ -133,12 +133,12 @@ class RandomResizedCrop:
 
 
 class Augmented:
-    """A data set whose images are changed at random when they are trained on.
+    """A data set whose images are augmented in training.
 
     Args:
         source: a Dataset, or what :func:`hvdtrain.as_dataset` wraps.
-        transforms: what is done to the images, in this order: objects of this module, or any
-            function of (images, keys) that gives images.
+        transforms: the transforms in their order: objects of this module, or any function of
+            (images, keys) that returns images.
         name: the key of the images in a sample.
     """
 
@@ -154,11 +154,11 @@ class Augmented:
         return self._dataset[index]
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch many samples as they are."""
+        """Fetch many samples without augmentation."""
         return fetch(self._dataset, indices)
 
     def augmented(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
-        """Fetch many samples, changed by their keys."""
+        """Fetch many samples, augmented by their keys."""
         arrays = fetch(self._dataset, indices)
         if self._name not in arrays:
             raise DataError(f"Augmented: samples have no {self._name!r}; they have {sorted(arrays)}")
@@ -168,7 +168,7 @@ class Augmented:
 def apply(
     transforms: Sequence[Transform], images: NDArray[Any], keys: Keys, first_place: int = 0
 ) -> NDArray[Any]:
-    """Change a batch of images by transforms in order, the first of which has this place among all."""
+    """Return images after all transforms in order, the first of which is at ``first_place``."""
     for place, transform in enumerate(transforms, first_place):
         images = transform(images, transform_keys(keys, place))
     return images

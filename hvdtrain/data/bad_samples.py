@@ -1,4 +1,4 @@
-"""Samples that cannot be read: stop there, or put the next readable one in their place."""
+"""Samples that cannot be read: an error, or replaced by the next readable sample."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,33 +11,32 @@ from hvdtrain.data.datasets import fetch, stack
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.task import Arrays
 
-# where so many in a row cannot be read, the data set is at fault, not a sample
+# if so many samples in a row cannot be read, the data set is at fault
 _MOST_IN_A_ROW = 100
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be read, and the one that stands in for it.
+    """A sample that could not be read, and the one that replaces it.
 
     Attributes:
-        place: where in the read it was.
+        place: its position among the samples that were fetched together.
         index: its index in the data set.
-        stand_in: the index of the next readable one.
-        problem: what the data set said.
+        replacement_index: index of the next readable sample.
+        problem: the message of the data set's error.
     """
 
     place: int
     index: int
-    stand_in: int
+    replacement_index: int
     problem: str
 
-    def in_words(self) -> str:
-        """Say which one it is and what is wrong with it."""
+    def __str__(self) -> str:
         return f"sample {self.index}: {self.problem}"
 
 
 Fetched = tuple[Arrays, list[BadSample]]
-# gives samples, stacked, by their indices and the seeds of their augmentation
+# fetches samples, stacked, by their indices and the seeds of their augmentation
 Fetch = Callable[[NDArray[np.int64], NDArray[np.uint64] | None], Fetched]
 
 
@@ -47,7 +46,7 @@ class LocalFetch:
 
     Args:
         dataset: the data set.
-        skip: whether the next readable sample stands in for one that cannot be read.
+        skip: whether the next readable sample replaces one that cannot be read.
     """
 
     dataset: Any
@@ -56,16 +55,16 @@ class LocalFetch:
     def __call__(self, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Fetched:
         """Fetch samples, stacked along a new first axis.
 
-        What stands in for a sample is a function of its index alone, so it is the same on every
-        worker, at any number of workers and readers.
+        The replacement of a sample depends on its index alone, so it is the same on every worker and
+        for any number of workers and readers.
 
         Args:
             indices: which samples, one-dimensional.
-            keys: the seed of each one's augmentation, or None.
+            keys: the seeds of their augmentation, or None.
 
         Raises:
-            BadSampleError: where one cannot be read and none are skipped.
-            DataError: where too many in a row cannot be read.
+            BadSampleError: If a sample cannot be read and ``skip`` is false.
+            DataError: If too many in a row cannot be read.
         """
         try:
             return fetch(self.dataset, indices, keys), []
@@ -74,17 +73,17 @@ class LocalFetch:
                 raise
         rows, used, bad = [], [], []
         for place, index in enumerate(indices):
-            row, stand_in, problem = self._first_readable(int(index), keys, place)
+            row, replacement_index, problem = self._first_readable(int(index), keys, place)
             rows.append(row)
-            used.append(stand_in)
+            used.append(replacement_index)
             if problem:
-                bad.append(BadSample(place, int(index), stand_in, problem))
+                bad.append(BadSample(place, int(index), replacement_index, problem))
         return stack(rows, np.asarray(used)), bad
 
     def _first_readable(
         self, index: int, keys: NDArray[np.uint64] | None, place: int
     ) -> tuple[Arrays, int, str]:
-        """Give a sample or the next readable one, its index, and the problem of the first."""
+        """Return a sample or the next readable one, its index, and the message of the first error."""
         problem, size = "", len(self.dataset)
         key = None if keys is None else keys[place : place + 1]
         tries = min(size, _MOST_IN_A_ROW)
@@ -96,5 +95,5 @@ class LocalFetch:
                 problem = problem or error.problem
         raise DataError(
             f"{tries} samples in a row cannot be read, from sample {index}: {problem}",
-            "on_bad_sample: skip is for a few bad files; check the data set.",
+            "on_bad_sample: skip is meant for a few bad files; check the data set.",
         )

@@ -1,4 +1,4 @@
-"""Data sets: one form for arrays, PyTorch and Hugging Face data sets and anything indexable."""
+"""Data sets: one interface for arrays, PyTorch and Hugging Face data sets and anything indexable."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.mapped import mapped_root
+from hvdtrain.data.memory_map import memmap_base
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays, Dataset
 
 
 def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") -> Dataset:
-    """Wrap what a user has into a Dataset.
+    """Return a user's data as a Dataset.
 
     Args:
         source: a Dataset; a mapping of names to arrays of equal length; a pair of arrays (inputs,
@@ -23,7 +23,7 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
         targets: the key (or column) that the loss compares with.
 
     Raises:
-        DataError: where ``source`` is none of these, or arrays differ in length.
+        DataError: If ``source`` is none of these, or arrays differ in length.
     """
     names = {inputs: "inputs", targets: "targets"}
     if isinstance(source, Mapping):
@@ -46,15 +46,15 @@ def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") ->
 
 
 def _renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Give a mapping under hvdtrain's names.
+    """Return a mapping with hvdtrain's names.
 
     Raises:
-        DataError: where two of its keys stand for one name.
+        DataError: If two of its keys would have the same name.
     """
     result = {names.get(str(key), str(key)): value for key, value in item.items()}
     if len(result) < len(item):
         raise DataError(
-            f"two keys of {[str(key) for key in item]} stand for one name; renamed are {dict(names)}",
+            f"two keys of {[str(key) for key in item]} would have the same name; {dict(names)} are renamed",
             "Remove or rename one of them.",
         )
     return result
@@ -68,14 +68,14 @@ def _as_array(name: object, value: Any) -> NDArray[Any]:
 
 
 class ArrayDataset:
-    """Samples that lie in arrays, one per name, along their first axis."""
+    """Samples in arrays, one array per name, along the first axis."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
-        # what lies in a file is turned sample by sample: a whole copy may not fit in memory
-        self._arrays = {name: a if mapped_root(a) is not None else canonical(a) for name, a in arrays.items()}
+        # memory-mapped arrays are converted batch by batch: a whole copy may not fit in memory
+        self._arrays = {name: a if memmap_base(a) is not None else canonical(a) for name, a in arrays.items()}
         self._size = next(iter(sizes.values()), 0)
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class ArrayDataset:
         return {name: array[index] for name, array in self._arrays.items()}
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch many samples at once: one vectorised copy per name."""
+        """Fetch many samples with one vectorised copy per name."""
         return {name: _rows(array, indices) for name, array in self._arrays.items()}
 
 
@@ -154,10 +154,10 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     Args:
         dataset: the data set.
         indices: which samples, one-dimensional.
-        keys: the seed of each one's augmentation; None where they are to stay as they are.
+        keys: the seeds of their augmentation, or None to fetch them without it.
 
     Raises:
-        DataError: where samples differ in shape.
+        DataError: If samples differ in shape.
     """
     if keys is not None:
         arrays = dataset.augmented(indices, keys)
@@ -169,10 +169,10 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
 
 
 def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
-    """Stack samples along a new first axis.
+    """Return samples stacked along a new first axis.
 
     Raises:
-        DataError: naming the first sample whose keys or shapes differ.
+        DataError: If their keys or shapes differ, naming the first such sample.
     """
     first = samples[0]
     result = {}
@@ -190,7 +190,7 @@ def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
 
 
 def _rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
-    # take() is the faster, but turns the whole array first where it does not lie as the machine has it
+    # take() is faster, but converts the whole array first unless its layout is the machine's own
     plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
     return array.take(indices, axis=0) if plain else array[indices]
 
@@ -198,15 +198,15 @@ def _rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
 def signature(
     dataset: Any, what: str, fetch_one: Callable[[NDArray[np.int64]], Arrays] | None = None
 ) -> dict[str, str]:
-    """Check that a data set can be used and give the shape and type of its samples.
+    """Check that a data set can be used and return the shape and type of its samples.
 
     Args:
         dataset: the data set.
-        what: how messages name it, such as "training data".
-        fetch_one: gives a sample by its index; ``fetch`` where not given.
+        what: its name in messages, such as "training data".
+        fetch_one: returns a sample by its index; ``fetch`` by default.
 
     Raises:
-        DataError: where it is empty, cannot be read or holds no arrays of numbers.
+        DataError: If it is empty, cannot be read or has samples that are not arrays of numbers.
     """
     size = len(dataset)
     if size == 0:
@@ -222,9 +222,9 @@ def signature(
 
 
 def canonical(array: Any) -> NDArray[Any]:
-    """Give an array in a type that both frameworks train with: 64-bit floats become 32-bit.
+    """Return an array in a type that both frameworks can use.
 
-    So does the order of bytes become the machine's.
+    64-bit floats are converted to 32 bits, and the bytes to the machine's own order.
     """
     result = np.asarray(array)
     if result.dtype.kind == "f" and result.dtype.itemsize == 8:
@@ -234,5 +234,5 @@ def canonical(array: Any) -> NDArray[Any]:
 
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
     array = canonical(value)
-    # class numbers are int64 in PyTorch, whatever the file held
+    # PyTorch's losses take class numbers as int64
     return array.astype(np.int64) if name == "targets" and array.dtype.kind in "iu" else array

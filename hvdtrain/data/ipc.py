@@ -1,6 +1,6 @@
-"""Messages between a worker and its reader processes: objects over a stream socket.
+"""Inter-process communication between a worker and its readers: pickled objects over a stream socket.
 
-Arrays follow the pickled rest as they lie, so that each is copied once on either side.
+The bytes of arrays follow the pickle unchanged, so each array is copied only once on either side.
 """
 
 import pickle
@@ -17,7 +17,7 @@ def send(connection: socket.socket, value: Any) -> None:
     """Send an object.
 
     Raises:
-        OSError: where the other side is gone.
+        OSError: If the other side has closed the connection.
     """
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -29,20 +29,20 @@ def send(connection: socket.socket, value: Any) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Wait for an object.
+    """Return the next object, waiting for it if necessary.
 
     Raises:
-        EOFError: where the other side is gone.
+        EOFError: If the other side has closed the connection.
     """
     (count,) = _NUMBER.unpack(_receive_bytes(connection, _NUMBER.size))
     table = _receive_bytes(connection, count * _NUMBER.size)
     head, *sizes = [_NUMBER.unpack_from(table, k * _NUMBER.size)[0] for k in range(count)]
-    said = _receive_bytes(connection, head)
-    return pickle.loads(said, buffers=[_receive_bytes(connection, size) for size in sizes])
+    pickled = _receive_bytes(connection, head)
+    return pickle.loads(pickled, buffers=[_receive_bytes(connection, size) for size in sizes])
 
 
 def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
-    view = np.empty(size, np.uint8).data  # not zeroed first, as a bytearray would be
+    view = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
     done = 0
     while done < size:
         try:
@@ -50,6 +50,6 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
         except ConnectionError:
             count = 0
         if count == 0:
-            raise EOFError("the other side is gone")
+            raise EOFError("the other side has closed the connection")
         done += count
     return view

@@ -1,9 +1,9 @@
-"""Which sample comes when, and which worker takes it: pure functions.
+"""The order of samples and how batches are sharded over workers: pure functions.
 
 Training reads an endless stream of positions: permutation 0 of the data set, then permutation 1,
-and so on. Step after step takes the next ``global_batch`` positions; each worker takes its part.
-So every sample is seen exactly once an epoch at any batch size and any number of workers, and the
-place in training is one integer: the number of positions taken.
+and so on. Each step takes the next ``global_batch`` positions, and each worker its part of them.
+So every sample is seen exactly once per epoch at any batch size and any number of workers, and the
+progress of training is one integer: the number of positions taken.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ROUNDS = 8  # fewer leave the permutations of a handful of samples visibly unev
 
 
 def mix(*values: int) -> int:
-    """Hash integers to 64 well-mixed bits, the same for ever and on every machine.
+    """Return a 64-bit hash of integers, the same on every machine and in every version.
 
     SplitMix64's output function (Steele, Lea and Flood 2014), chained over the values.
     """
@@ -30,21 +30,22 @@ def mix(*values: int) -> int:
 
 
 def permute(offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Map offsets in an epoch to indices of the data set.
+    """Return the indices of the samples at these offsets of an epoch.
 
     A Feistel network over the smallest power of two that holds ``size``, walked until the result
     is below ``size`` (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs
-    no table, so a data set of any size starts, resumes and turns over its epochs at once; and it
-    depends on no library's random stream, which may change between versions.
+    no table, so a data set of any size starts, resumes and begins an epoch without delay. It does
+    not depend on a library's random numbers, which may change between versions.
 
     Args:
         offsets: values in [0, size), any shape.
         size: samples in the data set.
         seed: the job's seed.
-        epoch: which permutation.
+        epoch: number of the permutation.
 
     Returns:
-        Indices in [0, size), shaped as ``offsets``; over all offsets, each exactly once.
+        Indices in [0, size), of the shape of ``offsets``. All offsets together give each index
+        exactly once.
     """
     keys = [mix(seed, epoch, r) for r in range(2 * _ROUNDS)]
     bits = max(2, (size - 1).bit_length())
@@ -79,25 +80,27 @@ def _scramble(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def sample_keys(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.uint64]:
-    """Give each sample's 64 random bits for one epoch, whoever computes them: seeds of augmentation.
+    """Return 64 random bits for each sample in one epoch, the seeds of its augmentation.
+
+    They depend on the arguments alone, not on the worker that computes them.
 
     Args:
         indices: the samples, any shape.
         seed: the job's seed.
-        epoch: which pass over the data.
+        epoch: number of the pass over the data.
     """
     return _scramble(_scramble(indices.astype(np.uint64), mix(seed, epoch, -1)), mix(seed, epoch, -2))
 
 
 @dataclass(frozen=True)
 class ShuffledOrder:
-    """The order of training: a permutation of the data set per epoch, without end."""
+    """The order of training: a new permutation of the data set in each epoch, without end."""
 
     size: int
     seed: int
 
     def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give the indices of the samples at these positions of the stream; any shape."""
+        """Return the indices of the samples at these positions of the stream; any shape."""
         epochs, offsets = np.divmod(positions, self.size)
         result = np.empty_like(offsets)
         for epoch in np.unique(epochs):
@@ -106,7 +109,7 @@ class ShuffledOrder:
         return result
 
     def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Give the seeds of the augmentation of these samples, shaped as they are."""
+        """Return the seeds for augmenting these samples, of the shape of ``indices``."""
         epochs = positions // self.size
         result = np.empty(indices.shape, np.uint64)
         for epoch in np.unique(epochs):
@@ -117,28 +120,28 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SequentialOrder:
-    """The order of evaluation: the data set once, as it stands."""
+    """The order of evaluation: the data set once, in its own order."""
 
     size: int
 
     def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give the indices of the samples at these positions; any shape."""
+        """Return the indices of the samples at these positions; any shape."""
         return positions
 
     def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Give None: what is evaluated is not augmented."""
+        """Return None: evaluation does not augment samples."""
         return None
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one global batch is dealt to workers and micro-batches.
+    """How one global batch is sharded over workers and micro-batches.
 
-    The batch is cut into ``workers * accumulate`` slots, as even as can be, all padded to the
-    length of the longest. A padded place has weight 0.
+    The batch is split into ``workers * accumulate`` slots, as evenly as possible, and each slot is
+    padded to the length of the longest. Padding has weight 0.
 
     Args:
-        global_batch: samples that one step takes on all workers together; at least one per slot.
+        global_batch: samples per step on all workers together; at least one per slot.
         workers: number of workers.
         accumulate: micro-batches per worker and step.
     """
@@ -149,24 +152,25 @@ class BatchPlan:
 
     @property
     def micro_batch(self) -> int:
-        """Samples that one worker holds at a time, padding included."""
+        """Samples per worker and micro-batch, padding included."""
         return -(-self.global_batch // (self.workers * self.accumulate))
 
     @property
     def is_even(self) -> bool:
-        """Whether every slot of a full batch is full."""
+        """Return whether every slot of a full batch is full."""
         return self.global_batch == self.workers * self.accumulate * self.micro_batch
 
     def part(self, rank: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Give one worker's part of a step that holds ``count`` samples.
+        """Return one worker's part of a step of ``count`` samples.
 
         Args:
-            rank: the worker.
-            count: samples in this step; ``global_batch``, or fewer in the last one.
+            rank: rank of the worker.
+            count: samples in this step: ``global_batch``, or fewer in the last step.
 
         Returns:
-            Places within the step and whether each is real, both (accumulate, micro_batch). A
-            padded place repeats the step's first one, so that it can always be read.
+            Places within the step and whether each is a sample rather than padding, both of shape
+            (accumulate, micro_batch). Padding repeats the first place of the step, which can
+            always be read.
         """
         slots = self.workers * self.accumulate
         slot = rank * self.accumulate + np.arange(self.accumulate)[:, None]

@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
-_STORED_BYTES = 1 << 24  # of inputs; where more samples are asked for, these come again
-_SAMPLE_BYTES = 1 << 30  # a larger sample is a slip of the keyboard
+_STORED_BYTES = 1 << 24  # of inputs; a larger data set repeats them
+_SAMPLE_BYTES = 1 << 30  # a larger sample is a typing error
 
 
 class RandomSamples:
-    """Random numbers, or tokens, with random targets: always the same for one seed.
+    """Random numbers or tokens with random targets, the same whenever the seed is the same.
 
     Args:
         size: number of samples.
         shape: shape of one sample's inputs.
-        vocabulary: inputs are tokens below it; standard normal numbers if None.
-        classes: targets are one class below it; the token after each of the inputs if None.
+        vocabulary: number of different tokens; if None, inputs are standard normal numbers.
+        classes: number of classes; if None, the targets are the token after each input.
         seed: seed of the numbers, below 2**32.
 
     Raises:
-        DataError: where one sample would take more than a GiB.
+        DataError: If one sample would take more than a GiB.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RandomSamples:
             raise DataError(f"one sample of shape {list(shape)} would take {sample_bytes / 2**30:,.1f} GiB")
         self._size = size
         self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
-        random = np.random.RandomState(seed)  # its streams never change
+        random = np.random.RandomState(seed)  # its numbers are the same in all versions of numpy
         numbers: NDArray[Any]
         if vocabulary is None:
             numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)

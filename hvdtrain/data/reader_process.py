@@ -1,6 +1,6 @@
-"""A reader process: fetches samples for one worker until that worker is gone.
+"""The program of a reader process: it fetches samples for one worker and ends with that worker.
 
-``readers.py`` starts it. It loads neither a framework nor Horovod, unless the data set does.
+``readers.py`` starts it. It loads neither a framework nor Horovod unless the data set does.
 """
 
 import ctypes
@@ -14,25 +14,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.handover import unpack
-from hvdtrain.data.messages import receive, send
+from hvdtrain.data.ipc import receive, send
+from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.task import RaisedInReader, where_raised
 
-# what a worker acts on, and its readers leave to it
+# the worker handles these signals; its readers ignore them
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Problem:
-    """An exception on its way to the worker; of a user's own, only what it said can travel.
+class RemoteError:
+    """An exception in a form that can be sent to the worker.
+
+    An error of hvdtrain is raised there unchanged. Of any other exception, which may not be
+    possible to unpickle, only the text is sent.
 
     Attributes:
-        kind: the class of an error of hvdtrain; None for another.
-        problem: what it said; the place, too, for another's.
-        remedy: the remedy; the traceback for another's.
-        everywhere: as ``HvdtrainError`` has it.
+        kind: the class of an error of hvdtrain; None for any other exception.
+        problem: its message; for any other exception, with the place that raised it.
+        remedy: its remedy; for any other exception, its traceback.
+        everywhere: that of ``HvdtrainError``.
     """
 
     kind: type[HvdtrainError] | None
@@ -41,60 +44,61 @@ class Problem:
     everywhere: bool = False
 
     @classmethod
-    def of(cls, error: Exception) -> "Problem":
-        """Say an exception, where it was caught."""
+    def from_exception(cls, error: Exception) -> "RemoteError":
+        """Return an exception in this form; to be called where it is caught."""
         if isinstance(error, HvdtrainError):
             return cls(type(error), error.problem, error.remedy, error.everywhere)
         return cls(None, where_raised(error), "".join(traceback.format_exception(error)))
 
-    def as_error(self) -> Exception:
-        """Give the exception to raise in the worker."""
+    def to_exception(self) -> Exception:
+        """Return the exception to raise in the worker."""
         if self.kind is None:
             return RaisedInReader(self.problem, self.remedy)
         return self.kind(self.problem, self.remedy, everywhere=self.everywhere)
 
 
-def main(connection_number: int, parcel_number: int, worker: int, skip: bool) -> None:
-    """Answer one worker's wishes; does not return.
+def main(connection_number: int, payload_number: int, worker: int, skip: bool) -> None:
+    """Serve one worker's requests until it closes the connection, then end the process.
 
     Args:
         connection_number: descriptor of the socket to the worker.
-        parcel_number: first descriptor of the parcel with the data sets.
+        payload_number: first descriptor of the payload with the data sets.
         worker: the worker's process id.
-        skip: whether the next readable sample stands in for one that cannot be read.
+        skip: whether the next readable sample replaces one that cannot be read.
     """
-    _live_and_die_with(worker)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the worker is done
-        _serve(socket.socket(fileno=connection_number), parcel_number, skip)
+    _end_with_worker(worker)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the worker has closed the connection
+        _serve(socket.socket(fileno=connection_number), payload_number, skip)
     sys.stdout.flush()
-    os._exit(0)  # no clean-up that a thread of the data set could hold up
+    os._exit(0)  # without clean-up, which a thread of the data set could block
 
 
-def _serve(connection: socket.socket, parcel_number: int, skip: bool) -> None:
-    """Open the data sets and fetch what is asked for, until the worker closes the connection."""
+def _serve(connection: socket.socket, payload_number: int, skip: bool) -> None:
+    """Load the data sets and fetch samples until the worker closes the connection."""
     try:
-        datasets = unpack(parcel_number)
+        datasets = load_payload(payload_number)
     except Exception as error:
-        send(connection, Problem.of(error))
+        send(connection, RemoteError.from_exception(error))
         return
     send(connection, None)
     while True:
         name, indices, keys = receive(connection)
-        send(connection, _answer(datasets[name], indices, keys, skip))
+        send(connection, _fetch(datasets[name], indices, keys, skip))
 
 
-def _answer(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
+def _fetch(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
+    """Return the samples, or the exception that was raised instead."""
     try:
         return LocalFetch(dataset, skip)(indices, keys)
     except Exception as error:
-        return Problem.of(error)
+        return RemoteError.from_exception(error)
 
 
-def _live_and_die_with(worker: int) -> None:
-    """Leave signals to the worker, and end when it ends, however that is."""
+def _end_with_worker(worker: int) -> None:
+    """Ignore the signals that the worker handles, and have the kernel end this process with the worker."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the worker started this process with them blocked
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != worker:  # it ended before the line above
+    if os.getppid() != worker:  # the worker ended before the line above
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Reader processes: they fetch samples for one worker, beside it."""
+"""Reader processes: each worker can have some that fetch its samples."""
 
 import os
 import queue
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 import hvdtrain
 from hvdtrain.data.bad_samples import Fetch, Fetched, LocalFetch
-from hvdtrain.data.handover import Parcel
-from hvdtrain.data.messages import receive, send
-from hvdtrain.data.reader_process import SIGNALS, Problem
+from hvdtrain.data.ipc import receive, send
+from hvdtrain.data.reader_process import SIGNALS, RemoteError
+from hvdtrain.data.serialization import Payload
 from hvdtrain.errors import EnvironmentFault, TrainingError
 
 _CLOSE_SECONDS = 1.0
-# a reader has one thread: the workers' own threads have the cores
+# a reader computes with one thread: the cores are for the workers' compute threads
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -32,7 +32,7 @@ _ONE_THREAD = (
     "TF_NUM_INTEROP_THREADS",
 )
 
-# not ``-m``: what travels is of the module's classes, not of those of ``__main__``
+# not with ``-m``: pickled objects refer to the module's classes, not to those of ``__main__``
 _PROGRAM = """
 import sys
 sys.path.append(sys.argv.pop())
@@ -43,18 +43,18 @@ _ROOT = Path(hvdtrain.__file__).resolve().parent.parent
 
 
 class Readers:
-    """What reads the samples of one worker: some processes, or none and it does so itself.
+    """The reader processes of one worker, which training and evaluation share.
 
-    A context manager: leaving it ends the processes. They end by themselves where the worker ends in
-    any other way. Training and evaluation share them.
+    A context manager: leaving it ends the processes. If the worker ends in any other way, they end
+    by themselves.
 
     Args:
         datasets: data sets by name.
-        processes: how many; 0 for none.
-        skip: whether the next readable sample stands in for one that cannot be read.
+        processes: number of processes; if 0, the worker reads the samples itself.
+        skip: whether the next readable sample replaces one that cannot be read.
 
     Raises:
-        TaskError: where a data set cannot be handed to another process.
+        TaskError: If a data set cannot be serialized.
     """
 
     def __init__(self, datasets: Mapping[str, Any], processes: int = 0, skip: bool = False) -> None:
@@ -64,10 +64,10 @@ class Readers:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         if processes == 0:
             return
-        with Parcel(datasets) as parcel:
+        with Payload(datasets) as payload:
             try:
                 for _ in range(processes):
-                    self._all.append(_Process(parcel, skip))
+                    self._all.append(_Process(payload, skip))
             except BaseException:
                 self.close()
                 raise
@@ -82,11 +82,11 @@ class Readers:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
+        """Process ids of the readers."""
         return [process.pid for process in self._all]
 
     def fetch_from(self, name: str) -> Fetch:
-        """Give the function that fetches samples of a data set; any number of threads may call it."""
+        """Return a function that fetches samples of a data set; any number of threads may call it."""
         if not self._all:
             return LocalFetch(self._datasets[name], self._skip)
         return lambda indices, keys: self._fetch(name, indices, keys)
@@ -94,14 +94,14 @@ class Readers:
     def close(self) -> None:
         """End the processes."""
         for process in self._all:
-            process.let_go()
+            process.close_connection()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for process in self._all:
             process.end(deadline - time.monotonic())
         self._all.clear()
 
     def _fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
-        # any process gives the same samples, so the one that is free does it
+        # all processes give the same samples, so any idle one will do
         process = self._idle.get()
         try:
             return process.fetch(name, indices, keys)
@@ -110,13 +110,13 @@ class Readers:
 
 
 class _Process:
-    """One reader process, seen from its worker."""
+    """One reader process, as its worker uses it."""
 
-    def __init__(self, parcel: Parcel, skip: bool) -> None:
+    def __init__(self, payload: Payload, skip: bool) -> None:
         self._connection, theirs = socket.socketpair()
         number = theirs.fileno()
-        numbers = (number, parcel.descriptors[0], os.getpid(), int(skip))
-        # between its start and its first line it would die of a signal that is meant for the worker
+        numbers = (number, payload.descriptors[0], os.getpid(), int(skip))
+        # blocked until its first line: a signal that is meant for the worker would end it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with theirs:
@@ -124,11 +124,11 @@ class _Process:
                     [sys.executable, "-c", _PROGRAM, *map(str, numbers), str(_ROOT)],
                     env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(number, *parcel.descriptors),
+                    pass_fds=(number, *payload.descriptors),
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._is_open = False
+        self._is_ready = False
 
     @property
     def pid(self) -> int:
@@ -136,22 +136,22 @@ class _Process:
 
     def fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
         try:
-            if not self._is_open:
-                self._receive()  # whether it could open the data sets
-                self._is_open = True
+            if not self._is_ready:
+                self._receive()  # raises if it could not load the data sets
+                self._is_ready = True
             send(self._connection, (name, indices, keys))
             fetched: Fetched = self._receive()
         except (EOFError, OSError):
-            raise self._death() from None
+            raise self._exit_error() from None
         return fetched
 
-    def let_go(self) -> None:
-        """Tell the process that nothing more is wanted."""
-        with suppress(OSError):  # it may be gone
+    def close_connection(self) -> None:
+        """Close the connection, at which the process ends."""
+        with suppress(OSError):  # it may have ended
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self, seconds: float) -> None:
-        """Wait for the process to end, or end it."""
+        """Wait for the process to end; kill it if it has not after this time."""
         try:
             self._process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -161,11 +161,12 @@ class _Process:
 
     def _receive(self) -> Any:
         answer = receive(self._connection)
-        if isinstance(answer, Problem):
-            raise answer.as_error()
+        if isinstance(answer, RemoteError):
+            raise answer.to_exception()
         return answer
 
-    def _death(self) -> Exception:
+    def _exit_error(self) -> Exception:
+        """Return the error that says how the process ended."""
         who = f"reader process {self.pid}"
         try:
             code = self._process.wait(_CLOSE_SECONDS)
@@ -174,7 +175,7 @@ class _Process:
         if code == -signal.SIGKILL:
             return EnvironmentFault(
                 f"{who} was killed (SIGKILL) while it read samples",
-                "The kernel does so where memory runs out: its log says so. Use fewer --read-workers, "
+                "The kernel does so when memory runs out; its log says so. Use fewer --read-workers, "
                 "or memory-mapped data.",
             )
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""Resizing parts of images with Pillow: bilinear, with antialiasing, the same for files and arrays."""
+"""Resizing parts of images with Pillow: bilinear with antialiasing, equal for files and arrays."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Size = tuple[int, int]  # height, width
 
 
 def centre_box(width: int, height: int, size: Size) -> Box:
-    """Give the largest part in the middle of an image that has the aspect of ``size``."""
+    """Return the largest centred box in an image that has the aspect ratio of ``size``."""
     scale = min(width / size[1], height / size[0])
     w, h = size[1] * scale, size[0] * scale
     left, top = (width - w) / 2, (height - h) / 2
@@ -19,14 +19,14 @@ def centre_box(width: int, height: int, size: Size) -> Box:
 
 
 def resize_image(image: Image.Image, box: Box, size: Size) -> Image.Image:
-    """Give a part of a Pillow image in another size; the image itself where that is all of it."""
+    """Return a part of a Pillow image, resized; the image itself if nothing changes."""
     if (image.height, image.width) == size and box == (0, 0, image.width, image.height):
         return image
     return image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
 
 
 def resize_array(image: NDArray[Any], box: Box, size: Size) -> NDArray[Any]:
-    """Give a part of an image (height, width, channels) in another size, in the image's number type."""
+    """Return a part of an image (height, width, channels), resized, in the image's number type."""
     if image.shape[:2] == size and box == (0, 0, size[1], size[0]):
         return image
     if image.dtype == np.uint8 and image.shape[2] == 3:
@@ -37,6 +37,6 @@ def resize_array(image: NDArray[Any], box: Box, size: Size) -> NDArray[Any]:
 
 
 def _channel(values: NDArray[Any]) -> Image.Image:
-    """Give one channel as a Pillow image: of bytes where it holds them, of floats otherwise."""
+    """Return one channel as a Pillow image: of bytes if it consists of bytes, otherwise of floats."""
     exact = values if values.dtype == np.uint8 else values.astype(np.float32)
     return Image.fromarray(np.ascontiguousarray(exact))

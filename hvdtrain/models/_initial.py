@@ -4,10 +4,10 @@ from typing import Any
 
 
 def as_keras(model: Any) -> Any:
-    """Draw a PyTorch model's parameters as Keras draws those of its twin; give the model.
+    """Initialise a PyTorch model's parameters from Keras's distributions, and return the model.
 
-    PyTorch's own embeddings are so large that an output layer that shares them starts far from
-    equal chances. ``initial_parameters: portable`` draws from the same distributions.
+    PyTorch initialises embeddings with values so large that an output layer that shares them starts
+    far from a uniform prediction. ``initial_parameters: portable`` uses the same distributions as this.
     """
     from torch import nn
 

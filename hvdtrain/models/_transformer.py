@@ -1,4 +1,4 @@
-"""What the transformers' Keras twins share, and the check of their sizes."""
+"""Parts that the transformers' Keras twins share, and the check of their sizes."""
 
 from typing import Any
 
@@ -6,26 +6,26 @@ from hvdtrain.errors import TaskError
 
 
 def check_heads(heads: int, channels: int) -> None:
-    """Check that the heads share the channels evenly.
+    """Check that ``channels`` is a multiple of ``heads``.
 
     Raises:
-        TaskError: where they do not.
+        TaskError: If it is not.
     """
     if channels % heads:
         raise TaskError(
-            f"{heads} attention heads cannot share {channels} channels evenly",
-            "Choose channels that are a multiple of heads.",
+            f"{channels} channels cannot be divided among {heads} attention heads",
+            "Make channels a multiple of heads.",
         )
 
 
 def keras_attention(qkv: Any, heads: int, mask: Any = None, is_causal: bool = False) -> Any:
-    """Attend within sequences.
+    """Return self-attention within sequences.
 
     Args:
         qkv: queries, keys and values, (batch, time, 3 * channels).
         heads: number of heads.
-        mask: what may be looked at, broadcast to (batch, heads, time, time).
-        is_causal: whether a token sees only those before it and itself.
+        mask: true for positions to attend to, broadcast to (batch, heads, time, time).
+        is_causal: whether a token attends only to itself and the tokens before it.
 
     Returns:
         (batch, time, channels).
@@ -40,7 +40,7 @@ def keras_attention(qkv: Any, heads: int, mask: Any = None, is_causal: bool = Fa
 
 
 def keras_positions(tokens: Any) -> Any:
-    """Count the tokens of (batch, time): 0, 1, ... as (time,)."""
+    """Return the positions 0, 1, ... of tokens (batch, time), of shape (time,)."""
     from keras import ops
 
     return ops.cumsum(ops.ones_like(tokens[0])) - 1

@@ -1,9 +1,9 @@
-"""A BERT-style encoder of text, with a head that classifies or one that fills in masked tokens.
+"""A BERT-style encoder of text, with a head for classification or for masked tokens.
 
 Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language
 Understanding", 2019: layer norm after attention and after the dense layers, learned positions, GELU.
 It has no token types. Inputs are (batch, time) token numbers, time at most ``context``; token 0 is
-padding, which no token looks at. Outputs are logits, (batch, classes) or (batch, time, vocabulary).
+padding, to which no token attends. Outputs are logits, (batch, classes) or (batch, time, vocabulary).
 
 In BERT-base's shape, (30522, 512, 12, 12, 768), embeddings, blocks and pooler have 109,480,704
 parameters: BERT's 109,482,240 but for the two token types.
@@ -16,7 +16,7 @@ from hvdtrain.models._transformer import check_heads
 EPSILON = 1e-12  # of layer norms
 
 
-def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usually told
+def torch_model(  # noqa: PLR0917 - sizes in their usual order
     vocabulary: int,
     context: int,
     layers: int,
@@ -25,26 +25,32 @@ def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usuall
     classes: int | None = None,
     dropout: float = 0.1,
 ) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         vocabulary: number of different tokens, padding included.
-        context: the most tokens of a sample.
+        context: largest number of tokens of a sample.
         layers: number of transformer blocks.
         heads: attention heads of a block; must divide ``channels``.
         channels: width of an embedding.
-        classes: number of classes that the first token's output tells; None for the head that
-            tells each token, with the token embeddings as its output layer.
-        dropout: share of embeddings, attention outputs, dense outputs and of what goes into the
-            classes that training drops.
+        classes: number of classes, predicted from the output of the first token; None for a head that
+            predicts each token, with an output layer that shares the token embeddings.
+        dropout: fraction of embeddings, attention outputs, dense outputs and inputs of the
+            classification layer that training drops.
     """
+    from hvdtrain.models._initial import as_keras
+
+    check_heads(heads, channels)
+    return as_keras(_torch_bert(vocabulary, context, layers, heads, channels, classes, dropout))
+
+
+def _torch_bert(  # noqa: PLR0917 - as above
+    vocabulary: int, context: int, layers: int, heads: int, channels: int, classes: int | None, dropout: float
+) -> Any:
     import torch
     from torch import nn
     from torch.nn import functional as F
 
-    from hvdtrain.models._initial import as_keras
-
-    check_heads(heads, channels)
     Block = _torch_block(heads, channels, dropout)  # noqa: N806 - a class
 
     class BERT(nn.Module):
@@ -65,16 +71,17 @@ def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usuall
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             x = self.dropout(self.norm(self.tokens(tokens.long()) + self.positions(positions)))
-            # the first token is seen even where it is padding: a softmax over nothing is not a number
+            # the first token is attended to even if it is padding: a softmax over nothing is NaN
             seen = ((tokens != 0) | (positions == 0))[:, None, None, :]
             for block in self.blocks:
                 x = block(x, seen)
             if classes is not None:
-                return self.logits(self.dropout(torch.tanh(self.head(x[:, 0]))))
+                logits: torch.Tensor = self.logits(self.dropout(torch.tanh(self.head(x[:, 0]))))
+                return logits
             x = self.head_norm(F.gelu(self.head(x)))
             return F.linear(x, self.tokens.weight) + self.output_bias.weight[:, 0]
 
-    return as_keras(BERT())
+    return BERT()
 
 
 def _torch_block(heads: int, channels: int, dropout: float) -> Any:
@@ -99,7 +106,8 @@ def _torch_block(heads: int, channels: int, dropout: float) -> Any:
             q, k, v = self.qkv(x).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
             attended = F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
             x = self.norm1(x + self.dropout(self.projection(attended)))
-            return self.norm2(x + self.dropout(self.narrow(F.gelu(self.wide(x)))))
+            out: torch.Tensor = self.norm2(x + self.dropout(self.narrow(F.gelu(self.wide(x)))))
+            return out
 
     return Block
 
@@ -113,7 +121,7 @@ def tf_model(  # noqa: PLR0917 - as above
     classes: int | None = None,
     dropout: float = 0.1,
 ) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers as kl
     from keras import ops
@@ -127,7 +135,7 @@ def tf_model(  # noqa: PLR0917 - as above
     x = embedding(tokens) + kl.Embedding(context, channels, name="positions")(positions)
     x = kl.Dropout(dropout)(kl.LayerNormalization(epsilon=EPSILON, name="norm")(x))
     seen = ops.logical_or(ops.not_equal(tokens, 0), ops.equal(positions, 0))
-    seen = ops.cast(seen, "float32")  # tf.recompute_grad takes no truth values
+    seen = ops.cast(seen, "float32")  # tf.recompute_grad takes no booleans
     x = _keras_blocks(layers, heads, channels, dropout)([x, seen])
     if classes is not None:
         x = kl.Dropout(dropout)(kl.Dense(channels, activation="tanh", name="head")(x[:, 0]))

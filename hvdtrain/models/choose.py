@@ -1,4 +1,4 @@
-"""Models for images by name."""
+"""Models for images, chosen by name."""
 
 from typing import Any
 
@@ -6,26 +6,26 @@ from hvdtrain.errors import TaskError
 from hvdtrain.models import convnet, mlp, resnet
 
 NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")
-_CIFAR_BELOW = 64  # pixels of the shorter side: smaller images keep their size in the stem
+_CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
 def image_model(
     framework: str, name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
 ) -> Any:
-    """Build a model that classifies images.
+    """Return a model that classifies images.
 
     Args:
         framework: "torch" or "tf".
         name: one of ``NAMES``.
         image_shape: height, width, channels.
         classes: number of classes.
-        activation: that of ResNets, "relu" or "silu"; the other models have SiLU.
+        activation: activation of ResNets, "relu" or "silu"; the other models use SiLU.
 
     Raises:
-        TaskError: where there is no model of that name, or it does not take such images.
+        TaskError: If there is no model of that name, or it cannot take images of this shape.
     """
     if name not in NAMES:
-        raise TaskError(f"there is no model {name!r} for images", f"There are {', '.join(NAMES)}.")
+        raise TaskError(f"there is no model {name!r} for images", f"Choose one of {', '.join(NAMES)}.")
     height, width, _ = image_shape
     options: dict[str, Any] = {"classes": classes}
     if name == "mlp":
@@ -34,7 +34,7 @@ def image_model(
     elif name == "convnet":
         if height % 2 or width % 2:
             raise TaskError(
-                f"convnet halves images, so height and width must be even; these are {height}x{width}",
+                f"convnet: height and width of the images must be even; these are {height}x{width}",
                 "Crop or resize them, or use resnet18.",
             )
         module, options["image_shape"] = convnet, image_shape

@@ -3,8 +3,8 @@
 Inputs are (batch, height, width, channels) in both frameworks; outputs are (batch, classes)
 logits. For 8x8 images it has 151,306 parameters.
 
-All of it is smooth (SiLU, average pooling): where a ReLU or a maximum switches on a rounding
-error, two runs that should agree jump apart.
+All of its functions are smooth (SiLU, average pooling). A rounding error can switch a ReLU or a
+maximum, after which two runs that should agree differ visibly.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ HIDDEN = 128
 
 
 def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         image_shape: height, width, channels; height and width even.
@@ -35,17 +35,18 @@ def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
             self.dense2 = nn.Linear(HIDDEN, classes)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            x = images.permute(0, 3, 1, 2)  # a view: channels_last in memory, as convolutions like it
+            x = images.permute(0, 3, 1, 2)  # a view, in memory channels_last, which suits convolutions
             x = F.silu(self.conv1(x))
             x = F.avg_pool2d(F.silu(self.conv2(x)), 2)
             x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which Keras flattens
-            return self.dense2(F.silu(self.dense1(x)))
+            logits: torch.Tensor = self.dense2(F.silu(self.dense1(x)))
+            return logits
 
     return ConvNet()
 
 
 def tf_model(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers
 

@@ -2,7 +2,7 @@
 
 Source: A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2):
 layer norm before attention and before the dense layers, learned positions, GELU by its tanh formula,
-biases, and the token embeddings once more as the output layer. Inputs are (batch, time) token
+biases, and an output layer that shares the token embeddings. Inputs are (batch, time) token
 numbers, time at most ``context``; outputs (batch, time, vocabulary) logits. In GPT-2's smallest
 shape, (50257, 1024, 12, 12, 768), it has 124,439,808 parameters.
 """
@@ -14,18 +14,18 @@ from hvdtrain.models._transformer import check_heads
 EPSILON = 1e-5  # of layer norms
 
 
-def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usually told
+def torch_model(  # noqa: PLR0917 - sizes in their usual order
     vocabulary: int, context: int, layers: int, heads: int, channels: int, dropout: float = 0.0
 ) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         vocabulary: number of different tokens.
-        context: the most tokens that it looks back at.
+        context: largest number of tokens of a sample.
         layers: number of transformer blocks.
         heads: attention heads of a block; must divide ``channels``.
         channels: width of an embedding.
-        dropout: share of embeddings, attention outputs and dense outputs that training drops.
+        dropout: fraction of embeddings, attention outputs and dense outputs that training drops.
     """
     import torch
     from torch import nn
@@ -34,27 +34,7 @@ def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usuall
     from hvdtrain.models._initial import as_keras
 
     check_heads(heads, channels)
-
-    class Block(nn.Module):
-        recompute = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
-            self.qkv = nn.Linear(channels, 3 * channels)
-            self.projection = nn.Linear(channels, channels)
-            self.norm2 = nn.LayerNorm(channels, eps=EPSILON)
-            self.wide = nn.Linear(channels, 4 * channels)
-            self.narrow = nn.Linear(4 * channels, channels)
-            self.dropout = nn.Dropout(dropout)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x + self.dropout(self.projection(self.attend(self.qkv(self.norm1(x)))))
-            return x + self.dropout(self.narrow(F.gelu(self.wide(self.norm2(x)), approximate="tanh")))
-
-        def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-            q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    Block = _torch_block(heads, channels, dropout)  # noqa: N806 - a class
 
     class GPT(nn.Module):
         def __init__(self) -> None:
@@ -75,10 +55,42 @@ def torch_model(  # noqa: PLR0917 - sizes, in the order in which they are usuall
     return as_keras(GPT())
 
 
+def _torch_block(heads: int, channels: int, dropout: float) -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Block(nn.Module):
+        recompute = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
+            self.qkv = nn.Linear(channels, 3 * channels)
+            self.projection = nn.Linear(channels, channels)
+            self.norm2 = nn.LayerNorm(channels, eps=EPSILON)
+            self.wide = nn.Linear(channels, 4 * channels)
+            self.narrow = nn.Linear(4 * channels, channels)
+            self.dropout = nn.Dropout(dropout)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.dropout(self.projection(self.attend(self.qkv(self.norm1(x)))))
+            wide = F.gelu(self.wide(self.norm2(x)), approximate="tanh")
+            out: torch.Tensor = x + self.dropout(self.narrow(wide))
+            return out
+
+        def attend(self, qkv: torch.Tensor) -> torch.Tensor:
+            parts = qkv.unflatten(2, (3, heads, -1))  # type: ignore[no-untyped-call]
+            q, k, v = parts.permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+    return Block
+
+
 def tf_model(  # noqa: PLR0917 - as above
     vocabulary: int, context: int, layers: int, heads: int, channels: int, dropout: float = 0.0
 ) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers as kl
     from keras import ops

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         vocabulary: number of different tokens, padding included.
@@ -39,13 +39,14 @@ def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int 
                 x, _ = lstm(x)
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             last = ((tokens != 0) * positions).amax(1)
-            return self.logits(x[torch.arange(x.shape[0], device=x.device), last])
+            logits: torch.Tensor = self.logits(x[torch.arange(x.shape[0], device=x.device), last])
+            return logits
 
     return as_keras(LSTM())
 
 
 def tf_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers as kl
     from keras import ops

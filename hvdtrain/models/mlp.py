@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: inputs flattened, dense layers with SiLU, logits.
+"""A multi-layer perceptron: flattened inputs, dense layers with SiLU, logits.
 
 Inputs are (batch, ..input_shape), outputs (batch, classes) logits. With its default sizes it has
 269,322 parameters for 28x28 images in 10 classes.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def torch_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         input_shape: shape of one sample.
@@ -38,7 +38,7 @@ def torch_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] 
 
 
 def tf_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers
 

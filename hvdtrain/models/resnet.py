@@ -1,11 +1,11 @@
-"""ResNet-18, 34 and 50 for images, with torchvision's names.
+"""ResNet-18, 34 and 50 for images, with the names of torchvision's parameters.
 
-Source: K. He et al., "Deep Residual Learning for Image Recognition", 2016; in the version 1.5, in
-which the 3x3 convolution of a bottleneck has the stride. Inputs are (batch, height, width,
+Source: K. He et al., "Deep Residual Learning for Image Recognition", 2016; version 1.5, in which
+the 3x3 convolution of a bottleneck has the stride. Inputs are (batch, height, width,
 channels), outputs (batch, classes) logits. With the ImageNet stem and 1,000 classes they have
 11,689,512, 21,797,672 and 25,557,032 parameters.
 
-Both frameworks keep the moving average of a batch's biased variance, by which they normalise it.
+Both frameworks keep a moving average of the biased variance of the batch.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from hvdtrain.errors import TaskError
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 CHANNELS = (64, 128, 256, 512)
-EPSILON, MOMENTUM = 1e-5, 0.1  # MOMENTUM: the weight of the new value in a moving average
+EPSILON, MOMENTUM = 1e-5, 0.1  # MOMENTUM: weight of the new value in a moving average
 
 
 @dataclass(frozen=True)
 class _Block:
-    """What a block is made of, in either framework.
+    """The layers of a block, in either framework.
 
     Attributes:
-        inputs: channels that come in.
-        outputs: channels that go out.
-        stride: by how much it shrinks images.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        stride: factor by which height and width shrink.
         convolutions: output channels, size and stride of each.
     """
 
@@ -43,7 +43,7 @@ def torch_model(
     stem: str = "cifar",
     activation: str = "relu",
 ) -> Any:
-    """Build the PyTorch model.
+    """Return the PyTorch model.
 
     Args:
         image_shape: height, width, channels.
@@ -51,8 +51,8 @@ def torch_model(
         depth: 18, 34 or 50.
         stem: "cifar", a 3x3 convolution, or "imagenet", which shrinks images to a quarter: a 7x7
             convolution and a maximum over 3x3, both of stride 2.
-        activation: "relu"; or "silu", which has no kink: runs that differ by rounding alone stay
-            together for longer.
+        activation: "relu" or "silu". SiLU is smooth, so runs that differ only by rounding stay
+            close for longer.
     """
     from torch import nn
     from torch.nn import functional as F
@@ -72,7 +72,7 @@ def torch_model(
             self.fc = nn.Linear(stages[-1][-1].outputs, classes)
 
         def forward(self, images: Any) -> Any:
-            x = images.permute(0, 3, 1, 2)  # a view: channels_last in memory, as convolutions like it
+            x = images.permute(0, 3, 1, 2)  # a view, in memory channels_last, which suits convolutions
             x = activate(self.bn1(self.conv1(x)))
             if stem == "imagenet":
                 x = F.max_pool2d(x, 3, 2, padding=1)
@@ -83,7 +83,7 @@ def torch_model(
 
 
 def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """Give what makes blocks, convolutions and batch norms."""
+    """Return the functions that make blocks, convolutions and batch norms."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -91,11 +91,12 @@ def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     class BatchNorm(nn.BatchNorm2d):
         """Keeps the average of the biased variance, as Keras does."""
 
-        synchronises = True  # so does hvdtrain's own batch norm over all workers
+        synchronises = True  # hvdtrain's synchronised batch norm keeps the same average
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.training:
                 return super().forward(x)
+            assert self.running_var is not None  # the layer keeps statistics
             averaged, count = self.running_var.clone(), x.numel() // x.shape[1]
             x = F.batch_norm(x, self.running_mean, averaged, self.weight, self.bias, True, MOMENTUM, EPSILON)
             with torch.no_grad():  # averaged = (1 - momentum) * before + momentum * unbiased
@@ -146,7 +147,7 @@ def tf_model(
     stem: str = "cifar",
     activation: str = "relu",
 ) -> Any:
-    """Build the Keras twin; arguments as of :func:`torch_model`."""
+    """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers, ops
 

@@ -1,4 +1,4 @@
-"""Built-in tasks, one module each. A module's ``task`` makes the task from its options.
+"""Built-in tasks, one module each. A module's ``task`` is the class of the task.
 
-The name of a task is its module's, with dashes for underscores; ``_options`` is no task.
+The name of a task is that of its module with dashes in place of underscores.
 """

@@ -7,41 +7,61 @@ from hvdtrain.errors import TaskError
 
 
 def whole(name: str, value: Any, least: int, most: int = 1 << 31) -> int:
-    """Check that an option is a whole number from ``least`` to ``most``."""
+    """Return an option that must be an integer from ``least`` to ``most``.
+
+    Raises:
+        TaskError: If it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        said = f"of at least {least}" if most == 1 << 31 else f"from {least} to {most}"
-        raise wrong(name, f"a whole number {said}", value)
+        limits = f"of at least {least}" if most == 1 << 31 else f"from {least} to {most}"
+        raise wrong(name, f"a whole number {limits}", value)
     return value
 
 
 def fraction(name: str, value: Any) -> float:
-    """Check that an option is a number that is at least 0 and below 1."""
+    """Return an option that must be a number of at least 0 and below 1.
+
+    Raises:
+        TaskError: If it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise wrong(name, "a number that is at least 0 and below 1", value)
     return float(value)
 
 
 def text(name: str, value: Any) -> str:
-    """Check that an option is text that is not empty."""
+    """Return an option that must be text and not empty.
+
+    Raises:
+        TaskError: If it is not.
+    """
     if not isinstance(value, str) or not value or "\0" in value:
         raise wrong(name, "text", value)
     return value
 
 
 def choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """Check that an option is one of a few words."""
+    """Return an option that must be one of ``choices``.
+
+    Raises:
+        TaskError: If it is not.
+    """
     if not isinstance(value, str) or value not in choices:
         raise wrong(name, f"one of {', '.join(choices)}", value)
     return value
 
 
 def listed(name: str, value: Any) -> list[Any]:
-    """Check that an option is a list."""
+    """Return an option that must be a list.
+
+    Raises:
+        TaskError: If it is not.
+    """
     if not isinstance(value, list | tuple):
         raise wrong(name, "a list", value)
     return list(value)
 
 
 def wrong(name: str, rule: str, value: Any) -> TaskError:
-    """Make the error that says how an option must be and what it is."""
+    """Return the error that names the rule for an option and its value."""
     return TaskError(f"task_options.{name} must be {rule}, found {value!r}")

@@ -1,4 +1,4 @@
-"""Classification of texts in a table: an encoder or an LSTM, trained from scratch."""
+"""Classification of the texts of a table by an encoder or an LSTM, trained from scratch."""
 
 from pathlib import Path
 from types import ModuleType
@@ -20,27 +20,27 @@ MODELS = ("bert", "lstm")
 
 
 class ClassifyText:
-    """Learn the label of a text from a CSV, TSV, JSONL or Parquet file.
+    """Classify the texts of a CSV, TSV, JSONL or Parquet file.
 
     Args:
         path: the table.
-        text: its column with the text.
-        label: its column with the label, any words or whole numbers.
-        eval_path: a second table to evaluate on; if None, a part of the first.
-        eval_fraction: share of the first that is kept for evaluation, where there is no second.
+        text: the column with the text.
+        label: the column with the label, text or integers.
+        eval_path: a second table for evaluation; if None, a part of the first is used.
+        eval_fraction: fraction of the first table for evaluation, if there is no second.
         split_seed: seed of that split.
-        bad_rows: "error" to end at a row that cannot be used, "skip" to count it and go on.
-        level: what a token is: "words" (with single signs), or "bytes".
-        most_words: words in the vocabulary, which is made of the training texts.
-        context: tokens that the model sees of a text, and one that stands before them.
+        bad_rows: "error" to stop at an invalid row, "skip" to count it and continue.
+        level: the kind of tokens: "words" (and single punctuation marks), or "bytes".
+        most_words: size of the vocabulary, which consists of words of the training texts.
+        context: tokens of a text that the model sees, including one that precedes the text.
         model: "bert" or "lstm".
         layers: blocks or LSTMs of the model.
         heads: attention heads of each block of bert.
         channels: width of the model.
-        dropout: share of activations that bert leaves out in training.
+        dropout: fraction of activations that bert drops in training.
 
     Raises:
-        DataError: where the table cannot be read or trained on, with the line or row.
+        DataError: If the table cannot be read or used for training, naming the line or row.
     """
 
     loss = "cross_entropy"
@@ -100,7 +100,7 @@ class ClassifyText:
         self._arrays: Arrays = {"inputs": encoded.tokens, "targets": labels.numbers}
 
     def describe(self) -> str:
-        """Say what was found."""
+        """Return a description of the data that was found."""
         shown = ", ".join(name[:20] for name in self._classes[:6])
         shown += ", ..." if len(self._classes) > 6 else ""
         classes = f"{len(self._classes):,} classes ({shown})"
@@ -115,19 +115,19 @@ class ClassifyText:
         return said
 
     def train_data(self) -> ArrayDataset:
-        """Give the training data: inputs (context,) tokens; targets the class."""
+        """Return the training data: inputs (context,), the tokens; targets, the class."""
         return self._part(self._train)
 
     def eval_data(self) -> ArrayDataset | None:
-        """Give the evaluation data, likewise."""
+        """Return the evaluation data, of the same form."""
         return self._part(self._eval) if len(self._eval) else None
 
     def torch_model(self) -> Any:
-        """Build the PyTorch model."""
+        """Return the PyTorch model."""
         return self._module().torch_model(**self._sizes)
 
     def tf_model(self) -> Any:
-        """Build its Keras twin."""
+        """Return its Keras twin."""
         return self._module().tf_model(**self._sizes)
 
     def _module(self) -> ModuleType:
@@ -143,7 +143,7 @@ task = ClassifyText
 def _sizes(
     model: str, *, context: int, layers: int, heads: int, channels: int, dropout: float
 ) -> dict[str, Any]:
-    """Check the sizes of a model and give those that it takes."""
+    """Check the sizes of a model and return those that it has."""
     common = {
         "layers": options.whole("layers", layers, 1, 1000),
         "channels": options.whole("channels", channels, 1, 1 << 16),

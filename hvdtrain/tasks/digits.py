@@ -20,7 +20,7 @@ class Digits:
 
     Args:
         split_seed: seed of the split into training and evaluation data.
-        eval_fraction: share of the data kept for evaluation.
+        eval_fraction: fraction of the data for evaluation.
     """
 
     loss = "cross_entropy"
@@ -46,19 +46,19 @@ class Digits:
         self._eval = {"inputs": images[shuffled[kept:]], "targets": labels[shuffled[kept:]]}
 
     def train_data(self) -> ArrayDataset:
-        """Give the training data: inputs (8, 8, 1), standardised as (x - 4.9) / 6; targets the digit."""
+        """Return the training data: inputs (8, 8, 1), standardised as (x - 4.9) / 6; targets, the digit."""
         return ArrayDataset(self._train)
 
     def eval_data(self) -> ArrayDataset:
-        """Give the evaluation data, likewise."""
+        """Return the evaluation data, of the same form."""
         return ArrayDataset(self._eval)
 
     def torch_model(self) -> Any:
-        """Build the PyTorch model."""
+        """Return the PyTorch model."""
         return convnet.torch_model(image_shape=(8, 8, 1), classes=10)
 
     def tf_model(self) -> Any:
-        """Build its Keras twin."""
+        """Return its Keras twin."""
         return convnet.tf_model(image_shape=(8, 8, 1), classes=10)
 
 
@@ -66,15 +66,15 @@ task = Digits
 
 
 def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Read the table that scikit-learn's load_digits reads, without importing scikit-learn.
+    """Return images and labels from the file of scikit-learn's load_digits.
 
-    The import would cost every worker more than a second and 60 MB.
+    scikit-learn is not imported: that would take each worker more than a second and 60 MB.
     """
     package = importlib.util.find_spec("sklearn")
     locations = package.submodule_search_locations if package else None
     path = Path(next(iter(locations), "")) / "datasets" / "data" / "digits.csv.gz" if locations else None
     if path is None or not path.is_file():
-        raise DataError("the digits are missing: they come with scikit-learn", "pip install scikit-learn")
+        raise DataError("the digits are missing: they are a part of scikit-learn", "pip install scikit-learn")
     table = np.loadtxt(path, delimiter=",", dtype=np.float32)
     images = ((table[:, :-1] - 4.9) / 6.0).reshape(-1, 8, 8, 1)
     return images, table[:, -1].astype(np.int64)

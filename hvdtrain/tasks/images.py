@@ -1,4 +1,4 @@
-"""Images in classes, from files: IDX, an image folder, CIFAR-10 batches or npz."""
+"""Classification of images from files: IDX, an image folder, CIFAR-10 batches or npz."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,25 +18,25 @@ from hvdtrain.tasks import _options as options
 
 AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
 ACTIVATIONS = ("relu", "silu")
-_PADDING_PART = 8  # crop pads by this part of the shorter side: 4 pixels for 32x32, as is usual
+_PADDING_DIVISOR = 8  # crop pads by 1/8 of the shorter side: 4 pixels for 32x32, as is common
 
 
 class Images:
-    """Classify images with a model of a given name.
+    """Classify images with one of the built-in models.
 
     Args:
         path: a folder, or an npz file.
         form: "auto", "idx", "folder", "cifar" or "npz".
         model: "mlp", "convnet", "resnet18", "resnet34" or "resnet50".
-        activation: of ResNets, "relu" or "silu".
-        image_size: side of the images, or [height, width]; that of the files if None.
-        augment: some of "crop", "flip" and "random_resized_crop", which are done in this order:
+        activation: activation of ResNets, "relu" or "silu".
+        image_size: side of the images, or [height, width]; by default that of the files.
+        augment: some of "crop", "flip" and "random_resized_crop", which are applied in this order:
             random_resized_crop, crop, flip.
-        mean: of each channel, or one for all, in units of 255; of a sample of the data if None.
-        std: likewise.
-        eval_fraction: share kept for evaluation where the files have no such part.
+        mean: mean of each channel, or one for all, in units of 255; by default measured on a sample.
+        std: standard deviation, in the same form.
+        eval_fraction: fraction of the images for evaluation, if the files have no separate part for it.
         split_seed: seed of that split.
-        classes: number of classes; as the labels have it if None.
+        classes: number of classes; by default derived from the labels.
     """
 
     loss = "cross_entropy"
@@ -88,7 +88,7 @@ class Images:
         )
 
     def describe(self) -> str:
-        """Say what was found."""
+        """Return a description of the images that were found."""
         height, width = self._size
         grey = "" if self._found.train.channels == 3 else " grey"
         evaluated = self.eval_data()
@@ -103,11 +103,11 @@ class Images:
         )
 
     def train_data(self) -> ImageData:
-        """Give the training data: inputs (height, width, channels), normalised; targets the class."""
+        """Return the training data: inputs (height, width, channels), normalised; targets, the class."""
         return self._train
 
     def eval_data(self) -> ImageData | None:
-        """Give the evaluation data, likewise."""
+        """Return the evaluation data, of the same form."""
         apart = self._found.evaluation
         if apart is None and self._held_out is None:
             return None
@@ -115,11 +115,11 @@ class Images:
         return ImageData(source, self._held_out, self._size, self._normalisation)
 
     def torch_model(self) -> Any:
-        """Build the PyTorch model."""
+        """Return the PyTorch model."""
         return self._build("torch")
 
     def tf_model(self) -> Any:
-        """Build its Keras twin."""
+        """Return its Keras twin."""
         return self._build("tf")
 
     def _build(self, framework: str) -> Any:
@@ -135,8 +135,8 @@ def _count_classes(found: Found, classes: int | None) -> int:
     if found.evaluation is not None:
         if found.evaluation.channels != found.train.channels:
             raise DataError(
-                f"images: those to train have {found.train.channels} channels, "
-                f"those to evaluate {found.evaluation.channels}"
+                f"images: those for training have {found.train.channels} channels, "
+                f"those for evaluation {found.evaluation.channels}"
             )
         count_classes(found.evaluation, counted)
     return counted
@@ -145,14 +145,14 @@ def _count_classes(found: Found, classes: int | None) -> int:
 def _split(
     found: Found, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Give which images to train and which to evaluate; None for all of a set."""
+    """Return the indices for training and for evaluation; None for all images of a part."""
     options.fraction("eval_fraction", fraction)
     count = len(found.train.labels)
     kept = round(count * (1 - fraction))
     if found.evaluation is not None or kept == count:
         return None, None
     if kept == 0:
-        raise DataError(f"images: eval_fraction {fraction} leaves none of {count} images to train with")
+        raise DataError(f"images: eval_fraction {fraction} leaves none of {count} images for training")
     shuffled = np.random.RandomState(seed).permutation(count)
     return shuffled[:kept], shuffled[kept:]
 
@@ -161,7 +161,7 @@ def _size_of(source: ImageSource, path: Path) -> Size:
     if source.size is None:
         raise DataError(
             f"{path}: its images differ in size",
-            "Give the size that all of them get: --set task_options.image_size=224.",
+            "Set a size to resize all of them to: --set task_options.image_size=224.",
         )
     return source.size
 
@@ -186,7 +186,7 @@ def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
     if "random_resized_crop" in names:
         made.append(RandomResizedCrop(size))
     if "crop" in names:
-        made.append(Crop(max(1, min(size) // _PADDING_PART)))
+        made.append(Crop(max(1, min(size) // _PADDING_DIVISOR)))
     if "flip" in names:
         made.append(Flip())
     return tuple(made)

@@ -1,4 +1,4 @@
-"""Fixed random data of any shape, to measure how fast a model trains; it holds nothing to learn."""
+"""Fixed random data of any shape, to measure training speed; there is nothing to learn in it."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -8,26 +8,26 @@ from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, choose, gpt, lstm
 from hvdtrain.tasks import _options as options
 
-OF_TEXT: dict[str, Any] = {"gpt": gpt, "bert": bert, "lstm": lstm}
+TEXT_MODELS: dict[str, Any] = {"gpt": gpt, "bert": bert, "lstm": lstm}
 
 
 class Synthetic:
     """Train a built-in model on random numbers.
 
     Args:
-        model: a model of images (mlp, convnet, resnet18, resnet34, resnet50), or of text: "gpt"
-            (tells the next token), "bert" or "lstm" (tell the class).
-        samples: samples of an epoch.
-        eval_samples: samples to evaluate on; 0 for no evaluation.
-        classes: number of classes, where the model tells one.
-        seed: seed of the numbers.
+        model: a model for images (mlp, convnet, resnet18, resnet34, resnet50), or for text: "gpt"
+            (predicts the next token), "bert" or "lstm" (predict the class).
+        samples: number of training samples.
+        eval_samples: number of evaluation samples; 0 for no evaluation.
+        classes: number of classes, if the model predicts one.
+        seed: seed of the random numbers.
         shape: height, width and channels of an image.
-        vocabulary: number of different tokens of a text.
+        vocabulary: number of different tokens.
         context: tokens of a text.
-        layers: layers of a model of text.
+        layers: layers of a model for text.
         heads: attention heads of each layer of gpt and bert.
-        channels: width of a model of text.
-        dropout: share of activations that gpt and bert leave out in training.
+        channels: width of a model for text.
+        dropout: fraction of activations that gpt and bert drop in training.
     """
 
     loss = "cross_entropy"
@@ -57,7 +57,7 @@ class Synthetic:
         channels: int = 128,
         dropout: float = 0.0,
     ) -> None:
-        self._model = options.choice("model", model, (*choose.NAMES, *OF_TEXT))
+        self._model = options.choice("model", model, (*choose.NAMES, *TEXT_MODELS))
         self._classes = options.whole("classes", classes, 2)
         self._sizes: dict[str, Any] = {
             "vocabulary": options.whole("vocabulary", vocabulary, 2),
@@ -67,15 +67,15 @@ class Synthetic:
             "channels": options.whole("channels", channels, 1, 1 << 16),
             "dropout": options.fraction("dropout", dropout),
         }
-        self._shape: Any = (context,) if model in OF_TEXT else _image_shape(shape)
+        self._shape: Any = (context,) if model in TEXT_MODELS else _image_shape(shape)
         self._seed = options.whole("seed", seed, 0, (1 << 32) - 2)
         self._train = self._samples(options.whole("samples", samples, 1, 1 << 62), seed)
         eval_samples = options.whole("eval_samples", eval_samples, 0, 1 << 62)
         self._eval = self._samples(eval_samples, seed + 1) if eval_samples else None
 
     def describe(self) -> str:
-        """Say what was made."""
-        if self._model in OF_TEXT:
+        """Return a description of the data."""
+        if self._model in TEXT_MODELS:
             what = f"texts of {self._sizes['context']:,} random tokens"
         else:
             what = f"random images {'x'.join(map(str, self._shape))}"
@@ -87,40 +87,40 @@ class Synthetic:
         return f"{len(self._train):,} {what}{classes}{again}{evaluation}"
 
     def train_data(self) -> RandomSamples:
-        """Give the training data: inputs of the shape asked for; targets the class, or the next tokens."""
+        """Return the training data: inputs of the given shape; targets, the class or the next tokens."""
         return self._train
 
     def eval_data(self) -> RandomSamples | None:
-        """Give the evaluation data, likewise, from the next seed."""
+        """Return the evaluation data, of the same form, from the next seed."""
         return self._eval
 
     def torch_model(self) -> Any:
-        """Build the PyTorch model."""
+        """Return the PyTorch model."""
         return self._build("torch")
 
     def tf_model(self) -> Any:
-        """Build its Keras twin."""
+        """Return its Keras twin."""
         return self._build("tf")
 
     def _samples(self, size: int, seed: int) -> RandomSamples:
-        of_text = self._model in OF_TEXT
+        is_text = self._model in TEXT_MODELS
         return RandomSamples(
             size,
             shape=self._shape,
-            vocabulary=self._sizes["vocabulary"] if of_text else None,
+            vocabulary=self._sizes["vocabulary"] if is_text else None,
             classes=None if self._model == "gpt" else self._classes,
             seed=seed,
         )
 
     def _build(self, framework: str) -> Any:
-        if self._model not in OF_TEXT:
+        if self._model not in TEXT_MODELS:
             return choose.image_model(framework, self._model, self._shape, self._classes)
         sizes = dict(self._sizes)
         if self._model == "lstm":
             sizes = {name: sizes[name] for name in ("vocabulary", "layers", "channels")}
         if self._model != "gpt":
             sizes["classes"] = self._classes
-        return getattr(OF_TEXT[self._model], f"{framework}_model")(**sizes)
+        return getattr(TEXT_MODELS[self._model], f"{framework}_model")(**sizes)
 
 
 task = Synthetic

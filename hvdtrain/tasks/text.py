@@ -1,4 +1,4 @@
-"""Language modelling: a GPT that learns to continue any text, by characters or by bytes."""
+"""Language modelling: a GPT that predicts the next character or byte of any text."""
 
 from typing import Any, ClassVar
 
@@ -16,20 +16,20 @@ class Text:
     """Learn the next character (or byte) of a text from those before it.
 
     Args:
-        path: a text file, or a folder of them; the source text of Python's own library if None.
-        level: what a token is: "characters" of UTF-8 text, or "bytes" of any files.
-        pattern: which files of a folder.
+        path: a text file or a folder of text files; by default the source of Python's own library.
+        level: the kind of tokens: "characters" of UTF-8 text, or "bytes" of any file.
+        pattern: pattern of the file names in a folder.
         context: tokens that the model sees.
-        stride: tokens from one window of the training data to the next; ``context`` if None, so
-            that an epoch goes through the text once.
-        eval_fraction: share of the text, at its end, that is kept for evaluation.
+        stride: tokens from one window of the training data to the next; by default ``context``, so
+            that an epoch reads the text once.
+        eval_fraction: fraction of the text, at its end, for evaluation.
         layers: blocks of the model.
         heads: attention heads of each block.
         channels: width of the model.
-        dropout: share of activations that training leaves out.
+        dropout: fraction of activations that are dropped in training.
 
     Raises:
-        DataError: where the text cannot be read or is too short.
+        DataError: If the text cannot be read or is too short.
     """
 
     loss = "cross_entropy"
@@ -79,12 +79,12 @@ class Text:
         kept = int(size * (1 - share))
         self._train = Windows(self._tokens, 0, kept, context, stride)
         self._eval = Windows(self._tokens, kept, size, context, context) if share else None
-        self._check_length("train on", kept)
+        self._check_length("training", kept)
         if self._eval is not None:
-            self._check_length("evaluate", size - kept)
+            self._check_length("evaluation", size - kept)
 
     def describe(self) -> str:
-        """Say what was found."""
+        """Return a description of the text that was found."""
         distinct = f", {self._tokens.vocabulary} distinct ones" if self._level == "characters" else ""
         windows = f"windows of {self._context}: {len(self._train):,} to train on"
         if self._eval is not None:
@@ -92,27 +92,27 @@ class Text:
         return f"{len(self._tokens):,} {self._level} of {self._name}{distinct}, in {windows}"
 
     def train_data(self) -> Windows:
-        """Give the training data: inputs (context,) tokens; targets the token after each."""
+        """Return the training data: inputs (context,), the tokens; targets, the token after each."""
         return self._train
 
     def eval_data(self) -> Windows | None:
-        """Give the evaluation data: windows side by side; what is left of the last one is left out."""
+        """Return the evaluation data: consecutive windows; an incomplete last one is left out."""
         return self._eval
 
     def torch_model(self) -> Any:
-        """Build the PyTorch model."""
+        """Return the PyTorch model."""
         return gpt.torch_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
 
     def tf_model(self) -> Any:
-        """Build its Keras twin."""
+        """Return its Keras twin."""
         return gpt.tf_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
 
     def _check_length(self, purpose: str, length: int) -> None:
         if length < self._context + 1:
             raise DataError(
-                f"{self._name} has {len(self._tokens):,} {self._level}, of which {length:,} are there to "
-                f"{purpose}; a window takes {self._context + 1:,} (context {self._context:,} and a target)",
-                "Give more text, a smaller task_options.context, or another eval_fraction.",
+                f"{self._name} has {len(self._tokens):,} {self._level}, of which {length:,} are for "
+                f"{purpose}; a window needs {self._context + 1:,} (context {self._context:,} and a target)",
+                "Use more text, a smaller task_options.context, or another eval_fraction.",
             )
 
 
@@ -120,7 +120,7 @@ task = Text
 
 
 def _files(path: Any, pattern: str) -> tuple[MappedFiles, str]:
-    """Find the text; give its files and its name in words."""
+    """Return the files of the text and a description of them."""
     if path is None:
         paths, name = python_files()
         return MappedFiles(paths), name

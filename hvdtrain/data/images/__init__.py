@@ -1,1 +1,1 @@
-"""Images from files: IDX, CIFAR-10 binary batches, npz and image folders, each a source of bytes."""
+"""Images from files: IDX, CIFAR-10 binary batches, npz and image folders."""

@@ -1,4 +1,4 @@
-"""CIFAR-10's binary batches: a label byte, then 32x32 pixels of red, of green and of blue.
+"""CIFAR-10's binary batches: a label byte, then 32x32 pixels each of red, green and blue.
 
 Format: https://www.cs.toronto.edu/~kriz/cifar.html
 """
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.images.files import MappedArray, reading
+from hvdtrain.data.images.files import reading
 from hvdtrain.data.images.sources import ArraySource, Found
+from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
 
 SIDE = 32
@@ -23,7 +24,7 @@ _TRAIN = re.compile(r"data_batch_\d+\.bin")
 
 
 class Records:
-    """The images of several files of records, mapped into memory.
+    """The images of several memory-mapped files of records.
 
     Args:
         parts: the records of each file, (records, bytes).
@@ -48,7 +49,7 @@ class Records:
 
 
 def folder_of(path: Path) -> Path | None:
-    """Give the folder that holds CIFAR-10: a path or what its archive unpacks there."""
+    """Return the folder with CIFAR-10 files: the path itself, or the folder of CIFAR-10's archive in it."""
     for folder in (path, path / _FOLDER):
         if folder.is_dir() and _train_files(folder):
             return folder
@@ -59,7 +60,7 @@ def find(path: Path) -> Found:
     """Open the batches in a folder."""
     folder = folder_of(path)
     if folder is None:
-        raise DataError(f"{path} holds no training images: data_batch_1.bin, data_batch_2.bin, ...")
+        raise DataError(f"{path} contains no training images: data_batch_1.bin, data_batch_2.bin, ...")
     test = folder / "test_batch.bin"
     return Found(
         "CIFAR-10 batches",
@@ -85,7 +86,7 @@ def _open_file(path: Path) -> MappedArray:
         size = path.stat().st_size
     count, rest = divmod(size, RECORD_BYTES)
     if rest or not count:
-        kind = "is truncated" if rest else "holds no images"
+        kind = "is truncated" if rest else "contains no images"
         raise DataError(
             f"{path} {kind}: records have {RECORD_BYTES:,} bytes each; it has {size:,} bytes, "
             f"{count:,} records and {rest:,} bytes"

@@ -1,4 +1,4 @@
-"""The data set of the task images: bytes of a source, augmented, normalised batch by batch."""
+"""The data set of the task ``images``: images of a source, augmented and normalised batch by batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +12,23 @@ from hvdtrain.data.resize import Size
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.task import Arrays
 
-_SAMPLED = 512  # images that mean and standard deviation are computed of
+_SAMPLED = 512  # images from which mean and standard deviation are computed
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """How bytes become numbers: (byte / 255 - mean) / std, for each channel.
+    """Normalisation of bytes: (byte / 255 - mean) / std, for each channel.
 
     Attributes:
         mean: of each channel, in units of 255.
-        std: likewise, above 0.
+        std: of each channel, in units of 255; above 0.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Normalise a batch."""
+        """Return the normalised images."""
         scale = 1 / (255 * np.asarray(self.std))
         result = np.multiply(images, scale.astype(np.float32), dtype=np.float32)
         result -= (np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
@@ -39,11 +39,11 @@ class ImageData:
     """Images with their labels, a Dataset.
 
     Args:
-        source: where the images come from.
-        chosen: which of them belong to this set; all if None.
-        size: height and width that they get.
-        normalisation: how their bytes become numbers.
-        transforms: their augmentation; a random-resized crop can only be the first.
+        source: the images.
+        chosen: indices of the images that belong to this set; all if None.
+        size: height and width to which images are resized.
+        normalisation: the normalisation of their bytes.
+        transforms: their augmentation; ``RandomResizedCrop`` can only be the first.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ImageData:
         return self._sample(self._source.read(inside, self._size, None), inside)
 
     def augmented(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
-        """Fetch many samples, changed by their keys."""
+        """Fetch many samples, augmented by their keys."""
         inside = self._inside(indices)
         first = self._transforms[0] if self._transforms else None
         if not isinstance(first, RandomResizedCrop):
             images = self._source.read(inside, self._size, None)
             return self._sample(apply(self._transforms, images, keys), inside)
-        # the source cuts while it decodes
+        # the source crops while it decodes
         choose = first.boxes(transform_keys(keys, 0))
         images = self._source.read(inside, first.size, choose)
         return self._sample(apply(self._transforms[1:], images, keys, first_place=1), inside)
@@ -91,13 +91,13 @@ class ImageData:
 
 
 def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -> Normalisation:
-    """Compute mean and standard deviation of a fixed sample: images at even distances.
+    """Return the normalisation by mean and standard deviation of evenly spaced images.
 
-    The sums are of whole numbers, so every machine gets the same. Images that cannot be read are
-    left out.
+    Sums are of integers, so the result is the same on every machine. Images that cannot be read
+    are left out.
 
     Raises:
-        DataError: where none of them can be read.
+        DataError: If none of the images can be read.
     """
     count = len(source.labels if chosen is None else chosen)
     places = np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)
@@ -116,5 +116,5 @@ def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -
     if not pixels:
         raise DataError(f"none of {len(places)} images can be read, the last because {last and last.problem}")
     mean = total / pixels
-    variance = np.maximum(squares / pixels - mean**2, 1.0)  # images of one colour have none
+    variance = np.maximum(squares / pixels - mean**2, 1.0)  # 0 if all images have one colour
     return Normalisation(tuple((mean / 255).tolist()), tuple((np.sqrt(variance) / 255).tolist()))

@@ -1,4 +1,4 @@
-"""Finding what lies in a place: by a given form, or by the names of the files."""
+"""Finding images: by the given form, or by the names of the files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,24 +10,24 @@ from hvdtrain.errors import DataError
 
 FORMS = ("auto", "idx", "folder", "cifar", "npz")
 _WANTED = (
-    "Wanted: IDX files (train-images-idx3-ubyte, ...), CIFAR-10 batches (data_batch_1.bin, ...), "
+    "Expected: IDX files (train-images-idx3-ubyte, ...), CIFAR-10 batches (data_batch_1.bin, ...), "
     "an npz file, or a sub-folder of images for each class."
 )
 
 
 def find(path: Path, form: str) -> Found:
-    """Open the images in a place.
+    """Open the images in a folder or file.
 
     Args:
         path: a folder, or an npz file.
         form: one of ``FORMS``.
 
     Raises:
-        DataError: where there are none, or they cannot be used.
+        DataError: If there are no images, or they cannot be used.
     """
     with reading(path):
         if not path.exists():
-            raise DataError(f"there is no {path} (looked in {Path.cwd()})", "Give task_options.path.")
+            raise DataError(f"{path} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
         if not path.is_dir() and (form not in ("auto", "npz") or path.suffix != ".npz"):
             raise DataError(f"{path} is neither a folder nor an npz file", _WANTED)
         if form == "auto":
@@ -43,7 +43,7 @@ def find(path: Path, form: str) -> Found:
 
 
 def _form_of(path: Path) -> str:
-    """Find the form by what lies there."""
+    """Return the form of the files at a path."""
     if path.is_file():
         return "npz"
     if idx.names_in(path):
@@ -54,7 +54,7 @@ def _form_of(path: Path) -> str:
         return "npz"
     if folder.is_image_folder(path):
         return "folder"
-    raise DataError(f"{path} holds no images that are known", _WANTED)
+    raise DataError(f"{path} contains no images of a known form", _WANTED)
 
 
 def _npz_in(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""An image folder: a sub-folder per class, images decoded with Pillow when they are needed."""
+"""An image folder: a sub-folder per class, images decoded with Pillow when they are read."""
 
 import os
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from hvdtrain.data.resize import Size, centre_box, resize_image
 from hvdtrain.errors import BadSampleError, DataError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # Pillow knows others that run programs
-_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}  # of 8 bits
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # some of Pillow's other formats run programs
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}  # with 8 bits per channel
 _GREY = {"1", "L", "LA"}
 _EVAL_NAMES = ("val", "validation", "valid", "test")
-# An image may have this many pixels, or that many for each byte of its file: four times what the
-# best of these formats makes of one colour. A damaged header declares more.
+# An image may have ``_PIXELS``, or ``_PIXELS_PER_BYTE`` for each byte of its file: four times what the
+# best of these formats needs for a single colour. More is a corrupt file or a decompression bomb.
 _PIXELS = 1 << 22
 _PIXELS_PER_BYTE = 1 << 12
-_PROBED = 64  # images whose headers tell size and channels of all
+_PROBED = 64  # images whose headers decide size and channels of all
 
 
 class Paths:
-    """The files of a folder, in little memory however many they are.
+    """The paths of many files in a folder, stored in little memory.
 
     Args:
         root: the folder.
@@ -48,7 +48,7 @@ class Paths:
 
 
 class FolderSource:
-    """Images that lie in files.
+    """Images in files.
 
     Args:
         paths: the files.
@@ -61,14 +61,14 @@ class FolderSource:
         self.size, self.channels = self._probe()
 
     def where(self, index: int) -> str:
-        """Name the file."""
+        """Return the path of the image."""
         return str(self._paths[index])
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Give images; as of :class:`ImageSource`.
+        """Return images; see :class:`ImageSource`.
 
         Raises:
-            BadSampleError: naming the first file that cannot be read, and what is wrong.
+            BadSampleError: If a file cannot be read, naming the file and the reason.
         """
         result = np.empty((len(indices), *size, self.channels), np.uint8)
         for place, index in enumerate(indices.tolist()):
@@ -82,17 +82,17 @@ class FolderSource:
         box = choose(place, width, height) if choose else centre_box(width, height, size)
         shrink = min((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0])
         if shrink >= 2:
-            # a JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is much faster
+            # decoding a JPEG at 1/2, 1/4 or 1/8 of its size is much faster
             image.draft(None, (int(width / shrink), int(height / shrink)))
         scale_x, scale_y = image.width / width, image.height / height
         box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
         if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")  # Pillow warns where such an image loses it at once
+            image = image.convert("RGBA")  # converting to RGB in one step makes Pillow warn
         converted = image.convert("L" if self.channels == 1 else "RGB")
         return resize_image(converted, box, size)
 
     def _probe(self) -> tuple[Size | None, int]:
-        """Give size and channels, from the headers of some images; those that are bad do not count."""
+        """Return size and channels by the headers of some images, without those that cannot be read."""
         sizes, modes = set(), set()
         chosen = np.linspace(0, len(self._paths) - 1, min(_PROBED, len(self._paths))).astype(int)
         for index in chosen.tolist():
@@ -109,10 +109,10 @@ class FolderSource:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Context with an image whose header has been read.
+    """Return a context with an image whose header has been read.
 
     Raises:
-        BadSampleError: for whatever Pillow raises while it is open, naming the file.
+        BadSampleError: If Pillow raises an exception while the image is open, naming the file.
     """
     try:
         with Image.open(path, formats=_FORMATS) as image:
@@ -120,10 +120,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             yield image
     except (BadSampleError, MemoryError):
         raise
-    # Pillow's decoders raise errors of many types for damaged files, SyntaxError and struct.error among them
+    # for damaged files Pillow raises many types of exceptions, SyntaxError and struct.error among them
     except Exception as error:
         said = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        said = "not an image, or of a kind that is not read" if "cannot identify" in said else said
+        said = "not an image of a supported format" if "cannot identify" in said else said
         raise BadSampleError(f"{path} cannot be read: {said}") from None
 
 
@@ -131,19 +131,22 @@ def _check_header(path: Path, image: Image.Image) -> None:
     pixels, size = image.width * image.height, path.stat().st_size
     if pixels > max(_PIXELS, size * _PIXELS_PER_BYTE):
         raise BadSampleError(
-            f"{path} cannot be read: it declares {image.width}x{image.height} pixels in {size:,} bytes"
+            f"{path} cannot be read: {image.width}x{image.height} pixels in {size:,} bytes: "
+            "a corrupt file or a decompression bomb"
         )
     if image.mode not in _MODES:
-        raise BadSampleError(f"{path} cannot be read: its pixels are {image.mode}; 8-bit ones are read")
+        raise BadSampleError(
+            f"{path} cannot be read: its pixels are {image.mode}; only 8-bit images are supported"
+        )
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a folder has sub-folders, which may be classes."""
+    """Return whether a folder has sub-folders, which can be classes."""
     return bool(_folders_in(path))
 
 
 def find(path: Path) -> Found:
-    """Open an image folder: train/ and val/ or test/ in it where they are there, else all of it."""
+    """Open an image folder: its train/ and val/ or test/ if it has them, otherwise all of it."""
     train = path / "train"
     if not train.is_dir():
         source, classes = _open_part(path)
@@ -159,7 +162,7 @@ def find(path: Path) -> Found:
 def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource, tuple[str, ...]]:
     classes = _folders_in(folder)
     if not classes:
-        raise DataError(f"{folder} has no sub-folders; each class of images needs one")
+        raise DataError(f"{folder} has no sub-folders; it needs one for each class of images")
     strange = [name for name in classes if known and name not in known]
     if strange:
         raise DataError(f"{folder / strange[0]}: the training images have no class {strange[0]!r}")
@@ -168,7 +171,7 @@ def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource,
     for name in classes:
         found = _images_in(folder, name)
         if not found:
-            raise DataError(f"{folder / name} holds no images ({', '.join(sorted(SUFFIXES))})")
+            raise DataError(f"{folder / name} contains no images ({', '.join(sorted(SUFFIXES))})")
         names += found
         labels.append(np.full(len(found), (known or classes).index(name), np.int64))
     return FolderSource(Paths(folder, names), np.concatenate(labels)), classes
@@ -180,7 +183,7 @@ def _folders_in(folder: Path) -> tuple[str, ...]:
 
 
 def _images_in(root: Path, name: str) -> list[str]:
-    """Give the images below a class's folder, as paths below the root, sorted."""
+    """Return the images in the folder of a class, as sorted paths relative to the root."""
     found = []
 
     def refuse(error: OSError) -> None:

@@ -1,7 +1,7 @@
-"""IDX files, as those of MNIST and Fashion-MNIST, plain or gzipped.
+"""IDX files, such as those of MNIST and Fashion-MNIST, plain or gzipped.
 
 Format: http://yann.lecun.com/exdb/mnist/ - two zero bytes, the number type, the number of axes,
-each axis as 4 bytes, most significant first; then the numbers.
+each axis as 4 bytes in big-endian order; then the numbers.
 """
 
 import math
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.data.images.files import MappedArray, opened, plain_size, read_exactly
+from hvdtrain.data.images.files import opened, plain_size, read_exactly
 from hvdtrain.data.images.sources import ArraySource, Found, Pixels, check_counts, check_shape
+from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
 
 _NAME = re.compile(r"(.*[-_.])?(train|t10k|test)[-_.](images|labels)[-_.]idx\d[-_.]ubyte(\.gz)?")
@@ -21,7 +22,7 @@ _MOST_AXES = 4
 
 
 def names_in(folder: Path) -> list[Path]:
-    """Give the IDX files of a folder, by their names."""
+    """Return the files of a folder that have the name of an IDX file."""
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
@@ -29,7 +30,7 @@ def find(folder: Path) -> Found:
     """Open the IDX files of a folder."""
     train = _open_part(folder, ("train",))
     if train is None:
-        raise DataError(f"{folder} holds no training images: train-images-idx3-ubyte or the same with .gz")
+        raise DataError(f"{folder} contains no training images: train-images-idx3-ubyte or the same with .gz")
     return Found("IDX files", train, _open_part(folder, ("t10k", "test")))
 
 
@@ -39,7 +40,7 @@ def _open_part(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
         return None
     if images is None or labels is None:
         missing = "labels" if labels is None else "images"
-        raise DataError(f"{images or labels} has no file of {missing} beside it")
+        raise DataError(f"there is no file of {missing} beside {images or labels}")
     pixels, values = read_idx(images, "images"), read_idx(labels, "labels")
     check_shape(images, "byte 4", pixels.shape)
     check_counts(images, labels, (pixels.shape[0], values.shape[0]))
@@ -56,19 +57,19 @@ def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
             found[path.name.removesuffix(".gz")] = path
     if len(found) > 1:
         names = ", ".join(sorted(path.name for path in found.values()))
-        raise DataError(f"{folder} holds more than one file of {what}: {names}", "Leave one of them there.")
+        raise DataError(f"{folder} contains more than one file of {what}: {names}", "Keep only one of them.")
     return next(iter(found.values()), None)
 
 
 def read_idx(path: Path, what: str) -> Pixels:
-    """Read a file of unsigned bytes: mapped into memory, or unpacked where it is gzipped.
+    """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped.
 
     Args:
         path: the file.
         what: "images" or "labels".
 
     Raises:
-        DataError: where its header or its size is wrong.
+        DataError: If its header or its size is wrong.
     """
     with opened(path) as stream:
         shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
@@ -94,7 +95,7 @@ def read_idx(path: Path, what: str) -> Pixels:
 
 
 def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:
-    """Read a header."""
+    """Return the shape that a header declares."""
     axes = (1,) if what == "labels" else (3, 4)
     if len(header) < 4:
         raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within the magic number")

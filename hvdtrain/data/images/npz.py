@@ -1,7 +1,7 @@
-"""npz files of numpy arrays: mapped into memory where they are stored, unpacked where compressed.
+"""npz files of numpy arrays: mapped into memory, or decompressed if they are compressed.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html - a zip archive of
-.npy files. Nothing in it is unpickled.
+.npy files. Nothing is unpickled.
 """
 
 import math
@@ -16,14 +16,15 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from hvdtrain.data.images.files import DEFLATE_LIMIT, MappedArray, read_exactly, reading
+from hvdtrain.data.images.files import DEFLATE_LIMIT, read_exactly, reading
 from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape
+from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
 
-# names of images and labels, to train with and to evaluate
+# names of images and labels, for training and for evaluation
 _TRAIN = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
 _EVAL = (("x_test", "y_test"), ("test_images", "test_labels"))
-# what zipfile raises for damaged archives, beside its own error
+# exceptions that zipfile raises for damaged archives, besides its own
 _ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
 _LOCAL_HEADER_BYTES = 30
 _LONGEST_HEADER = 10_000  # characters of a .npy header, as numpy.load's limit
@@ -34,7 +35,7 @@ class _Header:
     shape: tuple[int, ...]
     fortran: bool
     dtype: np.dtype[Any]
-    offset: int  # where the numbers begin within the member
+    offset: int  # of the numbers within the member, in bytes
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +49,7 @@ def find(path: Path) -> Found:
         train = _first_pair(members, _TRAIN)
         if train is None:
             raise DataError(
-                f"{path} holds no arrays x_train and y_train, or images and labels; "
+                f"{path} contains no arrays x_train and y_train, or images and labels; "
                 f"it has {', '.join(sorted(members)[:20]) or 'none'}"
             )
         evaluation = _first_pair(members, _EVAL)
@@ -70,7 +71,7 @@ def _open_pair(
     if images.dtype != np.uint8:
         raise DataError(
             f"{path}, {names[0]}: images must be uint8 (0 to 255), found {images.dtype}",
-            "Convert them before they are saved, such as (images * 255).astype(numpy.uint8).",
+            "Convert them before saving, for example (images * 255).astype(numpy.uint8).",
         )
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
@@ -85,9 +86,9 @@ def _open_pair(
 
 
 def _open_array(path: Path, archive: ZipFile, info: ZipInfo, name: str) -> Any:
-    """Open a member: mapped where it is stored as it is, read otherwise."""
+    """Open a member: mapped if it is stored without compression, otherwise read."""
     if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or info.flag_bits & 1:
-        raise DataError(f"{path}, {name}: packed in a way that numpy does not write")
+        raise DataError(f"{path}, {name}: compressed or encrypted in a way that numpy does not write")
     with archive.open(info) as stream:
         header = _read_header(stream, path, name)
         declared = header.offset + header.nbytes
@@ -101,7 +102,7 @@ def _open_array(path: Path, archive: ZipFile, info: ZipInfo, name: str) -> Any:
         if info.compress_type == ZIP_STORED and header.nbytes:
             return _map(path, info, name, header)
         data = read_exactly(stream, header.nbytes, path, name)
-        stream.read(1)  # compares the checksum
+        stream.read(1)  # zipfile compares the checksum at the end
     order: Any = "F" if header.fortran else "C"
     array: NDArray[Any] = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
     return array
@@ -112,10 +113,10 @@ def _read_header(stream: IO[bytes], path: Path, name: str) -> _Header:
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=_LONGEST_HEADER)
-    # numpy's parser of damaged headers raises errors of many types, those of Python's own parser among them
+    # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
     except Exception as error:
         said = str(error).partition("\n")[0]
-        raise DataError(f"{path}, {name}: no .npy header that can be read: {said}") from None
+        raise DataError(f"{path}, {name}: the .npy header cannot be read: {said}") from None
     if dtype.hasobject or dtype.kind not in "biuf":
         raise DataError(f"{path}, {name}: holds {dtype}; it must be numbers (objects are never unpickled)")
     if any(side < 0 for side in shape):
@@ -124,14 +125,14 @@ def _read_header(stream: IO[bytes], path: Path, name: str) -> _Header:
 
 
 def _map(path: Path, info: ZipInfo, name: str, header: _Header) -> MappedArray:
-    """Map a stored member: its bytes follow the archive's local header, whose length varies."""
+    """Return a stored member as a mapped array; its bytes follow a local header of variable length."""
     with path.open("rb") as file:
         file.seek(info.header_offset)
         local = file.read(_LOCAL_HEADER_BYTES)
     name_bytes, extra_bytes = struct.unpack("<26xHH", local)
     offset = info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes + header.offset
     if offset + header.nbytes > path.stat().st_size:
-        raise DataError(f"{path}, {name} is truncated: it would end after the file")
+        raise DataError(f"{path}, {name} is truncated: it ends beyond the end of the file")
     return MappedArray(path, offset, header.shape, header.dtype, "F" if header.fortran else "C")
 
 

@@ -1,4 +1,4 @@
-"""Sources: where the bytes of images and their labels come from."""
+"""Image sources: images of bytes with their labels, whatever the form of the files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from hvdtrain.data.resize import Box, Size, centre_box, resize_array
 from hvdtrain.errors import DataError
 
-# gives the part of an image to take, from its place in the batch, width and height
+# returns the box to crop from an image, given its place in the batch, width and height
 ChooseBox = Callable[[int, int, int], Box]
 
-_FEWEST_USED = 0.5  # of the classes that labels span; fewer are a sign of damage
+_LEAST_USED = 0.5  # fraction of the classes that occur; less is a sign of damage
 
 
 class ImageSource(Protocol):
@@ -22,7 +22,7 @@ class ImageSource(Protocol):
 
     Attributes:
         labels: (images,) of int64.
-        size: height and width of the images; None where they differ.
+        size: height and width of the images; None if they differ.
         channels: 1 or 3.
     """
 
@@ -31,22 +31,22 @@ class ImageSource(Protocol):
     channels: int
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Give images (len(indices), height, width, channels).
+        """Return images (len(indices), height, width, channels).
 
         Args:
             indices: which images.
             size: their height and width; images of another size are resized.
-            choose: what part of each to take; the middle if None.
+            choose: the box to crop from each image; if None, the largest centred one.
         """
         ...
 
     def where(self, index: int) -> str:
-        """Say where the label of an image lies: file and position."""
+        """Return the file and the position in it of an image's label, for messages."""
         ...
 
 
 class Pixels(Protocol):
-    """Images in an array, whole or in pieces."""
+    """Images in one or several arrays."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,17 +54,17 @@ class Pixels(Protocol):
         ...
 
     def __getitem__(self, indices: Any) -> NDArray[np.uint8]:
-        """Give some of them."""
+        """Return some of the images."""
         ...
 
 
 class ArraySource:
-    """Images of one size in an array.
+    """Images of equal size in an array.
 
     Args:
-        pixels: an array of uint8, or what is indexed as one.
+        pixels: an array of uint8, or an object that is indexed like one.
         labels: (images,) of int64.
-        where: says where a label lies, from its number; a function that can be pickled.
+        where: returns the file and position of a label by its index; it must be picklable.
     """
 
     def __init__(self, pixels: Pixels, labels: NDArray[np.int64], where: Callable[[int], str]) -> None:
@@ -75,7 +75,7 @@ class ArraySource:
         self.channels = pixels.shape[3] if len(pixels.shape) == 4 else 1
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Give images; as of :class:`ImageSource`."""
+        """Return images; see :class:`ImageSource`."""
         images = self._pixels[indices]
         if images.ndim == 3:
             images = images[..., None]
@@ -91,13 +91,13 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in a place.
+    """The images that were found.
 
     Attributes:
-        form: the form of the files in words, such as "IDX files".
-        train: the training images, or all.
-        evaluation: those to evaluate, where they are apart.
-        classes: the number of classes, where the form tells.
+        form: the form of the files, such as "IDX files".
+        train: the images for training, or all images.
+        evaluation: the images for evaluation, or None if they are not separate.
+        classes: the number of classes, or None if the form does not define it.
     """
 
     form: str
@@ -110,7 +110,7 @@ def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
     """Check the shape of an array of images.
 
     Raises:
-        DataError: where it is none, naming file and position.
+        DataError: If it is not a shape of images, naming file and position.
     """
     said = " x ".join(str(side) for side in shape)
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
@@ -119,28 +119,28 @@ def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
             f"with 1 or 3 channels, found {said}"
         )
     if 0 in shape:
-        raise DataError(f"{path}, {where}: holds no images ({said})")
+        raise DataError(f"{path}, {where}: contains no images ({said})")
 
 
 def check_counts(images: Path, labels: Path, counts: tuple[int, int]) -> None:
     """Check that there is a label for each image.
 
     Raises:
-        DataError: naming both files.
+        DataError: If the numbers differ, naming both files.
     """
     if counts[0] != counts[1]:
-        raise DataError(f"{images} holds {counts[0]:,} images, and {labels} {counts[1]:,} labels")
+        raise DataError(f"{images} contains {counts[0]:,} images, but {labels} contains {counts[1]:,} labels")
 
 
 def count_classes(source: ImageSource, wanted: int | None) -> int:
-    """Give the number of classes that the labels of a source span.
+    """Return the number of classes of a source, by its labels.
 
     Args:
         source: the images.
-        wanted: the number of classes where it is known.
+        wanted: the number of classes if it is known.
 
     Raises:
-        DataError: naming the first label that is out of range.
+        DataError: If a label is out of range, naming the first one.
     """
     labels = source.labels
     if wanted:
@@ -151,8 +151,8 @@ def count_classes(source: ImageSource, wanted: int | None) -> int:
     if labels.min() < 0:
         _refuse(source, int(labels.argmin()), "labels are numbered from 0")
     classes, used = int(labels.max()) + 1, len(np.unique(labels))
-    if used < _FEWEST_USED * classes:
-        more = f"Where it is right, say how many classes there are: --set task_options.classes={classes}."
+    if used < _LEAST_USED * classes:
+        more = f"If it is correct, set the number of classes: --set task_options.classes={classes}."
         _refuse(source, int(labels.argmax()), f"there are {used} different labels", more)
     return classes
 

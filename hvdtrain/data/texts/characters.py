@@ -1,4 +1,4 @@
-"""Characters: UTF-8 text as numbers from 0 to the number of distinct characters."""
+"""Characters as tokens: UTF-8 text as numbers below the number of distinct characters."""
 
 import codecs
 from collections.abc import Iterator
@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 from hvdtrain.data.texts.files import MappedFiles
 from hvdtrain.errors import DataError
 
-_CHUNK = 1 << 20  # bytes of one part of the pass over the text
-_BLOCK = 4096  # bytes between two places whose character is known: 0.2 % of the text in memory
-_ALL = 0x110000  # there are fewer characters than this
-_BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which takes any file."
+_CHUNK = 1 << 20  # bytes that are scanned at a time
+_BLOCK = 4096  # bytes per index entry: the index takes 0.2 % of the size of the text
+_ALL = 0x110000  # number of Unicode code points
+_BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which accepts any file."
 
 
 class CharacterTokens:
     """The characters of text files as a row of tokens; token k is the k-th distinct character.
 
-    One pass in parts finds which characters there are and, where some take several bytes, how many
-    begin before every 4096th byte. From then on a window is decoded when it is read: the text
-    stays on disk, however long it is.
+    The text is scanned once for its distinct characters and for an index: the number of characters
+    that begin before every 4096th byte. Windows are decoded when they are read, so the text stays
+    on disk.
 
     Args:
         files: the text, in UTF-8.
 
     Raises:
-        DataError: where it is not UTF-8 or holds a NUL, with the file and the position.
+        DataError: If the text is not UTF-8 or contains a NUL, with the file and the position.
     """
 
     def __init__(self, files: MappedFiles) -> None:
@@ -53,13 +53,13 @@ class CharacterTokens:
         return len(self.characters)
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int32]:
-        """Give the tokens of windows, (windows, length).
+        """Return the tokens of windows, (windows, length).
 
         Args:
-            starts: the character at which each begins.
-            length: characters in each.
+            starts: where each window begins, in characters.
+            length: characters in each window.
         """
-        if len(self) == len(self._files):  # a byte is a character
+        if len(self) == len(self._files):  # every character is a single byte
             codes = self._files.read(starts, length).astype(np.int64)
         else:
             codes = np.stack([self._decoded(start, length) for start in starts.tolist()])
@@ -70,9 +70,9 @@ class CharacterTokens:
     def _decoded(self, start: int, length: int) -> NDArray[np.uint32]:
         first = int(np.searchsorted(self._before, start, side="right")) - 1
         last = int(np.searchsorted(self._before, start + length, side="left"))
-        # the last character may end up to three bytes behind its block
+        # the last character may end up to three bytes after its block
         raw = self._files.piece(first * _BLOCK, min(last * _BLOCK + 3, len(self._files)))
-        head = int(np.argmax((raw & 0xC0) != 0x80))  # the rest of a character that began before
+        head = int(np.argmax((raw & 0xC0) != 0x80))  # of a character that began in the block before
         text = raw[head:].tobytes().decode("utf-8", errors="ignore")
         skip = start - int(self._before[first])
         codes = np.frombuffer(text[skip : skip + length].encode("utf-32-le"), "<u4")
@@ -82,7 +82,7 @@ class CharacterTokens:
 
 
 def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint32]]]:
-    """Read all files in parts: where each part begins, its bytes, the characters that end in it."""
+    """Yield the text in parts: where a part begins, its bytes, and the characters that end in it."""
     for number, path in enumerate(files.paths):
         decoder = codecs.getincrementaldecoder("utf-8")()
         base = int(files.ends[number - 1]) if number else 0
@@ -92,11 +92,12 @@ def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray
             try:
                 text = decoder.decode(raw.tobytes(), final=start + _CHUNK >= len(whole))
             except UnicodeDecodeError as error:
-                # the decoder had kept the beginning of a character
+                # the decoder may have kept the beginning of a character from the part before
                 place = start + len(raw) - len(error.object) + error.start
                 byte = error.object[error.start]
                 raise DataError(
-                    f"{path} is not UTF-8 text: byte {place} (0x{byte:02x}) fits no character", _BYTES_INSTEAD
+                    f"{path} is not UTF-8 text: byte {place} (0x{byte:02x}) is not part of a valid character",
+                    _BYTES_INSTEAD,
                 ) from None
             if "\0" in text:
                 place = start + int(np.argmin(raw))
@@ -106,4 +107,4 @@ def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray
 
 def _changed(files: MappedFiles) -> str:
     names = str(files.paths[0]) if len(files.paths) == 1 else f"one of {len(files.paths)} files"
-    return f"{names} has changed while it was read"
+    return f"{names} changed while it was being read"

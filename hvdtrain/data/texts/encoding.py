@@ -1,4 +1,4 @@
-"""Texts of a table as rows of tokens of equal length, for a classifier."""
+"""Encoding the texts of a table as rows of tokens of equal length, for a classifier."""
 
 import re
 from array import array
@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-PADDING, START = 0, 1  # after a text; before each, where a BERT-style model collects what it saw
-_FIRST = 2  # the first token that stands for something of the text
+PADDING, START = 0, 1  # PADDING follows a text; START precedes it, for the output of a BERT-style model
+_FIRST = 2  # the first token that represents a byte or word
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -27,51 +27,51 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """Takes texts one by one, then gives their tokens."""
+    """Encodes texts that are added one by one."""
 
     def add(self, text: str) -> None:
-        """Take one more text; only what fits into the context is kept."""
+        """Add a text; only the tokens that fit into the context are kept."""
         ...
 
     def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Give the tokens of all texts taken.
+        """Return the tokens of all texts.
 
         Args:
-            train: which of the texts are for training: a vocabulary may be made of those alone.
+            train: indices of the training texts; only they contribute to a vocabulary.
         """
         ...
 
 
 class ByteEncoder:
-    """The UTF-8 bytes of a text, in the order they stand; no vocabulary is needed."""
+    """Encodes the UTF-8 bytes of a text, which needs no vocabulary."""
 
     def __init__(self, context: int) -> None:
         self._rows = _Rows(context)
 
     def add(self, text: str) -> None:
-        """Take one more text."""
+        """Add a text."""
         self._rows.add([byte + _FIRST for byte in text[: self._rows.room].encode()[: self._rows.room]])
 
     def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Give the tokens of all texts taken."""
+        """Return the tokens of all texts."""
         return Encoded(self._rows.padded(), _FIRST + 256)
 
 
 class WordEncoder:
-    """Words in lower case, and single signs; the commonest of the training texts have numbers.
+    """Encodes words in lower case and single punctuation marks by a vocabulary of the training texts.
 
     Args:
         context: tokens in a row.
-        most: words in the vocabulary; the others become one token, "unknown".
+        most: size of the vocabulary, the most frequent words; other words become one token, "unknown".
     """
 
     def __init__(self, context: int, most: int) -> None:
         self._rows = _Rows(context)
         self._most = most
-        self._numbers: dict[str, int] = {}  # of all words, in the order they came
+        self._numbers: dict[str, int] = {}  # all words, numbered in the order in which they were added
 
     def add(self, text: str) -> None:
-        """Take one more text."""
+        """Add a text."""
         found: list[int] = []
         for match in _WORD.finditer(text.lower()):
             if len(found) == self._rows.room:
@@ -80,11 +80,11 @@ class WordEncoder:
         self._rows.add(found)
 
     def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Give the tokens of all texts taken, by the vocabulary of the training texts."""
+        """Return the tokens of all texts by the vocabulary of the training texts."""
         rows = self._rows.padded()
         counts = np.bincount(rows[train].reshape(-1), minlength=len(self._numbers) + _FIRST)[_FIRST:]
         words = list(self._numbers)
-        # the commonest first; equals in the order of the alphabet, so that rows may change places
+        # by frequency, then in alphabetical order, so that the result does not depend on the order of rows
         ranked = sorted(np.flatnonzero(counts).tolist(), key=lambda number: (-counts[number], words[number]))
         unknown, known = _FIRST, np.asarray(ranked[: self._most], np.int64)
         table = np.full(len(words) + _FIRST, unknown, np.int32)
@@ -94,7 +94,7 @@ class WordEncoder:
 
 
 class _Rows:
-    """Rows of numbers, kept without the space that padding takes until all are there."""
+    """Rows of tokens, stored without padding until all are there."""
 
     def __init__(self, context: int) -> None:
         self.room = context - 1

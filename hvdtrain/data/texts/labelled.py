@@ -1,4 +1,4 @@
-"""Texts with labels: tables read into class numbers and tokens, and split."""
+"""Texts with labels: reading tables into class numbers and tokens, and splitting them."""
 
 import re
 from array import array
@@ -12,7 +12,7 @@ from hvdtrain.data.texts.encoding import Encoder
 from hvdtrain.data.texts.tables import Table
 from hvdtrain.errors import BadSampleError, DataError
 
-_MOST_CLASSES = 10_000  # more are no labels but names of texts
+_MOST_CLASSES = 10_000  # with more, the column probably holds identifiers
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Labels:
     """The labels of all texts.
 
     Args:
-        names: the classes, in the order of their names (of their numbers where all are numbers).
-        numbers: each text's class.
-        sizes: texts of each table.
+        names: the names of the classes in sorted order; by value if all of them are numbers.
+        numbers: the class of each text.
+        sizes: number of texts in each table.
     """
 
     names: list[str]
@@ -31,12 +31,12 @@ class Labels:
 
 
 def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
-    """Read tables row by row; the texts go to the encoder, one table after the other.
+    """Read tables row by row, one after the other, and add their texts to the encoder.
 
-    The first table says which classes there are.
+    The classes are those of the first table.
 
     Raises:
-        DataError: where a table has no row that can be used, or the classes are too few or too many.
+        DataError: If a table has no valid row, or there are too few or too many classes.
     """
     found: dict[str, int] = {}
     numbers = array("i")
@@ -53,16 +53,16 @@ def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
             if len(found) > _MOST_CLASSES:
                 raise DataError(
                     f"{table.path}: column {table.label!r} has more than {_MOST_CLASSES:,} different labels",
-                    "Is it the right column? Name it: --set task_options.label=COLUMN.",
+                    "If it is the wrong column, set the right one: --set task_options.label=COLUMN.",
                 )
         sizes.append(len(numbers) - before)
         if not sizes[-1]:
             left_out = f"; left out: {len(table.left_out)}" if table.left_out else ""
-            raise DataError(f"{table.path} has no row that can be used{left_out}")
+            raise DataError(f"{table.path} has no valid row{left_out}")
     if len(found) < 2:
         raise DataError(
             f"{tables[0].path}: all texts have the label {next(iter(found))[:60]!r}; "
-            "there must be two labels or more"
+            "there must be at least two labels"
         )
     names = in_order(found)
     place_of = {name: place for place, name in enumerate(names)}
@@ -71,7 +71,7 @@ def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Give class names in order: 2 before 10 where all are whole numbers."""
+    """Return class names in order: by value if all are integers, otherwise by name."""
     listed = list(names)
     if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in listed):
         return sorted(listed, key=lambda name: (int(name), name))
@@ -79,20 +79,20 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give which texts train and which evaluate.
+    """Return the indices of the texts for training and for evaluation.
 
     Args:
-        sizes: texts of each table; a second one is for evaluation alone.
-        share: part of a single table that evaluates; at least one text where it is above 0.
-        seed: seed of the choice.
+        sizes: number of texts in each table; a second table is for evaluation only.
+        share: fraction of a single table that is for evaluation; at least one text if it is above 0.
+        seed: seed of the split.
 
     Raises:
-        DataError: where nothing is left to train on.
+        DataError: If no text is left for training.
     """
     if len(sizes) > 1:
         return np.arange(sizes[0]), np.arange(sizes[0], sizes[0] + sizes[1])
     kept = max(1, round(sizes[0] * share)) if share else 0
     if kept >= sizes[0]:
-        raise DataError(f"with eval_fraction {share:g}, none of {sizes[0]} texts is left to train on")
+        raise DataError(f"eval_fraction {share:g} leaves none of {sizes[0]} texts for training")
     shuffled = np.random.RandomState(seed).permutation(sizes[0])
     return np.sort(shuffled[kept:]), np.sort(shuffled[:kept])

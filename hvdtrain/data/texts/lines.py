@@ -1,4 +1,4 @@
-"""Rows of tables that are lines of text: CSV, TSV, JSONL."""
+"""Rows of tables in text files: CSV, TSV, JSONL."""
 
 import contextlib
 import csv
@@ -10,12 +10,12 @@ from typing import Any
 
 from hvdtrain.errors import BadSampleError, DataError
 
-LONGEST = 1 << 24  # bytes of one line or field; more is a quote that was never closed, or no such file
+LONGEST = 1 << 24  # bytes of one line or field; more means an unclosed quote or another kind of file
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its place in words, such as "line 3", and the values of the columns asked for."""
+    """One row: its place, such as "line 3", and its text and label."""
 
     place: str
     text: Any
@@ -23,12 +23,12 @@ class Row:
 
 
 def csv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Read a CSV file: commas between values, which may stand in quotes, names of columns first.
+    """Yield the rows of a CSV file: comma-separated values, which may be quoted, after a header.
 
-    A row that cannot be read is given as an error; the rows after it follow.
+    For a row that cannot be read an error is yielded; the rows after it follow.
 
     Raises:
-        DataError: where a column is missing or a quote is never closed.
+        DataError: If a column is missing or a quote is never closed.
     """
     lines = _Lines(path)
     rows = csv.reader(lines, strict=True)
@@ -37,7 +37,7 @@ def csv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError
 
 
 def tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Read a TSV file: a tab separates values and the end of a line rows, whatever quotes there are."""
+    """Yield the rows of a TSV file: values separated by tabs; quotes have no meaning."""
     lines = _Lines(path)
     rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
     with _long_fields():
@@ -45,7 +45,7 @@ def tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError
 
 
 def jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Read a JSONL file: a JSON object per line; empty lines are passed over."""
+    """Yield the rows of a JSONL file: a JSON object per line; empty lines are skipped."""
     lines = _Lines(path)
     while True:
         try:
@@ -76,7 +76,7 @@ def jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleErr
 
 
 class _Lines:
-    """The lines of a file as text, counted; one that is not UTF-8 text is raised, others follow."""
+    """The lines of a file, counted. For one that is not UTF-8 an error is raised; the others follow."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +100,9 @@ class _Lines:
         where = f"{self._path}, line {self.number}"
         if len(raw) > LONGEST:
             self._file.close()
-            raise DataError(f"{where} is longer than {LONGEST:,} bytes", "Is it a text file with rows?")
+            raise DataError(
+                f"{where} is longer than {LONGEST:,} bytes", "Check that it is a text file with rows."
+            )
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -110,7 +112,7 @@ class _Lines:
             ) from None
         if "\0" in line:
             raise BadSampleError(f"{where}: byte {offset + raw.index(0)} is NUL")
-        return line.removeprefix("\ufeff") if self.number == 1 else line  # the mark that some editors put
+        return line.removeprefix("\ufeff") if self.number == 1 else line  # the byte order mark
 
 
 def _separated(
@@ -131,8 +133,8 @@ def _separated(
         except StopIteration:
             return
         except csv.Error as error:
-            if "unexpected end of data" in str(error):  # everything from there on would be one row
-                raise DataError(f"{path}, line {first}: a quote that opens there is never closed") from None
+            if "unexpected end of data" in str(error):  # the rest of the file would be one row
+                raise DataError(f"{path}, line {first}: a quote that begins there is never closed") from None
             yield BadSampleError(f"{path}, line {lines.number}: {error}")
             continue
         except BadSampleError as error:
@@ -149,10 +151,10 @@ def _separated(
 
 
 def check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> None:
-    """Check that a table has the columns asked for, each once.
+    """Check that a table has each of these columns once.
 
     Raises:
-        DataError: with the columns that it has.
+        DataError: If it does not, naming its columns.
     """
     for column in columns:
         if names.count(column) != 1:
@@ -160,13 +162,13 @@ def check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> Non
             problem = "has no column" if column not in names else "has more than one column"
             raise DataError(
                 f"{path} {problem} {column!r}; its columns are {shown}",
-                "Name them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
+                "Set them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
             )
 
 
 @contextlib.contextmanager
 def _long_fields() -> Iterator[None]:
-    """Context in which a CSV field may be as long as a line; csv knows one limit for all of Python."""
+    """Return a context in which a CSV field may be as long as a line; csv has one limit per process."""
     before = csv.field_size_limit(LONGEST)
     try:
         yield

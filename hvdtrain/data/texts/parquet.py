@@ -1,4 +1,4 @@
-"""Rows of Parquet files, by pyarrow, which is imported here alone and only where there is such a file."""
+"""Rows of Parquet files, read with pyarrow, which is imported only if there is such a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +11,10 @@ _ROWS = 1024  # read at a time
 
 
 def parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Read a Parquet file whose text column holds strings and whose label column strings or whole numbers.
+    """Yield the rows of a Parquet file with texts as strings and labels as strings or integers.
 
     Raises:
-        DataError: where pyarrow is missing, the file is damaged, or a column is missing or of
+        DataError: If pyarrow is not installed, the file is damaged, or a column is missing or of
             another type.
     """
     try:

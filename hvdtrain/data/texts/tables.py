@@ -22,13 +22,13 @@ READERS: dict[str, Reader] = {
 
 @dataclass
 class Table:
-    """A table that is read row by row, and what was left out of it.
+    """A table that is read row by row, and the rows that were left out of it.
 
     Args:
-        path: the file; its ending says of which kind it is.
+        path: the file, of the kind that its suffix says.
         text: the column with the text.
         label: the column with the label.
-        bad_rows: "error" to raise the first row that cannot be used, "skip" to leave such out.
+        bad_rows: "error" to raise an error for the first invalid row, "skip" to leave such rows out.
     """
 
     path: Path
@@ -38,11 +38,11 @@ class Table:
     left_out: list[BadSampleError] = field(default_factory=list)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Give each row that can be used: its place in words, its text, its label.
+        """Yield the place, the text and the label of each valid row.
 
         Raises:
-            BadSampleError: for a row that cannot be used, where ``bad_rows`` is "error".
-            DataError: where the whole file cannot.
+            BadSampleError: If a row is invalid and ``bad_rows`` is "error".
+            DataError: If the file cannot be read.
         """
         if not self.path.exists():
             raise DataError(
@@ -51,7 +51,7 @@ class Table:
         reader = READERS.get(self.path.suffix.lower())
         if reader is None and not self.path.is_dir():
             raise DataError(
-                f"{self.path}: its name tells no kind of table", f"Known endings: {', '.join(READERS)}."
+                f"{self.path} has an unknown suffix for a table", f"Known suffixes: {', '.join(READERS)}."
             )
         if check_regular(self.path) == 0 or reader is None:
             raise DataError(f"{self.path} is empty (0 bytes)")
@@ -64,7 +64,7 @@ class Table:
                 self.leave_out(problem)
 
     def leave_out(self, problem: BadSampleError) -> None:
-        """Count a row that cannot be used, or raise its error, as ``bad_rows`` says."""
+        """Count an invalid row, or raise its error, according to ``bad_rows``."""
         if self.bad_rows == "error":
             raise BadSampleError(
                 problem.problem,
@@ -86,8 +86,10 @@ class Table:
             return BadSampleError(f"{where}: {self.label!r} is empty")
         try:
             f"{row.text}{row.label}".encode()
-        except UnicodeEncodeError as error:  # JSON may hold half of a pair of surrogates
-            return BadSampleError(f"{where}: holds {error.object[error.start]!r}, which is no character")
+        except UnicodeEncodeError as error:  # JSON may contain half of a surrogate pair
+            return BadSampleError(
+                f"{where}: contains {error.object[error.start]!r}, which is not a character"
+            )
         return None
 
 

@@ -1,4 +1,4 @@
-"""Windows: a long row of tokens as a data set for a language model."""
+"""Windows of a long row of tokens: a data set for a language model."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from hvdtrain.task import Arrays
 
 
 class Tokens(Protocol):
-    """A row of tokens, numbers from 0 to ``vocabulary``."""
+    """A row of tokens, numbers below ``vocabulary``."""
 
     @property
     def vocabulary(self) -> int:
@@ -20,7 +20,7 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Give the tokens of windows, (windows, length)."""
+        """Return the tokens of windows, (windows, length)."""
         ...
 
 
@@ -36,29 +36,29 @@ class ByteTokens:
         return len(self._files)
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """Give the bytes of windows, (windows, length)."""
+        """Return the bytes of windows, (windows, length)."""
         return self._files.read(starts, length)
 
 
 class Windows:
-    """Windows of a part of a row of tokens: ``context`` tokens, and as targets the one after each.
+    """Windows of a row of tokens: ``context`` tokens as inputs, the token after each of them as target.
 
-    Window k begins at ``k * stride``. For training each is moved on by less than ``stride``, at
-    random in each epoch; so every place of the text can begin a window, while an epoch still means
-    to go through the text once where ``stride`` is ``context``.
+    Window k begins at ``k * stride``. In training, each window is shifted at random by less than
+    ``stride`` in each epoch. So a window can begin at every token of the text, and with a stride of
+    ``context`` an epoch still reads the text once.
 
     Args:
         tokens: the row.
-        first: where the part begins.
-        last: where it ends; that token is not in it.
-        context: tokens that the model sees.
-        stride: tokens from one window to the next.
+        first: the first token of the part to use.
+        last: end of that part, exclusive.
+        context: tokens of one window.
+        stride: tokens from the beginning of one window to that of the next.
     """
 
     def __init__(self, tokens: Tokens, first: int, last: int, context: int, stride: int) -> None:
         self._tokens = tokens
         self._first, self._context, self._stride = first, context, stride
-        self._begins = last - first - context  # places where a window with its targets can begin
+        self._begins = last - first - context  # positions at which a window with its targets can begin
 
     def __len__(self) -> int:
         return max(0, -(-self._begins // self._stride))
@@ -67,11 +67,11 @@ class Windows:
         return {name: values[0] for name, values in self.batch(np.asarray([index])).items()}
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch windows where they stand."""
+        """Fetch windows without a shift."""
         return self._at(indices * self._stride)
 
     def augmented(self, indices: NDArray[np.int64], keys: NDArray[np.uint64]) -> Arrays:
-        """Fetch windows, each moved on at random."""
+        """Fetch windows, each shifted at random."""
         starts = indices * self._stride
         room = np.minimum(self._stride, self._begins - starts).astype(np.uint64)
         return self._at(starts + (keys % room).astype(np.int64))
