@@ -1,6 +1,6 @@
-"""Why a cluster does not work, and what to do: facts of every host, compared.
+"""The doctor: find out why a cluster does not work, and what to do about it.
 
-One program, :func:`hvdtrain.doctor.examination.examine`, runs on every host and gathers the same facts
-whether it was started alone, over ssh or by a launcher; only the :mod:`~hvdtrain.doctor.exchange` by
-which hosts tell each other what they found differs. The ``checks_*`` modules turn facts into findings.
+Every host runs the same function, :func:`hvdtrain.doctor.collect.collect`, whether the doctor was started
+alone, over ssh or by a launcher; only the :mod:`~hvdtrain.doctor.transport` that carries the hosts' answers
+differs. The ``checks_*`` modules compare the answers of all hosts and return findings.
 """

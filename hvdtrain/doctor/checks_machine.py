@@ -1,99 +1,100 @@
 """Checks of directories, disks, memory, cores and GPUs."""
 
-from hvdtrain.doctor.case import Case, compare, in_short
-from hvdtrain.doctor.findings import Facts, Finding, Host, Verdict
+from hvdtrain.doctor.report import Finding, Host, HostInfo, Report, Status, compare, summarize_names
 
 _RUN_FAIL_MIB, _RUN_WARN_MIB = 64, 1024
 _TEMPORARY_FAIL_MIB, _TEMPORARY_WARN_MIB = 8, 256
-_SHARED_MEMORY_MIB = 16  # what Open MPI takes for each worker
+_SHARED_MEMORY_MIB = 16  # what Open MPI uses for each worker
 _LOCKED_WARN_BYTES = 64 * 2**20
 
 
-def check_machines(case: Case) -> list[Finding]:
-    """Check what hosts have."""
-    findings = _directories(case) + _shared(case)
-    first = case.hosts[0].name if case.hosts else ""
-    for host, facts in case.heard:
+def check_machines(report: Report) -> list[Finding]:
+    """Check the directories, disks, memory, cores and GPUs of all hosts."""
+    findings = _directories(report) + _shared(report)
+    first_name = report.hosts[0].name if report.hosts else ""
+    for host, info in report.responding:
         findings += [
-            _run_disk(host, facts, host.name == first),
-            _temporary_disk(host, facts),
-            _shared_memory(host, facts, host.name == first),
-            _locked_memory(host, facts),
-            _cores(host, facts),
+            _run_disk(host, info, host.name == first_name),
+            _temporary_disk(host, info),
+            _shared_memory(host, info, host.name == first_name),
+            _locked_memory(host, info),
+            _cores(host, info),
         ]
-    return findings + _gpus(case)
+    return findings + _gpus(report)
 
 
-def _directories(case: Case) -> list[Finding]:
+def _directories(report: Report) -> list[Finding]:
     findings = []
-    for host, facts in case.heard:
-        if facts["directory"] == case.directory:
-            findings.append(Finding(host.name, "working directory", "ok", case.directory))
+    for host, info in report.responding:
+        if info["directory"] == report.directory:
+            findings.append(Finding(host.name, "working directory", "ok", report.directory))
             continue
-        found = f"it is {facts['directory'] or 'gone'}; {case.directory} is missing there"
-        remedy = "Make it there, with the same files: configs and tasks are looked for in it."
+        found = f"it is {info['directory'] or 'deleted'}; {report.directory} is missing there"
+        remedy = "Create it there, with the same files: workers read configs and tasks from it."
         findings.append(Finding(host.name, "working directory", "fail", found, remedy))
     return findings
 
 
-def _shared(case: Case) -> list[Finding]:
-    """Whether all hosts see the run directory of the first."""
-    if len(case.heard) < 2 or not any(case.record.get("mark") or []):
+def _shared(report: Report) -> list[Finding]:
+    """Check whether all hosts see the run directory of the first host."""
+    if len(report.responding) < 2 or not any(report.answers.get("marker") or []):
         return []
     findings = []
-    for place, host in enumerate(case.hosts):
-        if host.facts is None:
+    for index, host in enumerate(report.hosts):
+        if host.info is None:
             continue
-        if case.said("seen", place):
+        if report.answer("marker seen", index):
             findings.append(Finding(host.name, "run directory", "ok", "shared"))
             continue
-        path = host.facts["disks"]["run directory"]["path"]
-        found = f"{path} is not the one of {case.hosts[0].name}: it is not shared"
+        path = host.info["disks"]["run directory"]["path"]
+        found = f"{path} is not the same as on {report.hosts[0].name}: it is not shared"
         remedy = (
-            "Only rank 0's host writes and reads it, so a job runs. But --resume needs rank 0 on the same "
-            "host again; or put it on a shared file system (--run-dir)."
+            "A job runs, since only rank 0's host writes and reads it. But --resume needs rank 0 on the same "
+            "host again. Otherwise put it on a shared file system (--run-dir)."
         )
         findings.append(Finding(host.name, "run directory", "warn", found, remedy))
     return findings
 
 
-def _run_disk(host: Host, facts: Facts, first: bool) -> Finding:
-    disk, check = facts["disks"]["run directory"], "run directory's disk"
-    fails: Verdict = "fail" if first else "warn"
-    who = "" if first else " (only rank 0 writes there)"
+def _run_disk(host: Host, info: HostInfo, is_first: bool) -> Finding:
+    disk, check = info["disks"]["run directory"], "run directory's disk"
+    failure: Status = "fail" if is_first else "warn"
+    who = "" if is_first else " (only rank 0 writes there)"
     if disk["error"]:
         found = f"nothing can be written to {disk['path']}: {disk['error']}{who}"
-        return Finding(host.name, check, fails, found, "Make room or give it to the user, or see --run-dir.")
+        return Finding(
+            host.name, check, failure, found, "Free some space or fix its permissions, or see --run-dir."
+        )
     if disk["free_mib"] < _RUN_WARN_MIB:
-        verdict = fails if disk["free_mib"] < _RUN_FAIL_MIB else "warn"
+        status = failure if disk["free_mib"] < _RUN_FAIL_MIB else "warn"
         found = f"{_size(disk['free_mib'])} free in {disk['path']}{who}"
-        return Finding(host.name, check, verdict, found, "Make room, or see --run-dir and --keep-last.")
+        return Finding(host.name, check, status, found, "Free some space, or see --run-dir and --keep-last.")
     return Finding(host.name, check, "ok", f"more than {_size(_RUN_WARN_MIB)} free")
 
 
-def _temporary_disk(host: Host, facts: Facts) -> Finding:
-    disk, check = facts["disks"]["temporary directory"], "temporary directory"
-    remedy = "Make room there, or set TMPDIR to another folder."
+def _temporary_disk(host: Host, info: HostInfo) -> Finding:
+    disk, check = info["disks"]["temporary directory"], "temporary directory"
+    remedy = "Free some space there, or set TMPDIR to another folder."
     if disk["error"]:
         found = f"nothing can be written to {disk['path']}: {disk['error']}"
         return Finding(host.name, check, "fail", found, remedy)
     if disk["free_mib"] < _TEMPORARY_WARN_MIB:
-        verdict: Verdict = "fail" if disk["free_mib"] < _TEMPORARY_FAIL_MIB else "warn"
-        return Finding(host.name, check, verdict, f"{_size(disk['free_mib'])} free in {disk['path']}", remedy)
+        status: Status = "fail" if disk["free_mib"] < _TEMPORARY_FAIL_MIB else "warn"
+        return Finding(host.name, check, status, f"{_size(disk['free_mib'])} free in {disk['path']}", remedy)
     return Finding(host.name, check, "ok", f"more than {_size(_TEMPORARY_WARN_MIB)} free")
 
 
-def _shared_memory(host: Host, facts: Facts, first: bool) -> Finding:
-    """Horovodrun itself needs some on its host, and NCCL on all; Open MPI makes do with TCP, slowly."""
-    disk, check = facts["disks"]["/dev/shm"], "/dev/shm"
+def _shared_memory(host: Host, info: HostInfo, is_first: bool) -> Finding:
+    """Horovodrun needs it on its own host, and NCCL on all hosts. Open MPI falls back to TCP, slowly."""
+    disk, check = info["disks"]["/dev/shm"], "/dev/shm"
     remedy = (
         "Remove old files there, or enlarge it: mount -o remount,size=1g /dev/shm; docker run --shm-size=1g."
     )
     if disk["error"]:
-        verdict: Verdict = "fail" if first or facts["gpus"]["cards"] else "warn"
-        who = " (horovodrun starts nothing from this host then)" if first else ""
+        status: Status = "fail" if is_first or info["gpus"]["cards"] else "warn"
+        who = " (so horovodrun cannot start jobs from this host)" if is_first else ""
         return Finding(
-            host.name, check, verdict, f"nothing can be written to it: {disk['error']}{who}", remedy
+            host.name, check, status, f"nothing can be written to it: {disk['error']}{who}", remedy
         )
     if host.slots > 1 and disk["free_mib"] < _SHARED_MEMORY_MIB * host.slots:
         found = f"{_size(disk['free_mib'])} free for {host.slots} workers"
@@ -101,84 +102,93 @@ def _shared_memory(host: Host, facts: Facts, first: bool) -> Finding:
     return Finding(host.name, check, "ok", "enough free")
 
 
-def _locked_memory(host: Host, facts: Facts) -> Finding:
-    limit, check = facts["locked_memory_bytes"], "locked memory"
-    needed = facts["infiniband"] or facts["gpus"]["cards"]
-    said = "unlimited" if limit < 0 else f"limit {_size(limit // 2**20)}"
+def _locked_memory(host: Host, info: HostInfo) -> Finding:
+    limit, check = info["locked_memory_bytes"], "locked memory"
+    needed = info["infiniband"] or info["gpus"]["cards"]
+    found = "unlimited" if limit < 0 else f"limit {_size(limit // 2**20)}"
     if needed and 0 <= limit < _LOCKED_WARN_BYTES:
-        remedy = "Raise it (ulimit -l unlimited; limits.conf; LimitMEMLOCK of sshd): InfiniBand and GPUs pin."
-        return Finding(host.name, check, "warn", said, remedy)
-    return Finding(host.name, check, "ok", said if needed else "not needed")
+        remedy = (
+            "InfiniBand and GPUs pin memory: raise the limit (ulimit -l unlimited; limits.conf; LimitMEMLOCK "
+            "of sshd)."
+        )
+        return Finding(host.name, check, "warn", found, remedy)
+    return Finding(host.name, check, "ok", found if needed else "not needed")
 
 
-def _cores(host: Host, facts: Facts) -> Finding:
-    cores, check = facts["cores"], "cores"
+def _cores(host: Host, info: HostInfo) -> Finding:
+    cores, check = info["cores"], "cores"
     if host.slots > cores:
         found = f"{host.slots} workers on {cores} {'core' if cores == 1 else 'cores'}: they take turns"
-        return Finding(host.name, check, "warn", found, "It trains, slowly. Give fewer slots.")
+        return Finding(
+            host.name, check, "warn", found, "Training works but is slow. Give the host fewer slots."
+        )
     return Finding(host.name, check, "ok", f"{host.slots} of {cores}")
 
 
-def _gpus(case: Case) -> list[Finding]:
+def _gpus(report: Report) -> list[Finding]:
     check = "GPUs"
-    if not any(facts["gpus"]["cards"] or facts["gpus"]["error"] for _, facts in case.heard):
-        return [Finding(host.name, check, "ok", "no GPU") for host, _ in case.heard]
-    most = max(len(facts["gpus"]["cards"]) for _, facts in case.heard)
+    if not any(info["gpus"]["cards"] or info["gpus"]["error"] for _, info in report.responding):
+        return [Finding(host.name, check, "ok", "no GPU") for host, _ in report.responding]
+    most = max(len(info["gpus"]["cards"]) for _, info in report.responding)
     findings = []
-    for host, facts in case.heard:
-        cards, error = facts["gpus"]["cards"], facts["gpus"]["error"]
-        others = [other.name for other, its in case.heard if len(its["gpus"]["cards"]) == most]
+    for host, info in report.responding:
+        cards, error = info["gpus"]["cards"], info["gpus"]["error"]
+        others = [
+            other.name for other, its_info in report.responding if len(its_info["gpus"]["cards"]) == most
+        ]
         if error:
             findings.append(
-                Finding(host.name, check, "fail", f"nvidia-smi: {error}", "Mend the driver there.")
+                Finding(host.name, check, "fail", f"nvidia-smi: {error}", "Repair the driver there.")
             )
         elif not cards:
-            found = f"no GPU; {most} on {in_short(others)}"
-            remedy = "Leave this host out, or train on CPUs everywhere (--device cpu)."
+            found = f"no GPU; {most} on {summarize_names(others)}"
+            remedy = "Leave this host out, or train on CPUs on all hosts (--device cpu)."
             findings.append(Finding(host.name, check, "fail", found, remedy))
         elif host.slots > len(cards):
             found, remedy = (
                 f"{host.slots} workers for {len(cards)} GPUs",
-                "One worker takes one: give fewer slots.",
+                "Each worker needs a GPU of its own: give the host fewer slots.",
             )
             findings.append(Finding(host.name, check, "fail", found, remedy))
         else:
-            findings.append(Finding(host.name, check, "ok", _said_of_cards(facts)))
-    return findings + _gpu_software(case)
+            findings.append(Finding(host.name, check, "ok", _describe_cards(info)))
+    return findings + _gpu_software(report)
 
 
-def _gpu_software(case: Case) -> list[Finding]:
-    """Driver, NCCL and peer access, where there are cards."""
+def _gpu_software(report: Report) -> list[Finding]:
+    """Check driver, NCCL and peer access on hosts with GPUs."""
     findings = compare(
-        case, "GPU driver", lambda facts: ", ".join(sorted({c["driver"] for c in facts["gpus"]["cards"]})),
-        "Install the same driver on every host.", verdict="warn", missing="none",
+        report, "GPU driver", lambda info: ", ".join(sorted({c["driver"] for c in info["gpus"]["cards"]})),
+        "Install the same driver on every host.", status="warn", missing="none",
     )  # fmt: skip
     findings += compare(
-        case, "NCCL", lambda facts: facts["software"]["gpus"].get("torch", {}).get("nccl", ""),
-        "Install the same PyTorch, with the same NCCL, on every host.", verdict="warn", missing="none",
+        report, "NCCL", lambda info: info["software"]["gpus"].get("torch", {}).get("nccl", ""),
+        "Install the same PyTorch, with the same NCCL, on every host.", status="warn", missing="none",
     )  # fmt: skip
-    for host, facts in case.heard:
-        if not facts["gpus"]["cards"]:
+    for host, info in report.responding:
+        if not info["gpus"]["cards"]:
             continue
-        if not facts["software"]["nccl_build"]:
+        if not info["software"]["nccl_build"]:
             remedy = "python -m hvdtrain build-horovod --gpu nccl; or train on CPUs (--device cpu)."
             findings.append(
                 Finding(host.name, "Horovod on GPUs", "fail", "Horovod was built without NCCL", remedy)
             )
-        for name, seen in facts["software"]["gpus"].items():
-            if len(seen.get("gpus", [])) < len(facts["gpus"]["cards"]):
-                found = f"{name} sees {len(seen.get('gpus', []))} of {len(facts['gpus']['cards'])} GPUs"
+        for name, seen in info["software"]["gpus"].items():
+            if len(seen.get("gpus", [])) < len(info["gpus"]["cards"]):
+                found = f"{name} sees {len(seen.get('gpus', []))} of {len(info['gpus']['cards'])} GPUs"
                 findings.append(Finding(host.name, "GPUs", "warn", found, "See CUDA_VISIBLE_DEVICES there."))
-        pairs = facts["software"]["gpus"].get("torch", {}).get("no_peer_access", [])
+        pairs = info["software"]["gpus"].get("torch", {}).get("no_peer_access", [])
         if pairs:
             found = f"no peer access between {len(pairs) // 2} pairs of GPUs"
-            remedy = "Copies go through main memory. See nvidia-smi topo -p2p r; ACS and IOMMU in the BIOS."
+            remedy = (
+                "Copies go through main memory. See nvidia-smi topo -p2p r, and ACS and IOMMU in the BIOS."
+            )
             findings.append(Finding(host.name, "peer access", "warn", found, remedy))
     return findings
 
 
-def _said_of_cards(facts: Facts) -> str:
-    cards = facts["gpus"]["cards"]
+def _describe_cards(info: HostInfo) -> str:
+    cards = info["gpus"]["cards"]
     kinds = sorted({f"{card['name']}, {int(card['memory_mib']) // 1024} GiB" for card in cards})
     return f"{len(cards)} x {' and '.join(kinds)}"
 

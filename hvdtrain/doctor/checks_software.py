@@ -2,70 +2,69 @@
 
 from functools import partial
 
-from hvdtrain.doctor.case import Case, compare
-from hvdtrain.doctor.findings import Facts, Finding, Verdict
+from hvdtrain.doctor.report import Finding, HostInfo, Report, Status, compare
 from hvdtrain.horovod_build.frameworks import TITLES
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
 
-_SAME = "Install the same version on every host; images or a shared environment keep them equal."
-# version by name: verdict where it differs, remedy
-_VERSIONS: dict[str, tuple[Verdict, str]] = {
-    "hvdtrain": ("fail", "Install the same hvdtrain, of the same source, on every host."),
+_SAME = "Install the same version on every host; an image or a shared environment keeps them equal."
+# by name: the status of a host whose version differs, and the remedy
+_VERSIONS: dict[str, tuple[Status, str]] = {
+    "hvdtrain": ("fail", "Install the same version of hvdtrain, from the same source, on every host."),
     "PyTorch": ("fail", f"{_SAME} Then build Horovod there: {BUILD_COMMAND}"),
     "TensorFlow": ("fail", f"{_SAME} Then build Horovod there: {BUILD_COMMAND}"),
     "Keras": ("fail", _SAME),
     "NumPy": ("warn", _SAME),
     "mpi4py": ("warn", _SAME),
-    "Horovod": ("fail", f"Build it on every host for the same versions and MPI: {BUILD_COMMAND}"),
+    "Horovod": ("fail", f"Build it on every host, for the same versions and the same MPI: {BUILD_COMMAND}"),
     "MPI": (
         "fail",
-        "Let the same mpirun be the first on PATH on every host; or start with horovodrun --gloo.",
+        "Put the same mpirun first on PATH on every host, or start with horovodrun --gloo.",
     ),
 }
 
 
-def check_software(case: Case) -> list[Finding]:
-    """Check that versions and builds are equal everywhere, and that everything loads."""
-    findings = _python(case)
+def check_software(report: Report) -> list[Finding]:
+    """Check that versions and builds are equal on all hosts, and that everything loads."""
+    findings = _python(report)
     findings += compare(
-        case, "Python's path", lambda facts: facts["software"]["python"],
-        "Install the environment at the same path on every host.", verdict="warn",
+        report, "Python's path", lambda info: info["software"]["python"],
+        "Install the environment at the same path on every host.", status="warn",
     )  # fmt: skip
-    named = {name for _, facts in case.heard for name in facts["software"]["versions"]}
-    for name, (verdict, remedy) in _VERSIONS.items():
+    named = {name for _, info in report.responding for name in info["software"]["versions"]}
+    for name, (status, remedy) in _VERSIONS.items():
         if name in named:
-            findings += compare(case, name, partial(_version, name), remedy, verdict=verdict)
-    findings += _frameworks(case)
+            findings += compare(report, name, partial(_version, name), remedy, status=status)
+    findings += _frameworks(report)
     for name, title in TITLES.items():
-        findings += _loads(case, name, title)
-    return findings + _one_mpi(case)
+        findings += _loads(report, name, title)
+    return findings + _one_mpi(report)
 
 
-def _version(name: str, facts: Facts) -> str:
-    return str(facts["software"]["versions"].get(name, ""))
+def _version(name: str, info: HostInfo) -> str:
+    return str(info["software"]["versions"].get(name, ""))
 
 
-def _python(case: Case) -> list[Finding]:
-    """Another minor version fails, another patch release is worth a word."""
-    minors = {_version("Python", facts).rpartition(".")[0] for _, facts in case.heard}
-    verdict: Verdict = "fail" if len(minors) > 1 else "warn"
-    return compare(case, "Python", partial(_version, "Python"), _SAME, verdict=verdict)
+def _python(report: Report) -> list[Finding]:
+    """Compare Python: a different minor version fails, a different patch release is a warning."""
+    minors = {_version("Python", info).rpartition(".")[0] for _, info in report.responding}
+    status: Status = "fail" if len(minors) > 1 else "warn"
+    return compare(report, "Python", partial(_version, "Python"), _SAME, status=status)
 
 
-def _frameworks(case: Case) -> list[Finding]:
-    """At least one framework must be there."""
-    none = [host.name for host, facts in case.heard if not facts["software"]["horovod"]]
-    if len(none) < len(case.heard):
+def _frameworks(report: Report) -> list[Finding]:
+    """Check that at least one framework is installed on some host."""
+    without = [host.name for host, info in report.responding if not info["software"]["horovod"]]
+    if len(without) < len(report.responding):
         return []
     remedy = f"pip install torch, or tensorflow, then {BUILD_COMMAND}"
-    return [Finding(name, "framework", "fail", "no framework is installed", remedy) for name in none]
+    return [Finding(name, "framework", "fail", "no framework is installed", remedy) for name in without]
 
 
-def _loads(case: Case, framework: str, title: str) -> list[Finding]:
-    """Horovod's extension must fit the framework and load with it."""
+def _loads(report: Report, framework: str, title: str) -> list[Finding]:
+    """Check that Horovod's extension was built for the installed framework and loads with it."""
     findings = []
-    for host, facts in case.heard:
-        error = facts["software"]["horovod"].get(framework)
+    for host, info in report.responding:
+        error = info["software"]["horovod"].get(framework)
         if error is None:
             continue
         check = f"Horovod for {title}"
@@ -78,21 +77,24 @@ def _loads(case: Case, framework: str, title: str) -> list[Finding]:
     return findings
 
 
-def _one_mpi(case: Case) -> list[Finding]:
-    """Horovod, mpi4py and mpirun must be of one MPI, where there is any."""
+def _one_mpi(report: Report) -> list[Finding]:
+    """Check that Horovod, mpi4py and mpirun use the same MPI, if there is any."""
     findings = []
-    for host, facts in case.heard:
-        have = dict(facts["software"]["mpi"])
-        error = have.pop("mpi4py error")
-        have["mpirun"] = _version("MPI", facts)
-        known = {who: what.replace(" v", " ") for who, what in have.items() if what and what != "MPI"}
+    for host, info in report.responding:
+        versions = dict(info["software"]["mpi"])
+        error = versions.pop("mpi4py error")
+        versions["mpirun"] = _version("MPI", info)
+        known = {who: what.replace(" v", " ") for who, what in versions.items() if what and what != "MPI"}
         if error:
-            verdict: Verdict = "warn"
-            found, remedy = f"mpi4py does not load: {error}", "pip install mpi4py, beside the MPI of Horovod."
+            status: Status = "warn"
+            found, remedy = (
+                f"mpi4py does not load: {error}",
+                "pip install mpi4py, for the same MPI as Horovod.",
+            )
         elif len(set(known.values())) > 1:
-            verdict, found = "warn", ", ".join(f"{who} has {what}" for who, what in known.items())
-            remedy = "Put the MPI of Horovod first on PATH, or start with horovodrun --gloo."
+            status, found = "warn", ", ".join(f"{who} has {what}" for who, what in known.items())
+            remedy = "Put the MPI that Horovod was built with first on PATH, or start with horovodrun --gloo."
         else:
-            verdict, found, remedy = "ok", next(iter(known.values()), "none"), ""
-        findings.append(Finding(host.name, "one MPI", verdict, found, remedy))
+            status, found, remedy = "ok", next(iter(known.values()), "none"), ""
+        findings.append(Finding(host.name, "one MPI", status, found, remedy))
     return findings

@@ -1,4 +1,4 @@
-"""The command, in its three ways: alone, from the head over ssh, under a launcher."""
+"""The command, and its three ways to reach the hosts: none (alone), ssh, or the launcher that started it."""
 
 import os
 import signal
@@ -9,22 +9,22 @@ from typing import Any
 
 from rich.console import Console
 
-from hvdtrain.doctor.agents import Head, run_agent
-from hvdtrain.doctor.case import Case
-from hvdtrain.doctor.document import as_json
-from hvdtrain.doctor.examination import Member, Request, examine, gather
-from hvdtrain.doctor.exchange import Exchange
-from hvdtrain.doctor.findings import Finding, Host
+from hvdtrain.doctor.collect import Agent, CheckOptions, collect, collect_host_info
+from hvdtrain.doctor.coordinator import Coordinator
+from hvdtrain.doctor.diagnosis import Diagnosis, add_horovod_result, diagnose
 from hvdtrain.doctor.horovod_start import start_horovod
-from hvdtrain.doctor.launched import ThroughRank0, open_exchange
+from hvdtrain.doctor.json_output import to_json
+from hvdtrain.doctor.launcher_transports import Rank0Transport, open_transport
+from hvdtrain.doctor.remote_agent import PipeTransport, run_agent
+from hvdtrain.doctor.report import Finding, Host, Report
 from hvdtrain.doctor.ssh import SshOptions
 from hvdtrain.doctor.table import show
-from hvdtrain.doctor.verdicts import Diagnosis, diagnose, with_horovod
+from hvdtrain.doctor.transport import Transport
 from hvdtrain.errors import EXIT_DONE, UsageError
-from hvdtrain.hosts import HostSlots, parse_host_list, read_host_file
-from hvdtrain.terminal import launched_rank, open_console, workers_here
+from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
+from hvdtrain.host.launcher import launched_rank, open_console, workers_on_this_host
 
-_WIDTH = 100
+_MAX_WIDTH = 100
 _STEP_SECONDS = 20.0
 _LOCAL_RANKS = (
     "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID",
@@ -33,13 +33,13 @@ _LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def run_doctor(options: Mapping[str, Any]) -> int:
-    """Do what the command line asks for; give the exit code.
+    """Run the command, and return its exit code.
 
     Args:
-        options: those of the command, by name.
+        options: the options of the command, by name.
 
     Raises:
-        UsageError: where options contradict each other, or a host file is wrong.
+        UsageError: If options contradict each other, or the host file is invalid.
     """
     if options["agent"]:
         run_agent()
@@ -48,119 +48,119 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     if hostfile and hosts:
         raise UsageError("--hostfile and -H both name hosts", "Give one of them.")
     framework = options["framework"]
-    request = Request(
+    check_options = CheckOptions(
         frameworks=(framework,) if framework else ("torch", "tf"),
         run_dir=options["run_dir"],
         speed=not options["quick"],
-        seconds=options["timeout"],
+        timeout_seconds=options["timeout"],
     )
     if not hostfile and not hosts:
-        return examine_here(request, options["as_json"])
+        return check_here(check_options, options["as_json"])
     named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
     ssh = SshOptions(options["ssh_port"], options["ssh_identity_file"])
-    return examine_hosts(named, request, ssh, options["as_json"])
+    return check_over_ssh(named, check_options, ssh, options["as_json"])
 
 
-def examine_hosts(hosts: list[HostSlots], request: Request, options: SshOptions, for_machines: bool) -> int:
-    """Examine hosts over ssh, before any launch; give the exit code.
+def check_over_ssh(hosts: list[HostSlots], options: CheckOptions, ssh: SshOptions, as_json: bool) -> int:
+    """Check hosts over ssh, before a launch, and return the exit code.
 
     Raises:
-        UsageError: under a launcher.
+        UsageError: If a launcher has started this process.
     """
     if launched_rank() is not None:
         raise UsageError(
-            "--hostfile and -H are for the time before a launch; this is a launcher's worker",
-            "Start without the launcher, or leave them out.",
+            "--hostfile and -H are for use before a launch, but a launcher has started this process",
+            "Run the doctor without the launcher, or without these options.",
         )
-    head = Head(hosts, request, options)
-    head.run()
-    facts = head.record.get("facts") or [None] * len(hosts)
-    found = tuple(
-        Host(host.name, host.slots, facts[index], head.problems.get(index))
+    coordinator = Coordinator(hosts, options, ssh)
+    coordinator.run()
+    infos = coordinator.answers.get("host info") or [None] * len(hosts)
+    checked = tuple(
+        Host(host.name, host.slots, infos[index], coordinator.problems.get(index))
         for index, host in enumerate(hosts)
     )
-    case = Case(found, tuple(range(len(hosts))), head.record, os.getcwd())
-    diagnosis = diagnose(case, "ssh")
-    _show(diagnosis, for_machines)
+    report = Report(checked, tuple(range(len(hosts))), coordinator.answers, os.getcwd())
+    diagnosis = diagnose(report, PipeTransport.title)
+    _print(diagnosis, as_json)
     return diagnosis.exit_code
 
 
-def examine_here(request: Request, for_machines: bool) -> int:
-    """Collective under a launcher. Examine this host, or all hosts of the job; give the exit code."""
-    member = Member(os.environ.get("HOROVOD_HOSTNAME", "") or os.uname().nodename, _local_size(), _leads())
-    facts = gather(request, member)
-    exchange = open_exchange()
-    hurry = threading.Event()  # the launcher ends the job: show what is known
-    if isinstance(exchange, ThroughRank0) and exchange.index == 0:
-        hurry = exchange.hurry
-        signal.signal(signal.SIGTERM, lambda *_: hurry.set())
-    examine(exchange, request, facts)
-    case = _case_of(exchange, facts)
-    diagnosis = diagnose(case, exchange.how)
-    sound = exchange.size > 1 and not diagnosis.exit_code
-    framework = _framework_to_start(request, case) if sound else ""
-    framework = exchange.share("framework", framework, _STEP_SECONDS)[0]  # rank 0 knows best
+def check_here(options: CheckOptions, as_json: bool) -> int:
+    """Collective under a launcher. Check this host, or all hosts of the job, and return the exit code."""
+    name = os.environ.get("HOROVOD_HOSTNAME", "") or os.uname().nodename
+    host_info = collect_host_info(options, Agent(name, _local_size(), _is_leader()))
+    transport = open_transport()
+    stop_waiting = threading.Event()  # set if the launcher ends the job: print what is known so far
+    if isinstance(transport, Rank0Transport) and transport.index == 0:
+        stop_waiting = transport.stop_waiting
+        signal.signal(signal.SIGTERM, lambda *_: stop_waiting.set())
+    collect(transport, options, host_info)
+    report = _make_report(transport, host_info)
+    diagnosis = diagnose(report, transport.title)
+    can_start = transport.size > 1 and not diagnosis.exit_code
+    framework = _framework_to_start(options, report) if can_start else ""
+    framework = transport.allgather("framework", framework, _STEP_SECONDS)[0]  # rank 0 decides
     if framework:
-        outcome = start_horovod(exchange, framework, request.speed, hurry.is_set)
-        diagnosis = with_horovod(diagnosis, outcome, _host_of(exchange))
-    if exchange.index == 0:
-        _show(diagnosis, for_machines)
-    code = diagnosis.exit_code if exchange.index == 0 else 0
-    _leave(exchange, code)
+        result = start_horovod(transport, framework, options.speed, stop_waiting.is_set)
+        diagnosis = add_horovod_result(diagnosis, result, _host_names(transport))
+    if transport.index == 0:
+        _print(diagnosis, as_json)
+    code = diagnosis.exit_code if transport.index == 0 else 0
+    _leave(transport, code)
     return code
 
 
-def _case_of(exchange: Exchange, own_facts: dict[str, Any]) -> Case:
-    """Put the hosts of a launched job together; members that said nothing are hosts, too."""
-    hosts, members = [], []
-    for index, facts in enumerate(exchange.record["facts"]):
-        if facts is None:
+def _make_report(transport: Transport, own_info: dict[str, Any]) -> Report:
+    """Return the report of a launched job; an agent that did not answer counts as a host of its own."""
+    hosts, agents = [], []
+    for index, info in enumerate(transport.answers["host info"]):
+        if info is None:
             name = f"host of rank {index}"
-            remedy = "See what its worker printed. Then: python -m hvdtrain doctor --hostfile FILE."
+            remedy = "Look at the output of its worker. Then run: python -m hvdtrain doctor --hostfile FILE."
             found = "its worker did not report in time"
             hosts.append(Host(name, 1, None, Finding(name, "doctor", "fail", found, remedy)))
-            members.append(index)
-        elif facts["leads"]:
-            hosts.append(Host(facts["name"], facts["slots"], facts))
-            members.append(index)
-    return Case(tuple(hosts), tuple(members), exchange.record, own_facts.get("directory", ""))
+            agents.append(index)
+        elif info["is_leader"]:
+            hosts.append(Host(info["name"], info["slots"], info))
+            agents.append(index)
+    return Report(tuple(hosts), tuple(agents), transport.answers, own_info.get("directory", ""))
 
 
-def _host_of(exchange: Exchange) -> list[str]:
-    return [facts["name"] if facts else "" for facts in exchange.record["facts"]]
+def _host_names(transport: Transport) -> list[str]:
+    return [info["name"] if info else "" for info in transport.answers["host info"]]
 
 
-def _framework_to_start(request: Request, case: Case) -> str:
-    """Give the framework that Horovod is started with: the first that loads on all hosts."""
-    for name in request.frameworks:
-        if all(facts["software"]["horovod"].get(name) == "" for _, facts in case.heard):
+def _framework_to_start(options: CheckOptions, report: Report) -> str:
+    """Return the framework to start Horovod with: the first one that loads on all hosts."""
+    for name in options.frameworks:
+        if all(info["software"]["horovod"].get(name) == "" for _, info in report.responding):
             return name
     return ""
 
 
-def _show(diagnosis: Diagnosis, for_machines: bool) -> None:
-    if for_machines:
-        print(as_json(diagnosis), flush=True)
+def _print(diagnosis: Diagnosis, as_json: bool) -> None:
+    if as_json:
+        print(to_json(diagnosis), flush=True)
         return
     console = open_console()
-    if not console.is_terminal or console.width > _WIDTH:
-        console = Console(file=console.file, force_terminal=console.is_terminal, width=_WIDTH)
+    if not console.is_terminal or console.width > _MAX_WIDTH:
+        console = Console(file=console.file, force_terminal=console.is_terminal, width=_MAX_WIDTH)
     show(diagnosis, console)
     console.file.flush()
 
 
-def _leave(exchange: Exchange, code: int) -> None:
-    """Under a launcher, end at once where a member is lost: MPI would wait for it."""
-    if isinstance(exchange, ThroughRank0) and exchange.has_lost:
+def _leave(transport: Transport, code: int) -> None:
+    """Close the transport. If an agent was lost, end the process instead, since MPI would wait for it."""
+    if isinstance(transport, Rank0Transport) and transport.has_lost_agents:
         sys.stdout.flush()
         os._exit(code)
-    exchange.close()
+    transport.close()
 
 
-def _leads() -> bool:
+def _is_leader() -> bool:
     return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
 
 
 def _local_size() -> int:
     given = next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "")
-    return int(given) if given else workers_here(os.environ) or 1
+    return int(given) if given else workers_on_this_host(os.environ) or 1

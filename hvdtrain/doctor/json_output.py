@@ -1,44 +1,55 @@
-"""An examination's results for machines; docs/doctor.md describes the fields."""
+"""Print a diagnosis as JSON; docs/doctor.md describes the fields."""
 
 import json
 from typing import Any
 
 import hvdtrain
-from hvdtrain.doctor.checks_speed import computing, pair_times
+from hvdtrain.doctor.checks_speed import compute_results, pair_times
+from hvdtrain.doctor.diagnosis import Diagnosis
+from hvdtrain.doctor.report import Finding
 from hvdtrain.doctor.speed import bus_bytes_per_second, bytes_per_second, latency_seconds
-from hvdtrain.doctor.verdicts import Diagnosis
 
 _FORMAT = 1
-_NOT_TOLD = ("name", "slots", "leads", "process")
+_INTERNAL = ("name", "slots", "is_leader", "process")
 
 
-def as_json(diagnosis: Diagnosis) -> str:
-    """Give the results as one JSON document on one line."""
-    case = diagnosis.case
+def to_json(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as one JSON document on one line."""
+    report = diagnosis.report
     hosts = [
         {
             "name": host.name,
             "slots": host.slots,
-            "facts": {name: value for name, value in (host.facts or {}).items() if name not in _NOT_TOLD}
+            "facts": {name: value for name, value in (host.info or {}).items() if name not in _INTERNAL}
             or None,
         }
-        for host in case.hosts
+        for host in report.hosts
     ]
     return json.dumps(
         {
             "format": _FORMAT,
             "hvdtrain": hvdtrain.__version__,
-            "how": diagnosis.how,
+            "how": diagnosis.transport,
             "exit_code": diagnosis.exit_code,
             "hosts": hosts,
-            "findings": [vars(finding) for finding in diagnosis.findings],
-            "compute": computing(case),
+            "findings": [_finding(finding) for finding in diagnosis.findings],
+            "compute": compute_results(report),
             "messages": [
-                {"hosts": list(pair), **_message_speeds(times)} for pair, times in pair_times(case).items()
+                {"hosts": list(pair), **_message_speeds(times)} for pair, times in pair_times(report).items()
             ],
             "allreduce": _allreduce(diagnosis),
         }
     )
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {
+        "host": finding.host,
+        "check": finding.check,
+        "verdict": finding.status,
+        "found": finding.found,
+        "remedy": finding.remedy,
+    }
 
 
 def _message_speeds(times: dict[str, Any]) -> dict[str, Any]:
@@ -56,13 +67,13 @@ def _allreduce(diagnosis: Diagnosis) -> dict[str, Any] | None:
     horovod = diagnosis.horovod
     if "seconds" not in horovod:
         return None
-    members = horovod["size"]
+    workers = horovod["workers"]
     return {
-        "workers": members,
+        "workers": workers,
         "controller": horovod["controller"],
         "seconds": horovod["seconds"],
         "bus_bytes_per_second": {
-            size: bus_bytes_per_second(int(size), members, seconds)
+            size: bus_bytes_per_second(int(size), workers, seconds)
             for size, seconds in horovod["seconds"].items()
         },
     }

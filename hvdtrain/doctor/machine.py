@@ -1,4 +1,4 @@
-"""What a host is and has: names, interfaces, memory, disks, cores, GPUs."""
+"""What a host has: names, interfaces, memory, disks, cores, GPUs."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.addresses import interfaces
+from hvdtrain.host.network import interfaces
 
 MIB = 2**20
 _PROGRAM_SECONDS = 15
@@ -22,11 +22,11 @@ _VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium
 _GPU_FIELDS = ("index", "name", "memory.total", "driver_version")
 
 
-def machine_facts(run_dir: Path) -> dict[str, Any]:
-    """Give what a host says of itself, in JSON's types.
+def machine_info(run_dir: Path) -> dict[str, Any]:
+    """Return what a host reports about itself, in JSON's types.
 
     Args:
-        run_dir: the run directory, relative to the working directory; need not be there yet.
+        run_dir: the run directory, relative to the working directory; it need not exist yet.
     """
     own = socket.gethostname()
     return {
@@ -50,7 +50,7 @@ def machine_facts(run_dir: Path) -> dict[str, Any]:
 
 
 def addresses_of(name: str) -> list[str]:
-    """Give the IPv4 addresses that a name resolves to here; empty where it does not."""
+    """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
     try:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
     except (OSError, UnicodeError):
@@ -58,14 +58,14 @@ def addresses_of(name: str) -> list[str]:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name resolves to an address of this host."""
+    """Return whether a name resolves to an address of this host."""
     addresses = addresses_of(name)
     own = _own_addresses()
     return any(address in own or address.startswith("127.") for address in addresses)
 
 
-def existing(path: Path) -> Path:
-    """Give a path's nearest parent that is there, or the path itself."""
+def nearest_existing(path: Path) -> Path:
+    """Return the path if it exists, else its nearest parent that does."""
     path = Path(os.path.abspath(path))
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -89,17 +89,17 @@ def _working_directory() -> str:
 
 
 def _disk(path: Path) -> dict[str, Any]:
-    """Give the free space where a path is or would be, and why nothing can be written there."""
-    place = existing(path)
+    """Return the free space at a path, or where it would be created, and why nothing can be written there."""
+    folder = nearest_existing(path)
     try:
-        free = shutil.disk_usage(place).free // MIB
-        return {"path": str(path), "free_mib": free, "error": _cannot_write(place)}
+        free = shutil.disk_usage(folder).free // MIB
+        return {"path": str(path), "free_mib": free, "error": _write_error(folder)}
     except OSError as error:
         return {"path": str(path), "free_mib": 0, "error": error.strerror or str(error)}
 
 
-def _cannot_write(folder: Path) -> str:
-    """Say why a page of bytes cannot be written; empty where it can."""
+def _write_error(folder: Path) -> str:
+    """Return why a page of bytes cannot be written to a folder; empty if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(b"\0" * 4096)
@@ -109,7 +109,7 @@ def _cannot_write(folder: Path) -> str:
 
 
 def _locked_memory() -> int:
-    """Give the limit of locked memory in bytes; -1 where there is none."""
+    """Return the limit of locked memory in bytes; -1 if there is none."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return -1 if limit == resource.RLIM_INFINITY else limit
 
@@ -121,7 +121,7 @@ def _children(folder: str) -> list[Path]:
 
 
 def _gpus() -> dict[str, Any]:
-    """Give the cards as nvidia-smi lists them, or why it does not."""
+    """Return the cards that nvidia-smi lists, or its error."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"cards": [], "error": ""}
@@ -131,14 +131,14 @@ def _gpus() -> dict[str, Any]:
             capture_output=True, text=True, timeout=_PROGRAM_SECONDS, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return {"cards": [], "error": "nvidia-smi does not answer"}
+        return {"cards": [], "error": "nvidia-smi does not respond"}
     if done.returncode:
         return {"cards": [], "error": (done.stdout + done.stderr).strip().partition("\n")[0][:200]}
     return {"cards": parse_cards(done.stdout), "error": ""}
 
 
 def parse_cards(text: str) -> list[dict[str, str]]:
-    """Read nvidia-smi's lines: index, name, memory in MiB, driver."""
+    """Parse the output of nvidia-smi: a line per card with index, name, memory in MiB, driver."""
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines() if line.strip()]
     return [
         {"name": row[1], "memory_mib": row[2], "driver": row[3]}

@@ -1,4 +1,4 @@
-"""What can only be known by loading native code: done in processes of its own, which may crash."""
+"""Load native libraries in child processes, since loading them may crash the process."""
 
 import json
 import os
@@ -7,45 +7,45 @@ import subprocess
 import sys
 from typing import Any
 
-_MARK = "hvdtrain-probe:"
-# Each prints what it learned after the mark; what a framework prints by itself is not looked at.
+_PREFIX = "hvdtrain-probe:"
+# Each one sets `info`, which is printed after the prefix; what the framework itself prints is ignored.
 _CODE = {
     "torch": """
 import json, torch, horovod.torch
-facts = {"version": torch.__version__}
+info = {"version": torch.__version__}
 if torch.cuda.is_available():
     count = torch.cuda.device_count()
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(count)]
-    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    facts["no_peer_access"] = [p for p in pairs if not torch.cuda.can_device_access_peer(*p)]
+    info["gpus"] = [torch.cuda.get_device_name(i) for i in range(count)]
+    info["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    info["no_peer_access"] = [p for p in pairs if not torch.cuda.can_device_access_peer(*p)]
 """,
     "tf": """
 import json, tensorflow, horovod.tensorflow
-facts = {"version": tensorflow.__version__}
+info = {"version": tensorflow.__version__}
 gpus = tensorflow.config.list_physical_devices("GPU")
 if gpus:
-    facts["gpus"] = [gpu.name for gpu in gpus]
+    info["gpus"] = [gpu.name for gpu in gpus]
 """,
     "mpi4py": """
 import json, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-facts = {"version": MPI.Get_library_version().split(",")[0].strip()}
+info = {"version": MPI.Get_library_version().split(",")[0].strip()}
 """,
 }
-# A launcher's variables would make the probe a part of its job.
-_LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
+# With the launcher's variables, the probe would join the launcher's job.
+_LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
 def probe(name: str, seconds: float) -> dict[str, Any]:
     """Load a framework with Horovod's extension for it ("torch", "tf"), or "mpi4py".
 
     Returns:
-        What it says about itself, or ``{"error": why it cannot be loaded}``.
+        Its version and what it reports about GPUs, or ``{"error": why it cannot be loaded}``.
     """
-    code = f"{_CODE[name]}\nprint({_MARK!r} + json.dumps(facts), flush=True)"
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS_OWN)}
+    code = f"{_CODE[name]}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         done = subprocess.run(
@@ -57,13 +57,13 @@ def probe(name: str, seconds: float) -> dict[str, Any]:
     except OSError as error:
         return {"error": f"{sys.executable} cannot be started: {error.strerror}"}
     for line in done.stdout.splitlines():
-        if line.startswith(_MARK):
-            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-            return facts
-    return {"error": _why(done)}
+        if line.startswith(_PREFIX):
+            info: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
+            return info
+    return {"error": _failure(done)}
 
 
-def _why(done: "subprocess.CompletedProcess[str]") -> str:
+def _failure(done: "subprocess.CompletedProcess[str]") -> str:
     if done.returncode < 0:
         return f"loading it ended with {signal.Signals(-done.returncode).name}"
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

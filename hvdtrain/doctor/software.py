@@ -1,4 +1,4 @@
-"""What is installed on a host: read from files where that is possible, loaded in probes where not."""
+"""What is installed on a host: read from files if possible, otherwise by loading it in a child process."""
 
 import os
 import platform
@@ -21,31 +21,39 @@ _PROGRAM_SECONDS = 15
 _PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}
 
 
-def software_facts(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Give what is installed, and what of it loads.
+def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
+    """Return what is installed, and whether it loads.
 
     Args:
         frameworks: those to look at, of "torch" and "tf".
-        seconds: time that loading one may take.
+        seconds: how long loading one may take.
 
     Returns:
-        ``versions``, what must be equal on all hosts: text by name, empty where it is missing;
-        ``horovod``, per installed framework why Horovod does not fit or load, empty where it does;
-        ``gpus``, what frameworks say of GPUs; ``mpi``, what Horovod, mpi4py and mpirun each have.
+        ``versions``: texts that must be equal on all hosts, by name; empty if it is not installed.
+        ``horovod``: for each installed framework, why Horovod was not built for it or does not load;
+        empty if it loads.
+        ``gpus``: for each installed framework, the GPUs that it sees.
+        ``mpi``: the MPI of Horovod and of mpi4py, and why mpi4py does not load.
     """
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
     names = [*installed, *(["mpi4py"] if package_folder("mpi4py") else [])]
-    misfits = {name: problem for name in installed if (problem := _misfit(name))}
+    build_errors = {name: problem for name in installed if (problem := _build_error(name))}
     with ThreadPoolExecutor(4) as pool:
         mpirun = pool.submit(_mpirun)
-        probed = dict(zip(names, pool.map(lambda n: _probe_unless(misfits, n, seconds), names), strict=True))
+        probed = dict(
+            zip(names, pool.map(lambda n: _probe_unless(build_errors, n, seconds), names), strict=True)
+        )
     return {
         "versions": {
             "Python": platform.python_version(),
             "hvdtrain": f"{hvdtrain.__version__}, files {_digest(Path(hvdtrain.__file__).parent)}",
             **{TITLES[name]: installed[name].version if name in installed else "" for name in frameworks},
-            **{title: _version(name) for title, name in _PACKAGES.items() if _concerns(title, frameworks)},
+            **{
+                title: _package_version(name)
+                for title, name in _PACKAGES.items()
+                if _belongs_to(title, frameworks)
+            },
             "Horovod": build.describe() if build else "",
             "MPI": mpirun.result(),
         },
@@ -58,15 +66,15 @@ def software_facts(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any
             "mpi4py": probed.get("mpi4py", {}).get("version", ""),
             "mpi4py error": probed.get("mpi4py", {}).get("error", ""),
         },
-        "gpus": {name: facts for name in installed if (facts := _of_gpus(probed[name]))},
+        "gpus": {name: info for name in installed if (info := _gpu_info(probed[name]))},
     }
 
 
-def _concerns(title: str, frameworks: tuple[str, ...]) -> bool:
+def _belongs_to(title: str, frameworks: tuple[str, ...]) -> bool:
     return title != "Keras" or "tf" in frameworks
 
 
-def _misfit(framework: str) -> str:
+def _build_error(framework: str) -> str:
     try:
         require_horovod(framework)
     except HorovodBuildError as error:
@@ -74,15 +82,15 @@ def _misfit(framework: str) -> str:
     return ""
 
 
-def _probe_unless(misfits: dict[str, str], name: str, seconds: float) -> dict[str, Any]:
-    return {"error": misfits[name]} if name in misfits else probe(name, seconds)
+def _probe_unless(build_errors: dict[str, str], name: str, seconds: float) -> dict[str, Any]:
+    return {"error": build_errors[name]} if name in build_errors else probe(name, seconds)
 
 
-def _of_gpus(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: facts[name] for name in ("gpus", "nccl", "no_peer_access") if name in facts}
+def _gpu_info(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: info[name] for name in ("gpus", "nccl", "no_peer_access") if name in info}
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -90,7 +98,7 @@ def _version(package: str) -> str:
 
 
 def _mpirun() -> str:
-    """Give the name and version of the mpirun on PATH."""
+    """Return the name and version of the mpirun on PATH."""
     program = shutil.which("mpirun")
     if program is None:
         return ""
@@ -108,7 +116,7 @@ def _mpirun() -> str:
 
 
 def _digest(folder: Path) -> str:
-    """Give a digest of the package's source: two checkouts may have one version number."""
+    """Return a digest of the package's source: different checkouts may have the same version number."""
     digest = blake2b(digest_size=4)
     for path in sorted(folder.rglob("*.py")):
         digest.update(os.fsencode(path.relative_to(folder)) + b"\0" + path.read_bytes() + b"\0")

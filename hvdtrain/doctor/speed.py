@@ -1,4 +1,4 @@
-"""How fast hosts compute, and how fast messages go between them."""
+"""Benchmarks: how fast hosts compute, and how fast messages travel between them."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from typing import Any
 
 KIB, MIB = 2**10, 2**20
 SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
-_SIZE_SECONDS = 0.4  # spent on one size
-_LONGEST_SECONDS = 4.0  # a message that would take longer is left out
-_MOST_REPEATS = 100
-_ALL_PAIRS = 4  # up to so many hosts, every pair is measured; beyond, the first with each other
+_SIZE_SECONDS = 0.4  # time spent on each size
+_LONGEST_SECONDS = 4.0  # sizes that would take longer are skipped
+_MAX_REPEATS = 100
+_MAX_HOSTS_ALL_PAIRS = 4  # with more hosts, only the pairs of the first host with each other one
 _COMPUTE_LIMIT_SECONDS = 30
-_MEASURED_TWICE = 0.5  # of the median: what looks slower is looked at again
+_RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
 
 _COMPUTE = """
 import json, time
@@ -38,10 +38,10 @@ print(json.dumps({"gflops": rates[best], "core_share": shares[best]}))
 
 
 def compute() -> dict[str, Any]:
-    """Multiply matrices on one thread for about a second; the best of three tries counts.
+    """Multiply matrices on one thread for about a second, and take the best of three tries.
 
     Returns:
-        ``gflops``, and ``core_share``, the part of a core that the process got meanwhile; or ``error``.
+        ``gflops``, and ``core_share``, the fraction of a core that the process got meanwhile; or ``error``.
     """
     one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     try:
@@ -55,25 +55,28 @@ def compute() -> dict[str, Any]:
     return result
 
 
-def is_slow(results: list[Any]) -> bool:
-    """Whether a host looks so slow beside the others that all should be measured again."""
+def any_slow(results: list[Any]) -> bool:
+    """Return whether a host is so much slower than the median that all hosts should measure again."""
     rates = [result["gflops"] for result in results if result and "gflops" in result]
-    return len(rates) > 1 and min(rates) < _MEASURED_TWICE * median(rates)
+    return len(rates) > 1 and min(rates) < _RETRY_BELOW * median(rates)
 
 
-def pairs_of(members: list[int]) -> list[tuple[int, int]]:
-    """Give the pairs of members that are measured."""
-    if len(members) <= _ALL_PAIRS:
-        return list(combinations(members, 2))
-    return [(members[0], other) for other in members[1:]]
+def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
+    """Return the pairs of agents that time messages."""
+    if len(agents) <= _MAX_HOSTS_ALL_PAIRS:
+        return list(combinations(agents, 2))
+    return [(agents[0], other) for other in agents[1:]]
 
 
 def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
-    """Measure what ``send`` takes, which sends a message and waits for a short answer.
+    """Time messages of several sizes.
+
+    Args:
+        send: sends a message and waits for a short acknowledgement.
 
     Returns:
-        Median seconds by size in bytes (as text: JSON has no other keys); sizes that would take too
-        long are left out.
+        Median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes
+        that would take too long.
     """
     message = memoryview(bytearray(SIZES[-1]))
     times: dict[str, float] = {}
@@ -82,7 +85,7 @@ def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
         if last_seconds * size / last_size > _LONGEST_SECONDS and last_size >= MIB:
             break
         taken: list[float] = []
-        while len(taken) < _MOST_REPEATS and sum(taken) < _SIZE_SECONDS:
+        while len(taken) < _MAX_REPEATS and sum(taken) < _SIZE_SECONDS:
             start = time.perf_counter()
             send(message[:size])
             taken.append(time.perf_counter() - start)
@@ -92,16 +95,16 @@ def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
 
 
 def latency_seconds(times: dict[str, float]) -> float:
-    """Give the one-way time of the smallest message."""
+    """Return the one-way time of the smallest message."""
     return times[str(SIZES[0])] / 2
 
 
 def bytes_per_second(times: dict[str, float], size: int) -> float | None:
-    """Give the bandwidth that a size reached, without the way of the answer; None if not measured."""
+    """Return the bandwidth at a message size, without the acknowledgement's time; None if not measured."""
     seconds = times.get(str(size))
     return None if seconds is None else size / max(seconds - latency_seconds(times), 1e-9)
 
 
-def bus_bytes_per_second(size: int, members: int, seconds: float) -> float:
-    """Give the bus bandwidth of an all-reduce: 2 (n - 1) / n x bytes / seconds, as NCCL's tests do."""
-    return 2 * (members - 1) / members * size / seconds
+def bus_bytes_per_second(size: int, workers: int, seconds: float) -> float:
+    """Return the bus bandwidth of an all-reduce: 2 (n - 1) / n x bytes / seconds, as NCCL's tests do."""
+    return 2 * (workers - 1) / workers * size / seconds

@@ -1,0 +1,126 @@
+"""What the hosts reported, and what the checks found in it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "warn", "fail"]
+HostInfo = Mapping[str, Any]  # what a host reports about itself, in JSON's types; see collect_host_info
+_SEVERITY: dict[Status, int] = {"ok": 0, "warn": 1, "fail": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check on one host.
+
+    Attributes:
+        host: the host's name.
+        check: the check's name.
+        status: "fail" if a job would fail, "warn" if it would run slowly or not as intended, else "ok".
+        found: what was found.
+        remedy: what to do; empty if the status is "ok".
+    """
+
+    host: str
+    check: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of the job.
+
+    Attributes:
+        name: its name in the host list or from the launcher.
+        slots: number of workers that are to run there.
+        info: what it reported about itself; None if it did not respond.
+        problem: why it did not respond.
+    """
+
+    name: str
+    slots: int
+    info: HostInfo | None
+    problem: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What all hosts reported; the input of the checks.
+
+    Attributes:
+        hosts: all hosts of the job; the first one is that of rank 0.
+        agents: for each of ``hosts``, the index of its agent in the lists of ``answers``.
+        answers: for each step, one answer per agent; None for an agent that did not answer.
+        directory: the working directory that all hosts should have.
+    """
+
+    hosts: tuple[Host, ...]
+    agents: tuple[int, ...]
+    answers: Mapping[str, list[Any]]
+    directory: str
+
+    @property
+    def responding(self) -> list[tuple[Host, HostInfo]]:
+        """The hosts that responded, each with what it reported about itself."""
+        return [(host, host.info) for host in self.hosts if host.info is not None]
+
+    def answer(self, step: str, index: int) -> Any:
+        """Return the answer of a host in a step, or None if it gave none.
+
+        Args:
+            step: name of the step.
+            index: position of the host in ``hosts``.
+        """
+        values = self.answers.get(step)
+        return values[self.agents[index]] if values else None
+
+
+def worst_status(findings: Iterable[Finding]) -> Status:
+    """Return the worst status of the findings; "ok" if there are none."""
+    return max((finding.status for finding in findings), key=_SEVERITY.__getitem__, default="ok")
+
+
+def compare(
+    report: Report,
+    check: str,
+    value_of: Callable[[HostInfo], str],
+    remedy: str,
+    *,
+    status: Status = "fail",
+    missing: str = "not installed",
+) -> list[Finding]:
+    """Compare one value across the hosts, and report each host that differs from the majority.
+
+    If several values are equally frequent, the one that comes first in the order of hosts is expected.
+
+    Args:
+        report: what the hosts reported.
+        check: name of the check.
+        value_of: returns the value from a host's info; an empty text if the host has none.
+        remedy: what to do if values differ.
+        status: the status of a host that differs.
+        missing: the text that is shown for an empty value.
+
+    Returns:
+        One finding per responding host.
+    """
+    values = [(host.name, value_of(info) or missing) for host, info in report.responding]
+    counts = Counter(value for _, value in values)
+    expected = max(counts, key=counts.__getitem__, default="")  # of equal counts, the first
+    findings = []
+    for name, value in values:
+        if value == expected:
+            findings.append(Finding(name, check, "ok", value))
+            continue
+        others = [other for other, its_value in values if its_value == expected]
+        found = f"{value}; {expected} on {summarize_names(others)}"
+        findings.append(Finding(name, check, status, found, remedy))
+    return findings
+
+
+def summarize_names(names: list[str]) -> str:
+    """Return the names as a text: up to four names in full, otherwise three and the number of the others."""
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
