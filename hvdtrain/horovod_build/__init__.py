@@ -1,7 +1,7 @@
-"""Builds Horovod 0.28.1 for the frameworks that are installed, and tells what is installed.
+"""Build Horovod 0.28.1 for the installed frameworks, and read what is installed.
 
-Nothing here imports a framework or Horovod. What only a build needs is loaded on first use, so
-that a job's start pays for `require_horovod` alone. See docs/horovod.md.
+Nothing here imports a framework or Horovod. Modules that only a build needs are loaded on first use,
+so that the start of a job pays for `require_horovod` alone. See docs/horovod.md.
 """
 
 from importlib import import_module

@@ -20,21 +20,21 @@ from hvdtrain.horovod_build.source import VERSION
 
 
 def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> InstalledBuild:
-    """Build Horovod for what is installed in the running Python's environment, and install it.
+    """Build Horovod for the frameworks in the environment of the running Python, and install it.
 
-    What is installed or in the cache already is not built again.
+    A build that is installed or cached is not built again.
 
     Args:
         request: what to build.
-        echo: gets every step as a line of text.
+        echo: called with every step as a line of text.
 
     Returns:
-        What is installed afterwards.
+        The installed build.
 
     Raises:
-        HorovodBuildError: something is missing, or a step failed; the environment then has the
+        HorovodBuildError: If something is missing or a step failed. The environment then has the
             Horovod that it had before, or none.
-        Interrupted: SIGTERM came; nothing that the build started is left running.
+        Interrupted: If SIGTERM was received. No process that the build started is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     plan = make_plan(request)
@@ -76,8 +76,8 @@ def _build_locked(
         try:
             check_build(plan, echo)
         except BaseException as error:
-            # What was not checked must not be found installed by the next build. A wheel that
-            # failed goes for good; one whose check was interrupted can be checked again.
+            # The next build must not find an unchecked build installed. A wheel that failed is
+            # removed from the cache; one whose check was interrupted can be checked again.
             if isinstance(error, HorovodBuildError):
                 cache.remove(plan.key)
             _pip("uninstall", "--yes", "horovod")
@@ -87,10 +87,10 @@ def _build_locked(
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the build as Ctrl-C does, by an exception that ends what it has started."""
+    """Let SIGTERM end the build as Ctrl-C does: by an exception, so that started processes are ended."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # only the main thread may set handlers, and the caller's own goes first
+        yield  # only the main thread may set handlers, and the caller's handler has precedence
         return
 
     def stop(number: int, frame: object) -> None:
@@ -120,7 +120,7 @@ def _pip(*arguments: str) -> None:
     done = subprocess.run(
         command,
         env=env,
-        cwd=tempfile.gettempdir(),  # not where a folder named horovod may lie
+        cwd=tempfile.gettempdir(),  # the current directory may contain a folder named horovod
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

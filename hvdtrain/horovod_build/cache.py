@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Logs of older builds are removed.
+# The number of logs that are kept.
 LOGS_KEPT = 10
 
 
 def default_cache_folder() -> Path:
-    """Return $HVDTRAIN_CACHE/horovod, else hvdtrain/horovod in the user's cache folder."""
+    """Return $HVDTRAIN_CACHE/horovod if that is set, else hvdtrain/horovod in the user's cache folder."""
     if os.environ.get("HVDTRAIN_CACHE"):
         return Path(os.environ["HVDTRAIN_CACHE"]) / "horovod"
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -24,16 +24,16 @@ def default_cache_folder() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Compute the hex digest of a file."""
+    """Return the SHA-256 of a file as hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class BuildCache:
-    """Built wheels by key. A wheel is there whole or not at all, whatever was interrupted.
+    """Built wheels by key. Wheels are stored atomically.
 
     Args:
-        folder: created when something is first put into it.
+        folder: the folder; created when something is first stored in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,11 +41,11 @@ class BuildCache:
 
     @property
     def archives(self) -> Path:
-        """Where the source archive is kept."""
+        """The folder of the source archive."""
         return self._made("source")
 
     def wheel(self, key: str) -> Path | None:
-        """Return the wheel built for a key; None where there is none, or it is not as it was written."""
+        """Return the wheel built for a key, or None if there is none or it is corrupted."""
         entry = self.folder / "wheels" / key
         try:
             stored = json.loads((entry / "wheel.json").read_text(encoding="utf-8"))
@@ -55,16 +55,16 @@ class BuildCache:
             return None
 
     def store(self, key: str, wheel: Path) -> Path:
-        """Put a wheel into the cache, in place of one that may be there.
+        """Store a wheel, replacing one with the same key.
 
-        It is written beside its place and moved there in one step.
+        It is written to a temporary folder, which is then renamed.
 
         Returns:
             Its path in the cache.
         """
         wheels = self._made("wheels")
         entry = wheels / key
-        # The name must not be a key's: a folder that is left over is then never taken for one.
+        # The name differs from every key, so that a leftover folder is never used as an entry.
         written = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=wheels))
         try:
             shutil.copyfile(wheel, written / wheel.name)
@@ -79,11 +79,11 @@ class BuildCache:
         return entry / wheel.name
 
     def remove(self, key: str) -> None:
-        """Forget the wheel of a key."""
+        """Remove the wheel of a key, if there is one."""
         shutil.rmtree(self.folder / "wheels" / key, ignore_errors=True)
 
     def new_log(self, key: str) -> Path:
-        """Choose a path for the log of a build; the oldest logs go."""
+        """Return a path for the log of a build, and remove the oldest logs."""
         logs = self._made("logs")
         old = sorted(logs.glob("*.log"), key=lambda log: log.stat().st_mtime)
         for log in old[: -(LOGS_KEPT - 1)]:
@@ -94,11 +94,11 @@ class BuildCache:
     def lock(self, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
         """Hold a lock that processes share through the cache folder.
 
-        The system releases it when its holder ends, however that happens.
+        The operating system releases it when the process ends, even if that is killed.
 
         Args:
-            name: what is locked.
-            on_wait: called once where another process holds it.
+            name: the name of the lock.
+            on_wait: called once if another process holds the lock.
         """
         with (self._made("locks") / name).open("w") as file:
             try:

@@ -1,4 +1,4 @@
-"""The check that ends a build: two real processes, every framework, every controller."""
+"""The check at the end of a build: an all-reduce of two processes with every framework and controller."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged, scripts_folder
 
 CHECK_LIMIT_SECONDS = 180
-# For horovodrun and mpirun to end their workers and remove their files.
+# The time that horovodrun and mpirun have to end their workers and remove their files.
 CHECK_GRACE_SECONDS = 10
 
-# A batch system's variables would make mpirun start its processes through that system; those
-# of an MPI job would make it believe that it is part of one.
+# With the variables of a batch system, mpirun would start its processes through that system; with
+# those of an MPI job, it would act as a part of that job.
 _CLEARED_PREFIXES = ("HOROVOD_", "SLURM_", "PBS_", "LSB_", "OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
 
 _ALL_REDUCE = {
@@ -42,14 +42,15 @@ hvd.shutdown()
 
 
 def check_build(plan: Plan, echo: Callable[[str], None]) -> None:
-    """Let two processes do an all-reduce in each framework with each controller.
+    """Run an all-reduce of two processes with each framework over each controller.
 
     Args:
         plan: what was built.
-        echo: told of each one that worked.
+        echo: called with a line of text for each all-reduce that worked.
 
     Raises:
-        HorovodBuildError: one failed, hung or gave a wrong sum; with the end of its output.
+        HorovodBuildError: If one failed, timed out or returned a wrong sum. The message has the end of
+            its output.
     """
     controllers = (["mpi"] if plan.mpi else []) + ["gloo"]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-check-") as name:
@@ -61,7 +62,7 @@ def check_build(plan: Plan, echo: Callable[[str], None]) -> None:
 
 
 def controller_title(controller: str) -> str:
-    """Name a controller for people."""
+    """Return the name of a controller as it is displayed."""
     return {"mpi": "MPI", "gloo": "Gloo"}[controller]
 
 
@@ -92,12 +93,12 @@ def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> Non
             f"Horovod was built, but two processes could not do an all-reduce with {TITLES[framework]} "
             f"over {controller_title(controller)}: {fault}. The end of the output:\n"
             + "".join(f"  {line}" for line in output[-15:]).rstrip(),
-            "The build was thrown away.",
+            "The build was removed.",
         )
 
 
 def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Make the environment of the check: the built MPI first, nothing of an outer job."""
+    """Return the environment of the check: the built MPI first, and no variables of an outer job."""
     env = {name: value for name, value in environment.items() if not name.startswith(_CLEARED_PREFIXES)}
     env |= {
         "PATH": path_with(*([plan.mpi.programs] if plan.mpi else [])),

@@ -1,4 +1,4 @@
-"""Compiling the edited source into a wheel, with progress on the way and a short error at its end."""
+"""Compiling the patched source into a wheel, with progress and a short error message."""
 
 import contextlib
 import json
@@ -14,19 +14,21 @@ import psutil
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.cache import BuildCache
-from hvdtrain.horovod_build.edit_table import EDITS
-from hvdtrain.horovod_build.edit_texts import RECORD_FILE
-from hvdtrain.horovod_build.edits import apply_edits
 from hvdtrain.horovod_build.gpu import Gpu
+from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged
 from hvdtrain.horovod_build.source import fetch_source, unpack
+
+# What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake
+# copy it into horovod/metadata.json, where `installed_build` reads it.
+RECORD_FILE = "hvdtrain-build.json"
 
 COMPILE_LIMIT_SECONDS = 2 * 3600
 GIB_PER_JOB = 2.0
 MAX_ERRORS_SHOWN = 3
 
-# Variables of the user's environment that would change the build behind the plan's back.
+# Variables of the user's environment that would change the build without changing its key.
 _CLEARED_PREFIXES = ("HOROVOD_", "CMAKE_", "CCL_")
 _CLEARED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MPI_HOME", "CUDACXX", "CUDAFLAGS", "DESTDIR")
 
@@ -36,19 +38,19 @@ _PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
 def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Callable[[str], None]) -> Path:
-    """Download, edit and compile Horovod, and put the wheel into the cache.
+    """Download, patch and compile Horovod, and put the wheel into the cache.
 
     Args:
         plan: what to build.
-        cache: where the source archive, the log and the wheel go.
-        jobs: compile jobs at a time; 0 chooses.
-        echo: gets progress as lines of text, unless it is shown as a bar on the terminal.
+        cache: stores the source archive, the log and the wheel.
+        jobs: number of concurrent compile jobs; 0 chooses.
+        echo: called with lines of progress, unless a progress bar is displayed on the terminal.
 
     Returns:
         The wheel, in the cache.
 
     Raises:
-        HorovodBuildError: the download, an edit or the compilation failed.
+        HorovodBuildError: If the download, a patch or the compilation failed.
     """
     jobs = jobs or default_jobs()
     log = cache.new_log(plan.key)
@@ -57,7 +59,7 @@ def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Callable[[str]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as name:
         folder = Path(name)
         source = unpack(archive, folder)
-        apply_edits(source, EDITS)
+        apply_patches(source, horovod_patches())
         (source / RECORD_FILE).write_text(json.dumps(plan.record(), indent=1), encoding="utf-8")
         echo(f"Compiling with {jobs} job{'s' if jobs > 1 else ''} at a time; log: {log}")
         started = time.monotonic()
@@ -98,7 +100,7 @@ def _build_wheel(
     built = sorted(wheels.glob("horovod-*.whl")) if exit_code == 0 else []
     if not built:
         digest = error_digest(lines)
-        memory = "\nThe compiler was killed, most likely for want of memory: try --jobs 1."
+        memory = "\nThe compiler was killed, most likely for lack of memory: try --jobs 1."
         raise HorovodBuildError(
             f"Horovod did not compile. The first errors:\n{digest}",
             f"The whole log: {log}" + (memory if "Killed" in digest else ""),
@@ -107,12 +109,12 @@ def _build_wheel(
 
 
 def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
-    """Make the environment of the compilation.
+    """Return the environment of the compilation.
 
     Args:
         plan: what to build.
-        folder: a temporary folder; links to NCCL are made in it.
-        jobs: compile jobs at a time.
+        folder: a temporary folder, in which links to NCCL are created.
+        jobs: number of concurrent compile jobs.
     """
     env = {
         name: value
@@ -128,10 +130,10 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
         "CXX": plan.toolchain.cxx,
         "MAKEFLAGS": f"-j{jobs}",
         "CMAKE_GENERATOR": "Unix Makefiles",
-        # Gloo asks for a CMake that is older than CMake 4 serves.
+        # Gloo requests compatibility with a CMake older than CMake 4 supports.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        # Libraries that are linked by path but not needed would stand in the extension with
-        # that path, where they have no name of their own.
+        # Libraries that are linked by path but not needed would be recorded in the extension with
+        # that path if they have no SONAME.
         "LDFLAGS": f"-Wl,--as-needed {os.environ.get('LDFLAGS', '')}".strip(),
         "HOROVOD_CMAKE": str(plan.toolchain.cmake),
         "HOROVOD_WITH_GLOO": "1",
@@ -153,8 +155,8 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
 
 
 def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
-    # NVIDIA's wheels have libnccl.so.2 and libcudart.so.13, but CMake looks for names without a
-    # number: a folder of links has those.
+    # NVIDIA's wheels have libnccl.so.2 and libcudart.so.13, but CMake searches for names without a
+    # number. A folder of links provides those.
     nccl = folder / "nccl"
     (nccl / "lib").mkdir(parents=True)
     (nccl / "include").symlink_to(gpu.nccl_headers)
@@ -163,7 +165,7 @@ def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
         (nccl / "lib" / "libcudart.so").symlink_to(gpu.runtime)
     env = {
         "CMAKE_LIBRARY_PATH": str(nccl / "lib"),
-        # nvcc tells the linker of lib64/ only, which the wheels do not have.
+        # nvcc passes only lib64/ to the linker, which the wheels do not have.
         "LIBRARY_PATH": f"{gpu.cuda_home / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}".rstrip(":"),
         "HOROVOD_GPU": "CUDA",
         "HOROVOD_GPU_OPERATIONS": "NCCL",
@@ -178,13 +180,13 @@ def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
 
 
 def default_jobs() -> int:
-    """Count the compile jobs that there are cores and memory for."""
+    """Return the number of compile jobs for which there are cores and memory."""
     gib = psutil.virtual_memory().available / 2**30
     return max(1, min(len(os.sched_getaffinity(0)), int(gib / GIB_PER_JOB)))
 
 
 def error_digest(lines: Sequence[str]) -> str:
-    """Pick the first errors of a compiler's log, with the lines around them; else the log's end."""
+    """Return the first errors of a compiler's log with the lines around them, or the end of the log."""
     errors = [
         number for number, line in enumerate(lines) if _ERROR.search(line) and not _NO_ERROR.search(line)
     ]
@@ -192,7 +194,7 @@ def error_digest(lines: Sequence[str]) -> str:
         return "\n".join(f"  {_shortened(line)}" for line in lines[-20:])
     shown: dict[int, str] = {}
     for number in errors[:MAX_ERRORS_SHOWN]:
-        after = 12 if "CMake Error" in lines[number] else 4  # CMake says what is wrong below
+        after = 12 if "CMake Error" in lines[number] else 4  # CMake explains the error below it
         for near in range(max(0, number - 2), min(len(lines), number + after)):
             shown[near] = f"  {_shortened(lines[near])}"
     more = len(errors) - MAX_ERRORS_SHOWN
@@ -202,7 +204,7 @@ def error_digest(lines: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds for people: "42 s", "4 min 7 s"."""
+    """Format seconds: "42 s", "4 min 7 s"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
@@ -214,7 +216,7 @@ def _shortened(line: str, width: int = 200) -> str:
 
 @contextlib.contextmanager
 def _progress(echo: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
-    """Show make's percentage: as a bar on a terminal, else as a line every ten percent."""
+    """Display make's percentage: as a bar on a terminal, otherwise as a line every ten percent."""
     if sys.stdout.isatty():
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

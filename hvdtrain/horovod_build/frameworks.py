@@ -1,4 +1,4 @@
-"""Which PyTorch and TensorFlow are installed, read from their files without importing them."""
+"""The installed PyTorch and TensorFlow, read from their files without importing them."""
 
 import importlib.metadata
 import importlib.util
@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-TITLES = {"torch": "PyTorch", "tf": "TensorFlow"}
+from hvdtrain.frameworks import FRAMEWORKS
+
+# The names, for people, of the frameworks that Horovod has an extension for.
+TITLES = {flag: framework.title for flag, framework in FRAMEWORKS.items() if framework.horovod}
 PIP_NAMES = {"torch": "torch", "tf": "tensorflow"}
 
-# TensorFlow comes under several names, and none of its small files holds its version.
+# TensorFlow's package has several names, and no small file that contains its version.
 _TENSORFLOW_PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
@@ -22,12 +25,12 @@ _TENSORFLOW_PACKAGES = (
 
 
 @dataclass(frozen=True)
-class Framework:
+class InstalledFramework:
     """An installed framework.
 
     Args:
         name: "torch" or "tf".
-        version: as the framework itself gives it, e.g. "2.13.0+cpu".
+        version: as the framework itself reports it, e.g. "2.13.0+cpu".
         cuda: the CUDA version that it was built with; empty for a CPU build.
         cxx11_abi: whether it was built with the newer ABI of the C++ library.
     """
@@ -39,37 +42,37 @@ class Framework:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name as it is displayed."""
         return TITLES[self.name]
 
     @property
     def cuda_major(self) -> str:
-        """Major version of its CUDA; empty for a CPU build."""
+        """The major version of its CUDA; empty for a CPU build."""
         return self.cuda.partition(".")[0]
 
 
 def package_folder(name: str) -> Path | None:
-    """Find the folder of an installed package without importing it; None without the package."""
+    """Return the folder of an installed package without importing it, or None without the package."""
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # a module that was put into sys.modules without a spec
+    except ValueError:  # a module in sys.modules that has no spec
         return None
-    if spec is None or spec.origin is None:  # without an origin it is only a left-over folder
+    if spec is None or spec.origin is None:  # without an origin it is only a leftover folder
         return None
     return Path(spec.origin).parent
 
 
-def installed_framework(name: str) -> Framework | None:
-    """Describe the framework "torch" or "tf" as it is installed; None where it is not."""
+def installed_framework(name: str) -> InstalledFramework | None:
+    """Return the installed framework "torch" or "tf", or None if it is not installed."""
     return _torch() if name == "torch" else _tensorflow()
 
 
 def same_version(one: str, other: str) -> bool:
-    """Tell whether two spellings mean one version ("2.22.0-rc0" and "2.22.0rc0")."""
+    """Return whether two spellings mean the same version ("2.22.0-rc0" and "2.22.0rc0")."""
     return one.replace("-", "") == other.replace("-", "")
 
 
-def _torch() -> Framework | None:
+def _torch() -> InstalledFramework | None:
     folder = package_folder("torch")
     if folder is None:
         return None
@@ -79,7 +82,7 @@ def _torch() -> Framework | None:
     if not version:
         return None
     config = _text(folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake")
-    return Framework(
+    return InstalledFramework(
         name="torch",
         version=version,
         cuda=_first(r"cuda(?:: [^=]+)? = ['\"]([^'\"]+)", version_file),
@@ -87,7 +90,7 @@ def _torch() -> Framework | None:
     )
 
 
-def _tensorflow() -> Framework | None:
+def _tensorflow() -> InstalledFramework | None:
     folder = package_folder("tensorflow")
     if folder is None:
         return None
@@ -97,7 +100,7 @@ def _tensorflow() -> Framework | None:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        return Framework("tf", version, cuda=_first(r"'cuda_version', '([^']+)'", build_info))
+        return InstalledFramework("tf", version, cuda=_first(r"'cuda_version', '([^']+)'", build_info))
     return None
 
 

@@ -13,7 +13,7 @@ from hvdtrain.horovod_build.processes import output_of, packages_folder
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU build is made with.
+    """The toolkit and the NCCL of a GPU build.
 
     Args:
         cuda_home: the toolkit; its nvcc is in bin/.
@@ -22,7 +22,7 @@ class Gpu:
         nccl_library: libnccl.so.2, or a link to it.
         nccl: NCCL's version, e.g. "2.28.9".
         architectures: compute capabilities to compile for, e.g. "80,90"; empty means all that
-            the toolkit knows.
+            the toolkit supports.
     """
 
     cuda_home: Path
@@ -34,7 +34,7 @@ class Gpu:
 
     @property
     def runtime(self) -> Path | None:
-        """libcudart.so of the toolkit, or a link to it; None without one."""
+        """The toolkit's libcudart.so or a link to it, or None without one."""
         return min(self.cuda_home.glob("lib*/libcudart.so*"), default=None)
 
     def __str__(self) -> str:
@@ -42,13 +42,13 @@ class Gpu:
 
 
 def find_gpu(cuda_major: str) -> Gpu:
-    """Find the first toolkit whose major version fits the frameworks, and an NCCL.
+    """Return the first toolkit whose major version matches the frameworks, and an NCCL.
 
     Args:
         cuda_major: the major version that the frameworks were built with, e.g. "13".
 
     Raises:
-        HorovodBuildError: no toolkit of that version, or no NCCL with its header.
+        HorovodBuildError: If there is no toolkit of that version, or no NCCL with its header.
     """
     seen = []
     for home in _cuda_homes():
@@ -78,12 +78,12 @@ def _cuda_homes() -> Iterator[Path]:
             yield Path(os.environ[variable])
     nvcc = shutil.which("nvcc")
     if nvcc:
-        # nvcc may be a link or a script of another toolkit: it says itself where it lives.
+        # nvcc may be a link or a script of another toolkit: its output contains its real location.
         plan = output_of(nvcc, "-dryrun", "-E", "-x", "cu", os.devnull) or ""
         top = re.search(r"^#\$ TOP=(.+)$", plan, re.MULTILINE)
         yield Path(top.group(1)).resolve() if top else Path(nvcc).resolve().parent.parent
     yield Path("/usr/local/cuda")
-    # The wheels of CUDA 13 (nvidia-cuda-nvcc, -crt, -runtime, -cccl) unpack into one toolkit.
+    # The wheels of CUDA 13 (nvidia-cuda-nvcc, -crt, -runtime, -cccl) form one toolkit.
     yield from sorted(packages_folder().glob("nvidia/cu[0-9]*"))
 
 
@@ -95,8 +95,8 @@ def _cuda_version(home: Path) -> str:
 
 
 def _find_nccl(cuda_home: Path) -> tuple[Path, Path]:
-    """Find NCCL's header folder and library."""
-    # PyTorch's own copy comes first: it is the one that will be loaded in the process.
+    """Return NCCL's header folder and library."""
+    # PyTorch's own copy has precedence: it is the one that the process loads.
     homes = [packages_folder() / "nvidia" / "nccl"]
     homes += [Path(os.environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if os.environ.get(name)]
     homes += [cuda_home, Path("/usr")]

@@ -1,4 +1,4 @@
-"""What Horovod is installed now, and whether it fits the job; nothing is imported to tell."""
+"""The installed Horovod, and whether it fits the job, without importing it."""
 
 import importlib
 import importlib.machinery
@@ -13,7 +13,7 @@ from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.frameworks import (
     PIP_NAMES,
     TITLES,
-    Framework,
+    InstalledFramework,
     installed_framework,
     package_folder,
     same_version,
@@ -28,18 +28,18 @@ _EXTENSIONS = {"torch": "torch/mpi_lib_v2", "tf": "tensorflow/mpi_lib"}
 
 @dataclass(frozen=True)
 class InstalledBuild:
-    """The Horovod that is installed in the running Python's environment.
+    """The Horovod in the environment of the running Python.
 
     Args:
         version: Horovod's version.
-        torch: the PyTorch version it was built for; None where that extension is missing.
+        torch: the PyTorch version it was built for; None if that extension is missing.
         tensorflow: the same for TensorFlow.
-        mpi: the MPI that it was built with, e.g. "Open MPI 5.0.11"; None without MPI, or where
-            the build does not say.
-        gloo: whether it has the Gloo controller (False where the build does not say).
-        nccl: whether it reduces on GPUs with NCCL (False where the build does not say).
-        edits: which edit table was applied; empty where hvdtrain did not build it.
-        key: identifies everything that went into the build; empty where hvdtrain did not
+        mpi: the MPI that it was built with, e.g. "Open MPI 5.0.11"; None without MPI, or if
+            the build does not record it.
+        gloo: whether it has the Gloo controller (False if the build does not record it).
+        nccl: whether it reduces on GPUs with NCCL (False if the build does not record it).
+        patches: digest of the patches that were applied; empty if hvdtrain did not build it.
+        key: identifies everything that the build depended on; empty if hvdtrain did not
             build it.
     """
 
@@ -49,18 +49,18 @@ class InstalledBuild:
     mpi: str | None
     gloo: bool
     nccl: bool
-    edits: str = ""
+    patches: str = ""
     key: str = ""
 
     def describe(self) -> str:
-        """One line: version, frameworks, controllers."""
+        """Return one line with version, frameworks and controllers."""
         frameworks = [
             f"{title} {version}"
             for title, version in (("torch", self.torch), ("TensorFlow", self.tensorflow))
             if version
         ]
         built_for = " and ".join(frameworks) or "no framework"
-        if not self.edits:
+        if not self.patches:
             return f"{self.version} for {built_for}; not built by hvdtrain"
         parts = [f"MPI ({self.mpi})"] if self.mpi else []
         parts += ["Gloo"] if self.gloo else []
@@ -68,15 +68,15 @@ class InstalledBuild:
         return f"{self.version} for {built_for}; {', '.join(parts)}"
 
     def built_for(self, framework: str) -> str | None:
-        """Return the version of "torch" or "tf" that it was built for; None without that extension."""
+        """Return the version of "torch" or "tf" that it was built for, or None without that extension."""
         return self.torch if framework == "torch" else self.tensorflow
 
 
 def installed_build() -> InstalledBuild | None:
-    """Read what is installed; takes milliseconds and imports neither Horovod nor a framework.
+    """Read what is installed, in milliseconds, without importing Horovod or a framework.
 
     Returns:
-        None where no Horovod is installed.
+        The build, or None if no Horovod is installed.
     """
     importlib.invalidate_caches()
     folder = package_folder("horovod")
@@ -98,13 +98,14 @@ def installed_build() -> InstalledBuild | None:
         mpi=str(record.get("mpi", "MPI")) if metadata.get("have_mpi") else None,
         gloo=bool(metadata.get("have_gloo")),
         nccl=bool(metadata.get("have_nccl")),
-        edits=str(record.get("edits", "")),
+        # Builds of hvdtrain before 0017-horovod-patches-are-diffs wrote "edits".
+        patches=str(record.get("patches") or record.get("edits") or ""),
         key=str(record.get("key", "")),
     )
 
 
-def is_intact(build: InstalledBuild, frameworks: Mapping[str, Framework]) -> bool:
-    """Tell whether the build's files are all there, whole, and for these frameworks."""
+def is_intact(build: InstalledBuild, frameworks: Mapping[str, InstalledFramework]) -> bool:
+    """Return whether the build's files exist, are complete, and are for these frameworks."""
     try:
         files = importlib.metadata.files("horovod") or []
     except importlib.metadata.PackageNotFoundError:
@@ -119,20 +120,20 @@ def is_intact(build: InstalledBuild, frameworks: Mapping[str, Framework]) -> boo
 
 
 def require_horovod(framework: str) -> InstalledBuild:
-    """Make sure, when a job starts, that Horovod is there and fits the installed framework.
+    """Raise an error unless Horovod is installed and fits the installed framework.
 
-    Imports neither Horovod nor a framework. A Horovod that hvdtrain did not build is accepted
-    where it was built for the installed version.
+    Every job calls this when it starts. It imports neither Horovod nor a framework. A Horovod that
+    hvdtrain did not build is accepted if it was built for the installed version.
 
     Args:
         framework: "torch" or "tf".
 
     Returns:
-        What is installed.
+        The installed build.
 
     Raises:
-        HorovodBuildError: the framework or Horovod is missing, Horovod lacks the extension for
-            this framework, or was built for another version; with the command that mends it.
+        HorovodBuildError: If the framework or Horovod is missing, or Horovod lacks the extension for
+            this framework or was built for another version. The message has the command that helps.
     """
     title = TITLES[framework]
     installed = installed_framework(framework)
@@ -149,7 +150,7 @@ def require_horovod(framework: str) -> InstalledBuild:
             f"Build and install it (a few minutes, once):\n  {BUILD_COMMAND}",
         )
     command = BUILD_COMMAND + (" --gpu nccl" if build.nccl else "")
-    whose = "" if build.edits else " It is not a build of hvdtrain."
+    whose = "" if build.patches else " It is not a build of hvdtrain."
     built_for = build.built_for(framework)
     if built_for is None:
         raise HorovodBuildError(
@@ -166,7 +167,7 @@ def require_horovod(framework: str) -> InstalledBuild:
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
-    """Read what Horovod's build wrote about itself; empty where there is nothing to read."""
+    """Return the metadata that Horovod's build wrote, or an empty dict if it cannot be read."""
     try:
         metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -175,7 +176,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def _extension(folder: Path, framework: str) -> Path | None:
-    """Find the extension for a framework, built for the running Python; None where it is missing."""
+    """Return the extension for a framework and the running Python, or None if it is missing."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     path = folder / (_EXTENSIONS[framework] + suffix)
     return path if path.is_file() else None

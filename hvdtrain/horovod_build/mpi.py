@@ -1,4 +1,4 @@
-"""Finding the MPI that Horovod is to be built with."""
+"""Finding the MPI to build Horovod with."""
 
 import os
 import re
@@ -21,7 +21,7 @@ REMEDY = (
 
 _COMPILERS = ("mpicxx", "mpic++", "mpiCC")
 
-# How each MPI names itself in `mpirun --version`.
+# The name and version of each MPI in the output of `mpirun --version`.
 _VERSIONS = (
     ("Open MPI", r"\(Open MPI\) (\S+)"),
     ("Open MPI", r"\(OpenRTE\) (\S+)"),
@@ -36,9 +36,9 @@ class Mpi:
 
     Args:
         name: "Open MPI", "MPICH", ...
-        version: as mpirun gives it.
+        version: as mpirun reports it.
         programs: the folder of its mpirun and its compiler.
-        libraries: the folders that its compiler links from.
+        libraries: the library folders that its compiler uses.
     """
 
     name: str
@@ -51,20 +51,23 @@ class Mpi:
 
     @property
     def in_environment(self) -> bool:
-        """Whether it belongs to the running Python's environment, and moves with it."""
+        """Whether it belongs to the environment of the running Python, and moves with it."""
         return self.programs.is_relative_to(sys.prefix)
 
     @property
     def identity(self) -> str:
-        """What a build with it depends on: of an MPI outside the environment, also where it is."""
+        """What a build with it depends on. For an MPI outside the environment that includes its path."""
         return str(self) if self.in_environment else f"{self} in {self.programs.parent}"
 
 
 def find_mpi() -> Mpi | None:
-    """Find the first MPI with a C++ compiler: $MPI_HOME, the environment's own, then PATH.
+    """Return the first MPI with a C++ compiler: of $MPI_HOME, of the environment, then on PATH.
+
+    Returns:
+        The MPI, or None if there is none.
 
     Raises:
-        HorovodBuildError: an MPI has a compiler, but no mpirun beside it that works.
+        HorovodBuildError: If an MPI has a compiler, but no working mpirun in the same folder.
     """
     for folder in _folders():
         compiler = next((folder / name for name in _COMPILERS if os.access(folder / name, os.X_OK)), None)
@@ -100,7 +103,7 @@ def _name_and_version(text: str) -> tuple[str, str]:
 
 
 def _library_folders(compiler: Path) -> tuple[Path, ...]:
-    # Open MPI's compiler answers the first; MPICH's and Intel's show their command line.
+    # Open MPI's compiler has the first option; those of MPICH and Intel print their command line.
     shown = output_of(str(compiler), "--showme:libdirs")
     if shown is not None:
         return tuple(Path(folder) for folder in shown.split())

@@ -1,4 +1,4 @@
-"""What is asked for, what is there, and the plan and key that follow from both."""
+"""What is requested, what is installed, and the plan and key that follow from both."""
 
 import hashlib
 import importlib.machinery
@@ -12,23 +12,22 @@ from pathlib import Path
 
 from hvdtrain.errors import ConfigError, HorovodBuildError
 from hvdtrain.horovod_build.cache import default_cache_folder
-from hvdtrain.horovod_build.edit_table import EDITS
-from hvdtrain.horovod_build.edits import edits_digest
 from hvdtrain.horovod_build.frameworks import (
     PIP_NAMES,
     TITLES,
-    Framework,
+    InstalledFramework,
     installed_framework,
     package_folder,
 )
 from hvdtrain.horovod_build.gpu import Gpu, find_gpu
 from hvdtrain.horovod_build.mpi import REMEDY as MPI_REMEDY
 from hvdtrain.horovod_build.mpi import Mpi, find_mpi
+from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.horovod_build.processes import packages_folder
 from hvdtrain.horovod_build.source import SDIST_SHA256
 from hvdtrain.horovod_build.toolchain import Toolchain, architecture_flags, find_toolchain
 
-# To be raised when `compiling` builds the same source in another way.
+# Increase this when `compiling` builds the same source in another way.
 RECIPE = 1
 
 _CHOICES = {
@@ -40,20 +39,19 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a user asks for.
+    """What a user requests.
 
     Args:
         frameworks: "auto" (all that are installed), "torch", "tf" or "both".
-        mpi: "auto" (use it where an MPI compiler is found), "require" or "none" (Gloo only).
+        mpi: "auto" (use MPI if an MPI compiler is found), "require" or "none" (Gloo only).
         gpu: "none" or "nccl".
-        jobs: compile jobs at a time; 0 chooses by cores and memory.
-        force: build even where the cache or the environment has it.
-        cache_dir: default: $HVDTRAIN_CACHE/horovod, else hvdtrain/horovod in the user's cache
-            folder.
-        check: whether two processes try an all-reduce before the build counts as done.
+        jobs: number of concurrent compile jobs; 0 chooses by cores and memory.
+        force: build even if the cache or the environment has the build.
+        cache_dir: the cache; None means the default, `default_cache_folder`.
+        check: whether two processes try an all-reduce at the end of the build.
 
     Raises:
-        ConfigError: a value that is not one of those above.
+        ConfigError: If a value is not one of those above.
     """
 
     frameworks: str = "auto"
@@ -74,7 +72,7 @@ class BuildRequest:
 
     @property
     def cache_folder(self) -> Path:
-        """Where wheels and logs are kept."""
+        """The folder of wheels and logs."""
         return self.cache_dir or default_cache_folder()
 
 
@@ -83,17 +81,17 @@ class Plan:
     """Everything that a build depends on.
 
     Args:
-        frameworks: those that get an extension, by name.
-        mpi: None builds Gloo only.
-        gpu: None builds for CPUs only.
+        frameworks: the frameworks to build an extension for, by name.
+        mpi: the MPI, or None to build Gloo only.
+        gpu: CUDA and NCCL, or None to build for CPUs only.
         toolchain: compiler and CMake.
         arch_flags: compiler flags for the CPU's vector units.
-        rpath: where the extensions look for their libraries, relative to themselves where the
-            library belongs to the environment.
-        left_out: frameworks that are installed but get no extension, with the reason.
+        rpath: the folders in which the extensions search for libraries, relative to the extension if
+            the library belongs to the environment.
+        left_out: for each installed framework without an extension, a sentence with the reason.
     """
 
-    frameworks: dict[str, Framework]
+    frameworks: dict[str, InstalledFramework]
     mpi: Mpi | None
     gpu: Gpu | None
     toolchain: Toolchain
@@ -102,11 +100,11 @@ class Plan:
     left_out: tuple[str, ...] = ()
 
     def ingredients(self) -> dict[str, str]:
-        """Return what tells this build from another, by name."""
+        """Return everything that the build depends on, by name."""
         gpu = self.gpu
         return {
             "horovod": SDIST_SHA256,
-            "edits": edits_digest(EDITS),
+            "patches": patches_digest(horovod_patches()),
             "recipe": str(RECIPE),
             "python": f"{sys.implementation.cache_tag} {importlib.machinery.EXTENSION_SUFFIXES[0]}",
             "platform": f"{sysconfig.get_platform()} {' '.join(platform.libc_ver())}",
@@ -121,32 +119,32 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Sixteen hex digits that change when any ingredient changes."""
+        """Sixteen hex digits that change if any ingredient changes."""
         text = json.dumps(self.ingredients(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def record(self) -> dict[str, object]:
-        """Return what is written beside the built extensions, for `installed_build` to read."""
+        """Return what is stored with the built extensions, for `installed_build` to read."""
         return {
             "key": self.key,
-            "edits": edits_digest(EDITS),
+            "patches": patches_digest(horovod_patches()),
             "mpi": str(self.mpi) if self.mpi else "",
             "ingredients": self.ingredients(),
         }
 
     def describe(self) -> str:
-        """One line: frameworks and controllers."""
+        """Return one line with frameworks and controllers."""
         frameworks = " and ".join(f"{found.title} {found.version}" for found in self.frameworks.values())
         controllers = f"MPI ({self.mpi}) and Gloo" if self.mpi else "Gloo"
         return f"{frameworks}, with {controllers}" + (f", NCCL ({self.gpu})" if self.gpu else "")
 
 
 def make_plan(request: BuildRequest) -> Plan:
-    """Look at the environment and the machine; nothing long, and nothing is changed.
+    """Examine the environment and the machine, in seconds and without changing anything.
 
     Raises:
-        HorovodBuildError: something that the build needs is missing; it says what, and how to
-            get it.
+        HorovodBuildError: If something that the build needs is missing. The message says what, and
+            how to install it.
     """
     toolchain = find_toolchain(request.cache_folder)
     frameworks, left_out = _choose_frameworks(request)
@@ -165,8 +163,8 @@ def make_plan(request: BuildRequest) -> Plan:
     )
 
 
-def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, Framework], tuple[str, ...]]:
-    """Choose the frameworks to build for; also name those left out with the reason."""
+def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramework], tuple[str, ...]]:
+    """Return the frameworks to build for, and a sentence for each that is left out."""
     named = {"auto": ("torch", "tf"), "both": ("torch", "tf")}.get(request.frameworks, (request.frameworks,))
     installed = {name: found for name in named if (found := installed_framework(name))}
     missing = [name for name in named if name not in installed]
@@ -174,7 +172,7 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, Framework], tup
         pip_names = " or ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
         raise HorovodBuildError(
             f"Not installed in this environment: {', '.join(TITLES[name] for name in missing)}. "
-            "Horovod is compiled against the framework that it is to serve.",
+            "Horovod is compiled against the framework that it serves.",
             f"Install it first: {pip_names}",
         )
     if request.gpu == "none":
@@ -198,17 +196,17 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, Framework], tup
     return fitting, misfits
 
 
-def _identity(framework: Framework | None) -> str:
+def _identity(framework: InstalledFramework | None) -> str:
     if framework is None:
         return ""
     return f"{framework.version}, CUDA {framework.cuda or 'none'}, C++11 ABI {framework.cxx11_abi}"
 
 
-def _rpath(frameworks: dict[str, Framework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
-    """List the library folders for the extensions.
+def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
+    """Return the library folders for the extensions.
 
-    They are relative inside the environment, so that a wheel can be installed into another
-    one, and absolute outside.
+    Those inside the environment are relative, so that a wheel can be installed into another
+    environment. Others are absolute.
     """
     folders = list(mpi.libraries) if mpi else []
     for name, below in (("torch", "lib"), ("tf", ".")):
@@ -217,7 +215,7 @@ def _rpath(frameworks: dict[str, Framework], mpi: Mpi | None, gpu: Gpu | None) -
             folders.append(package / below)
     if gpu:
         folders.append(gpu.nccl_library.parent)
-        # Usually the framework has loaded CUDA's runtime already; the extension does not count on it
+        # Usually the framework has loaded CUDA's runtime already; the extension does not rely on that
         folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
     extension = packages_folder() / "horovod" / "framework"
     return tuple(

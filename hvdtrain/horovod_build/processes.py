@@ -1,4 +1,4 @@
-"""Running other programs so that none of them outlives the build."""
+"""Running other programs so that none outlives the build."""
 
 import contextlib
 import os
@@ -6,34 +6,34 @@ import subprocess
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import psutil
 
-# What killed processes get to be gone.
+# The time that killed processes have to disappear.
 KILL_SECONDS = 10
 
 
 def scripts_folder() -> Path:
-    """Return the folder of the running environment's programs, which need not be on PATH."""
+    """Return the folder of the environment's programs, which need not be on PATH."""
     return Path(sysconfig.get_path("scripts"))
 
 
 def packages_folder() -> Path:
-    """Return the folder where pip installs packages that have compiled parts."""
+    """Return the folder into which pip installs packages with compiled parts."""
     return Path(sysconfig.get_path("platlib"))
 
 
 def path_with(*first: Path) -> str:
-    """Make a PATH with some folders in front: those given, then the environment's own programs."""
+    """Return PATH with folders in front: those given, then the folder of the environment's programs."""
     folders = [str(folder) for folder in (*first, scripts_folder())]
     return os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
 
 
 def output_of(*command: str, seconds: float = 60) -> str | None:
-    """Return the output of a short command, both streams; None where it is missing, fails or hangs."""
+    """Return the output of a command, both streams, or None if it is missing, fails or times out."""
     try:
         done = subprocess.run(
             command,
@@ -58,27 +58,43 @@ def run_logged(
     grace_seconds: float = 0,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Run a command and everything that it starts, to its end or to a time limit.
+    """Run a command until it ends or reaches a time limit.
 
     Args:
         command: program and arguments.
-        log: gets every line of output.
+        log: every line of output is written to it.
         env: the whole environment.
-        folder: where it runs.
-        limit_seconds: after which the command and all its children are ended.
-        grace_seconds: what the command gets to end by itself before all are killed, at the
-            limit or when this process is interrupted.
+        folder: the working directory.
+        limit_seconds: time after which the command and all its descendants are ended.
+        grace_seconds: time that the command has to end by itself before all are killed, at the
+            limit or if this process is interrupted.
         on_line: called with every line of output.
 
     Returns:
         The exit code.
 
     Raises:
-        TimeoutError: the limit was reached.
-        OSError: the command could not be started.
+        TimeoutError: If the limit was reached.
+        OSError: If the command could not be started.
     """
-    timed_out = threading.Event()
-    with subprocess.Popen(
+    with (
+        _start(command, env, folder) as process,
+        _ended_at_limit(process.pid, limit_seconds, grace_seconds) as timed_out,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            log.flush()
+            on_line(line)
+        exit_code = process.wait()
+    if timed_out.is_set():
+        raise TimeoutError(f"not done after {limit_seconds:.0f} seconds")
+    return exit_code
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:
+    """Start a command without input; both streams of its output are one pipe."""
+    return subprocess.Popen(
         command,
         env=env,
         cwd=folder,
@@ -87,35 +103,37 @@ def run_logged(
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,  # a Ctrl-C reaches this process only, which ends the others
-    ) as process:
+        start_new_session=True,  # Ctrl-C reaches this process only, which ends the others
+    )
 
-        def stop() -> None:
-            timed_out.set()
-            end_tree(process.pid, grace_seconds)
 
-        timer = threading.Timer(limit_seconds, stop)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                log.flush()
-                on_line(line)
-            exit_code = process.wait()
-        except BaseException:
-            end_tree(process.pid, grace_seconds)
-            raise
-        finally:
-            timer.cancel()
-            timer.join()
-    if timed_out.is_set():
-        raise TimeoutError(f"not done after {limit_seconds:.0f} seconds")
-    return exit_code
+@contextlib.contextmanager
+def _ended_at_limit(pid: int, limit_seconds: float, grace_seconds: float) -> Iterator[threading.Event]:
+    """End a process and its descendants at a time limit, or if the block raises an exception.
+
+    Yields:
+        An event that is set if the limit was reached.
+    """
+    timed_out = threading.Event()
+
+    def stop() -> None:
+        timed_out.set()
+        end_tree(pid, grace_seconds)
+
+    timer = threading.Timer(limit_seconds, stop)
+    timer.start()
+    try:
+        yield timed_out
+    except BaseException:
+        end_tree(pid, grace_seconds)
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def end_tree(pid: int, grace_seconds: float) -> None:
-    """End a process and all its descendants: SIGTERM for the process, then SIGKILL for all."""
+    """End a process and its descendants: SIGTERM to the process, then SIGKILL to all that are left."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
@@ -133,10 +151,10 @@ def end_tree(pid: int, grace_seconds: float) -> None:
 
 
 def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait for processes, at most some seconds, and return those that still run.
+    """Wait for processes for a limited time, and return those that still run.
 
-    psutil's own waiting would take the exit status away from the Popen object that it belongs
-    to, and would wait for a zombie that nobody collects.
+    psutil's own functions would reap the exit status that the Popen object needs, and would wait
+    for a zombie that nobody reaps.
     """
     deadline = time.monotonic() + seconds
     while processes := [process for process in processes if _runs(process)]:

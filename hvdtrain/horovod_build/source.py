@@ -18,11 +18,11 @@ DOWNLOAD_LIMIT_SECONDS = 900
 
 
 def fetch_source(cache: BuildCache) -> Path:
-    """Return the source archive: the cache's, or downloaded by pip with the user's own pip settings.
+    """Return the source archive: from the cache, or downloaded by pip with the user's pip settings.
 
     Raises:
-        HorovodBuildError: it cannot be downloaded, or is not the archive that the edits were
-            made for.
+        HorovodBuildError: If it cannot be downloaded, or is not the archive that the patches
+            were made for.
     """
     kept = cache.archives / SDIST
     if kept.is_file() and sha256_of(kept) == SDIST_SHA256:
@@ -35,10 +35,10 @@ def fetch_source(cache: BuildCache) -> Path:
 
 
 def verify(archive: Path) -> None:
-    """Make sure that a file is the pinned archive.
+    """Raise an error unless a file is the pinned archive.
 
     Raises:
-        HorovodBuildError: its sha256 is another.
+        HorovodBuildError: If its sha256 differs.
     """
     found = sha256_of(archive)
     if found != SDIST_SHA256:
@@ -62,8 +62,8 @@ def _download(folder: Path) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps"]
-    # pip runs the source's setup.py to see its name and version; without isolation it uses
-    # the setuptools that is here, and downloads nothing else.
+    # pip runs the source's setup.py to find its name and version. Without isolation it uses
+    # the installed setuptools, and downloads nothing else.
     command += ["--no-binary", "horovod", "--no-build-isolation", "--disable-pip-version-check"]
     command += ["--dest", str(folder), "-r", str(requirements)]
     lines: list[str] = []

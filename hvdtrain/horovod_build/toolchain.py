@@ -1,4 +1,4 @@
-"""What a build needs from the machine, looked at before anything long begins."""
+"""What a build needs from the machine, checked before anything that takes long."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ CMAKE_NEEDED = (3, 13)
 TEMP_GIB_NEEDED = 0.5
 CACHE_GIB_NEEDED = 0.1
 
-# Module name -> package name of what Horovod's own build imports.
+# Module name -> package name of everything that Horovod's own build imports.
 _BUILD_MODULES = {
     "cffi": "cffi",
     "cloudpickle": "cloudpickle",
@@ -55,13 +55,13 @@ class Toolchain:
 
 
 def find_toolchain(cache_folder: Path) -> Toolchain:
-    """Look for everything that a build needs from the machine.
+    """Find everything that a build needs from the machine.
 
     Args:
-        cache_folder: where the wheel will be kept.
+        cache_folder: the folder that the wheel will be stored in.
 
     Raises:
-        HorovodBuildError: something is missing; every missing thing is named, with how to get it.
+        HorovodBuildError: If anything is missing. The message names all of it, and how to get it.
     """
     faults = [
         *_python_faults(),
@@ -121,7 +121,7 @@ def _compiler_faults(cxx: str) -> Iterator[str]:
 
 
 def _find_cmake() -> tuple[Path, list[str]]:
-    """Find the first CMake that is new enough, or what is wrong with those that there are."""
+    """Return the first CMake that is new enough, or what is wrong with those that were found."""
     needed = ".".join(map(str, CMAKE_NEEDED))
     faults = []
     for candidate in (os.environ.get("HOROVOD_CMAKE"), scripts_folder() / "cmake", shutil.which("cmake")):
@@ -151,17 +151,17 @@ def _disk_faults(folder: Path, gib_needed: float, remedy: str) -> Iterator[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def architecture_flags() -> str:
-    """List compiler flags for those of Horovod's vector units that this CPU has.
+    """Return compiler flags for those vector units used by Horovod that this CPU has.
 
-    The environment's HOROVOD_BUILD_ARCH_FLAGS goes first. Horovod's build would ask the
-    compiler the same; the answer is part of what tells one build from another.
+    The environment variable HOROVOD_BUILD_ARCH_FLAGS has precedence. Horovod's build would try the
+    same with the compiler, but the flags must be known beforehand as a part of the build's key.
     """
     asked = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "").strip()
     if asked:
