@@ -1,4 +1,4 @@
-"""What a checkpoint says of the training that made it, for the commands that go on from there.
+"""What a checkpoint says of the training that made it, for the commands that continue from there.
 
 Each worker reads it before Horovod starts: framework and task decide what is loaded. Every byte of
 the checkpoint is checked later, by rank 0 alone.
@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import checkpoint
-from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, UsageError
-from hvdtrain.record import Record
-from hvdtrain.rundir import CHECKPOINTS
-from hvdtrain.starting import same_task
+from hvdtrain.host.launcher import launched_rank
+from hvdtrain.jobs.resume import same_task
+from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.task import built_in_names
-from hvdtrain.terminal import launched_rank
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
 # its loss had, perhaps another task's; and the global batch, which may have fewer samples than there are
@@ -32,15 +33,15 @@ def find_record(path: Path) -> Checkpoint:
     """Find what a user names, a checkpoint or a run's newest, by its record alone. Local: no collective.
 
     Raises:
-        CheckpointError: where there is no checkpoint, or no record can be read.
-        EnvironmentFault: where a file cannot be read.
+        CheckpointError: If there is no checkpoint, or no record can be read.
+        EnvironmentFault: If a file cannot be read.
     """
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
-        record = checkpoint.read_record(candidate)
-        if record is not None:
-            return Checkpoint(candidate, record)
+        manifest = verification.read_manifest(candidate)
+        if manifest is not None:
+            return Checkpoint(candidate, manifest)
     try:
-        return checkpoint.locate(path)
+        return verification.locate(path)
     except CheckpointError as error:
         if launched_rank() is not None:
             shared = "Every worker reads the checkpoint: each host needs it, under this path."
@@ -48,7 +49,7 @@ def find_record(path: Path) -> Checkpoint:
         raise error from None
 
 
-def verified(path: Path, expected: Record) -> Checkpoint:
+def verified(path: Path, expected: Manifest) -> Checkpoint:
     """Check every byte of the checkpoint that a user names. Local: no collective.
 
     Args:
@@ -56,10 +57,10 @@ def verified(path: Path, expected: Record) -> Checkpoint:
         expected: the record that the job's config was made from.
 
     Raises:
-        CheckpointError: where none is good, or the good one's config is another.
+        CheckpointError: If none is good, or the good one's config is another.
     """
-    found = checkpoint.locate(path)
-    if found.record.config != expected.config:
+    found = verification.locate(path)
+    if found.manifest.config != expected.config:
         raise CheckpointError(
             f"the newest checkpoint of {path} is damaged; the one before it, {found.path.name}, was trained "
             "with another config",
@@ -69,7 +70,7 @@ def verified(path: Path, expected: Record) -> Checkpoint:
 
 
 def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
-    """Give a job's config layers, weakest first: the checkpoint's, then those that the user gave.
+    """Return a job's config layers, weakest first: the checkpoint's, then those that the user gave.
 
     Evaluation keeps the samples per worker and batch that it had in training.
 
@@ -78,10 +79,10 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
         given: the user's layers.
 
     Raises:
-        UsageError: where the task is a user's code and the user does not name it: code from elsewhere
+        UsageError: If the task is a user's code and the user does not name it: code from elsewhere
             must not run because a checkpoint says so.
     """
-    config = found.record.config
+    config = found.manifest.config
     trained_on = str(config.get("task"))
     task = _value(given, "task")
     if task is None and trained_on not in built_in_names():
@@ -92,7 +93,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
         )
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either
-    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found.record)
+    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found.manifest)
     values["initial_parameters"] = "model"  # they are about to be replaced
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
@@ -100,7 +101,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
 
 
 def run_dir_of(found: Checkpoint) -> Path:
-    """Give the run directory that a checkpoint lies in, or its own folder where it lies in none."""
+    """Return the run directory that a checkpoint lies in, or its own folder where it lies in none."""
     folder = found.path.parent
     return folder.parent if folder.name == CHECKPOINTS else folder
 
@@ -117,9 +118,9 @@ def _value(layers: list[Layer], name: str) -> Any:
     return merged.get(name)
 
 
-def _micro_batch(record: Record) -> int:
-    """Give the samples per worker and micro-batch of the training."""
-    total = record.config.get("global_batch_size")
+def _micro_batch(manifest: Manifest) -> int:
+    """Return the samples per worker and micro-batch of the training."""
+    total = manifest.config.get("global_batch_size")
     if total is None:
-        return int(record.config.get("batch_size") or Config.model_fields["batch_size"].default)
-    return -(-int(total) // (record.workers * int(record.config.get("accumulate") or 1)))
+        return int(manifest.config.get("batch_size") or Config.model_fields["batch_size"].default)
+    return -(-int(total) // (manifest.workers * int(manifest.config.get("accumulate") or 1)))

@@ -7,21 +7,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import recorded
-from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoint import Checkpoint
-from hvdtrain.cluster import agree, on_root
+from hvdtrain.agreement import assert_consistent, run_on_rank_zero
+from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.ending import end_if_uncaught, interruptible
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, WorkerFailure
-from hvdtrain.logs import AppendFile
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.setup import JobSpec, build_together, handshake, new_task, open_data, prepare, started
+from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
-from hvdtrain.opening import Job, build_together, meet, new_task, open_data, prepare, started
-from hvdtrain.report import SilentReport, counted, to_json
-from hvdtrain.session import Progress, Session, readers_for
-from hvdtrain.starting import load_weights
+from hvdtrain.reporting.console import counted
+from hvdtrain.reporting.jsonl import AppendFile, to_json
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.run_state import RunState
+from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_spec, where_raised
-from hvdtrain.terminal import open_console
+from hvdtrain.training_plan import Progress
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -35,9 +39,9 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint's directory, or a run's for its newest good one.
-        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's where not
-            given; must be given where that is not a built-in one.
-        framework: "torch" or "tf"; the one that trained it where not given.
+        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's if not
+            given; must be given if that is not a built-in one.
+        framework: "torch" or "tf"; the one that trained it if not given.
         fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
 
     Returns:
@@ -65,19 +69,19 @@ def evaluate_checkpoint(
     Args:
         path: a checkpoint, or a run for its newest good one.
         given: the user's config layers, weakest first.
-        task_class: the task's class where the caller has it.
+        task_class: the task's class if the caller has it.
         output: the file of JSON lines, in place of ``evaluations.jsonl`` in the run directory.
 
     Raises:
-        EnvironmentFault: where ``output`` cannot be written; the metrics were shown.
-        DataError: where the task has no evaluation data.
+        EnvironmentFault: If ``output`` cannot be written; the metrics were shown.
+        DataError: If the task has no evaluation data.
     """
     with interruptible() as signals:
-        found = recorded.find_record(path)
-        job = prepare(recorded.layers_of(found, given), task_class)
-        with started(job, signals) as backend, signals.go_first():
+        found = checkpoint_config.find_record(path)
+        job = prepare(checkpoint_config.layers_of(found, given), task_class)
+        with started(job, signals) as backend, signals.signals_take_precedence():
             done = _evaluate(job, backend, path, found)
-            on_root(backend.workers, lambda: _tell(done, output))
+            run_on_rank_zero(backend.workers, lambda: _tell(done, output))
         return done.metrics
 
 
@@ -94,9 +98,9 @@ class _Done:
     seconds: float
     bad_samples: int = 0
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        step = self.checkpoint.record.step
+        step = self.checkpoint.manifest.step
         weights = "averaged weights, " if self.averaged else ""
         return (
             f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
@@ -106,12 +110,12 @@ class _Done:
         )
 
     def as_dict(self) -> Mapping[str, Any]:
-        record = self.checkpoint.record
+        manifest = self.checkpoint.manifest
         return {
             "checkpoint": str(self.checkpoint.path),
-            "step": record.step,
-            "samples": record.samples,
-            "epoch": round(record.epoch, 6),
+            "step": manifest.step,
+            "samples": manifest.samples,
+            "epoch": round(manifest.epoch, 6),
             "averaged_weights": self.averaged,
             **self.metrics,
             "task": self.config.task,
@@ -124,12 +128,12 @@ class _Done:
         }
 
 
-def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -> _Done:
+def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
-    meet(job, backend)
+    handshake(job, backend)
     task = new_task(job)
     data, facts = open_data(task, job.config, "eval_data")
-    agree(backend.workers, facts)
+    assert_consistent(backend.workers, facts)
     if data is None:
         raise DataError(
             f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
@@ -138,47 +142,56 @@ def _evaluate(job: Job, backend: Backend, path: Path, recorded_as: Checkpoint) -
         )
     build_together(job.config, task, backend)
     take_averages = job.config.ema_decay is not None
-    found, averaged = on_root(backend.workers, lambda: _load(path, recorded_as, backend, take_averages))
-    backend.broadcast_state(0)
-    record = found.record
+    found, averaged = _load(path, recorded_as, backend, take_averages)
+    manifest = found.manifest
     session = Session(
         config=job.config,
         backend=backend,
-        train_data=range(record.data_size),  # its size is all that evaluation needs of it
+        train_data=range(manifest.data_size),  # its size is all that evaluation needs of it
         eval_data=data,
         report=SilentReport(),
-        run_dir=recorded.run_dir_of(found),
-        progress=Progress(record.step, record.samples),
+        run_dir=checkpoint_config.run_dir_of(found),
+        state=RunState(Progress(manifest.step, manifest.samples)),
     )
     begun = time.perf_counter()
     try:
         with readers_for(job.config, None, data) as session.readers:
-            metrics = run_evaluation(session, session.layout())
+            metrics = run_evaluation(session, session.plan())
     except HvdtrainError:
         raise
     except Exception as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
-    size, bad = len(data), session.bad_samples
+    size, bad = len(data), session.skipped.count
     return _Done(found, averaged, job.config, metrics, backend.workers.size, size, seconds, bad)
 
 
 def _load(
     path: Path, recorded_as: Checkpoint, backend: Backend, take_averages: bool
 ) -> tuple[Checkpoint, bool]:
-    found = recorded.verified(path, recorded_as.record)
-    return found, load_weights(found, backend, take_averages)
+    """Collective. Verify the checkpoint and load its weights; return it, and if averages were taken."""
+    states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
+
+    def read() -> tuple[Checkpoint, bool]:
+        found = checkpoint_config.verified(path, recorded_as.manifest)
+        state, averaged = read_weights(found, take_averages)
+        states.append(state)
+        return found, averaged
+
+    found, averaged = run_on_rank_zero(backend.workers, read)
+    load_weights(found, backend, states.pop() if states else None)
+    return found, averaged
 
 
 def _tell(done: _Done, output: Path | None) -> None:
     """Show the metrics and append them to a file.
 
     Raises:
-        EnvironmentFault: where the file that the user named cannot be written.
+        EnvironmentFault: If the file that the user named cannot be written.
     """
     console = open_console()
-    console.print(done.in_words(), highlight=False, markup=False, soft_wrap=True)
-    path = output or recorded.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
+    console.print(done.describe(), highlight=False, markup=False, soft_wrap=True)
+    path = output or checkpoint_config.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
     problem = _append(path, to_json(done.as_dict()) + "\n")
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")

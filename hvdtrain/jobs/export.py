@@ -11,19 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain import recorded
-from hvdtrain.backends._exchange import Exported
+from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.backends.portable.files import Exported
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.ending import interruptible
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
-from hvdtrain.forms import FORMS
-from hvdtrain.opening import Job, build, check_alone, new_task, open_data, prepare, started
-from hvdtrain.quiet import quiet_output
-from hvdtrain.starting import load_weights
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.quiet import quiet_output
+from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
+from hvdtrain.jobs.signals import interruptible
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 # how training computed is no part of a model that others serve
@@ -49,16 +51,16 @@ class Export:
     path: Path
     exported: Exported
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what was written, how close it comes and how to load it."""
         batch = f", takes {self.exported.batch}" if self.exported.batch else ""
-        record = self.checkpoint.record
+        manifest = self.checkpoint.manifest
         return (
             f"{self.form}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
-            f"of {self.checkpoint.path}, step {record.step:,}{', averaged weights' * self.averaged}\n"
+            f"of {self.checkpoint.path}, step {manifest.step:,}{', averaged weights' * self.averaged}\n"
             f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
             f"{self.exported.relative:.1e} of the largest\n"
-            f"to load it: {FORMS[self.form].loading.format(path=self.path)}"
+            f"to load it: {EXPORT_FORMATS[self.form].loading.format(path=self.path)}"
         )
 
 
@@ -71,21 +73,21 @@ def export_checkpoint(
 
     Args:
         path: a checkpoint, or a run for its newest good one.
-        form: one of ``FORMS``.
+        form: one of ``EXPORT_FORMATS``.
         given: the user's config layers, weakest first.
-        output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory where not given.
+        output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
         force: replace an export that is there.
 
     Raises:
-        UsageError: where the output exists or has the wrong ending, or there are several workers.
-        EnvironmentFault: where a package is missing, nothing can be written, or what was loaded back
+        UsageError: If the output exists or has the wrong ending, or there are several workers.
+        EnvironmentFault: If a package is missing, nothing can be written, or what was loaded back
             gives other outputs.
-        TaskError: where the model cannot be written in this form.
+        TaskError: If the model cannot be written in this form.
     """
     _check_packages(form)
-    found = recorded.find_record(path)
-    fixed = Layer(f"--to {form}", {"framework": FORMS[form].framework, "device": "cpu"})
-    layers = [*recorded.layers_of(found, [_PLAIN, *given]), fixed]
+    found = checkpoint_config.find_record(path)
+    fixed = Layer(f"--to {form}", {"framework": EXPORT_FORMATS[form].framework, "device": "cpu"})
+    layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals:
         job = prepare(layers)
         output = output or _default_output(found, job.config, form)
@@ -101,7 +103,9 @@ def export_checkpoint(
     return Export(found, averaged, form, output, exported)
 
 
-def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Checkpoint, bool, HostBatch]:
+def _open(
+    job: JobSpec, backend: Backend, path: Path, found: Checkpoint
+) -> tuple[Checkpoint, bool, HostBatch]:
     """Build the model with the checkpoint's weights.
 
     Returns:
@@ -114,14 +118,15 @@ def _open(job: Job, backend: Backend, path: Path, found: Checkpoint) -> tuple[Ch
     if data is None:
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
-    found = recorded.verified(path, found.record)
-    averaged = load_weights(found, backend, take_averages=job.config.ema_decay is not None)
+    found = checkpoint_config.verified(path, found.manifest)
+    state, averaged = read_weights(found, take_averages=job.config.ema_decay is not None)
+    load_weights(found, backend, state)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
     return found, averaged, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
 def _batch(data: LocalFetch, size: int) -> HostBatch:
-    """Give the first samples as a batch; the data from its start again where there are fewer."""
+    """Return the first samples as a batch; the data from its start again if there are fewer."""
     indices = np.arange(size, dtype=np.int64) % len(data.dataset)
     arrays, _ = data(indices)
     return HostBatch(
@@ -133,9 +138,9 @@ def _batch(data: LocalFetch, size: int) -> HostBatch:
     )
 
 
-def _write(job: Job, backend: Backend, form: str, path: Path, batch: HostBatch) -> Exported:
+def _write(job: JobSpec, backend: Backend, form: str, path: Path, batch: HostBatch) -> Exported:
     try:
-        return backend.export(form, path, batch)
+        return model_files(backend, FRAMEWORKS[job.config.framework]).export(form, path, batch)
     except HvdtrainError:
         raise
     except OSError as error:
@@ -145,7 +150,8 @@ def _write(job: Job, backend: Backend, form: str, path: Path, batch: HostBatch) 
         raise TaskError(
             f"the model of task {job.config.task} cannot be exported as {form}: "
             f"{type(error).__name__}: {said}",
-            f"Other forms: {', '.join(name for name in FORMS if name != form)}. --debug shows all of it.",
+            f"Other forms: {', '.join(name for name in EXPORT_FORMATS if name != form)}. "
+            "--debug shows all of it.",
         ) from error
 
 
@@ -162,24 +168,24 @@ def _check_difference(exported: Exported, form: str) -> None:
 def _check_packages(form: str) -> None:
     missing = [
         name
-        for name in FORMS[form].packages
+        for name in EXPORT_FORMATS[form].packages
         if name not in sys.modules and importlib.util.find_spec(name) is None
     ]
     if missing:
         raise EnvironmentFault(
-            f"--to {form} needs {', '.join(FORMS[form].packages)}; missing: {', '.join(missing)}",
+            f"--to {form} needs {', '.join(EXPORT_FORMATS[form].packages)}; missing: {', '.join(missing)}",
             f"pip install {' '.join(missing)}",
         )
 
 
 def _default_output(found: Checkpoint, config: Config, form: str) -> Path:
     task = Path(config.task.rpartition(":")[2]).stem.lower()
-    suffix = FORMS[form].suffix or f"-{form}"
-    return recorded.run_dir_of(found) / "exports" / f"{task}-{found.path.name}{suffix}"
+    suffix = EXPORT_FORMATS[form].suffix or f"-{form}"
+    return checkpoint_config.run_dir_of(found) / "exports" / f"{task}-{found.path.name}{suffix}"
 
 
 def _check_output(output: Path, form: str, force: bool) -> None:
-    suffix = FORMS[form].suffix
+    suffix = EXPORT_FORMATS[form].suffix
     if suffix and output.suffix != suffix:
         raise UsageError(f"--output {output}: a file of --to {form} ends with {suffix}")
     if not output.exists():
@@ -192,7 +198,7 @@ def _check_output(output: Path, form: str, force: bool) -> None:
 
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
-    """Context with a path of the same name in a folder beside; the folder is removed at its end."""
+    """Return a context with a path of the same name in a folder beside; the folder is removed at its end."""
     folder = output.with_name(f".new-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ class Form:
     loading: str
 
 
-FORMS = {
+EXPORT_FORMATS = {
     "safetensors": Form(
         "torch",
         ".safetensors",

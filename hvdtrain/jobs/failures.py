@@ -1,4 +1,4 @@
-"""How a worker ends: on signals, on errors, and when the others do not answer.
+"""How a worker ends: on errors, and when the others do not answer.
 
 The worker that failed speaks, the others stay quiet, and all of them end.
 """
@@ -12,10 +12,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import TracebackType
 
-from hvdtrain.backends.base import NO_REQUESTS, Requests
-from hvdtrain.deadline import deadline
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
@@ -24,8 +22,10 @@ from hvdtrain.errors import (
     Stopped,
     WorkerFailure,
 )
+from hvdtrain.host.deadline import deadline
+from hvdtrain.host.launcher import launched_rank
+from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.task import RaisedInReader
-from hvdtrain.terminal import launched_rank
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
 # ends this one before it repeats it.
@@ -34,101 +34,10 @@ _SPEAK_AFTER_SECONDS = 1.0
 _ENDED_BY_LAUNCHER_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Signals:
-    """What signals asked of this worker.
-
-    Attributes:
-        number: the signal that asked it to stop, if one came.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._save = False
-        self._waits_for_step = False
-
-    def requests(self) -> Requests:
-        """Give what to ask of all workers; to save is asked once."""
-        if self.number is None and not self._save:
-            return NO_REQUESTS
-        save, self._save = self._save, False
-        return Requests(stop=self.number is not None, save=save)
-
-    @contextmanager
-    def at_a_step(self) -> Iterator[None]:
-        """Context in which a request to stop waits until a step is done and its state is saved.
-
-        It reaches to the end of the job: training that is done already is not stopped.
-        """
-        self._waits_for_step = True
-        try:
-            yield
-        finally:
-            self._waits_for_step = False
-
-    @contextmanager
-    def go_first(self) -> Iterator[None]:
-        """Context in which what goes wrong after a signal counts as the signal.
-
-        Native code that is interrupted may raise an error of its own in place of Interrupted; and a
-        worker that stops at a step may be left alone by others that were killed.
-        """
-        try:
-            yield
-        except Exception as error:
-            if self.number is None:
-                raise
-            raise Interrupted(self.number) from error
-
-    def ignore(self) -> None:
-        """Let no signal change how the job ends, where they are handled here."""
-        if threading.current_thread() is threading.main_thread():
-            for number in HANDLED:
-                signal.signal(number, signal.SIG_IGN)
-
-    def handle(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal, in the main thread.
-
-        Raises:
-            Interrupted: where it ends the job at once; no signal does so twice.
-        """
-        if number == signal.SIGUSR1:
-            self._save = True
-            return
-        # Once asked to stop in order, this worker does; launchers and schedulers like to ask again.
-        waits = number != signal.SIGINT and (self._waits_for_step or self.number is not None)
-        if waits:
-            self.number = self.number or number
-            return
-        self.ignore()
-        self.number = number
-        raise Interrupted(number)
-
 
 @contextmanager
-def interruptible() -> Iterator[Signals]:
-    """Context in which signals stop training, in order or at once.
-
-    SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
-    SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
-    but kills its workers soon after a SIGTERM.
-    """
-    seen = Signals()
-    previous = {}
-    if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, seen.handle) for number in HANDLED}
-    try:
-        yield seen
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def answer_expected(seconds: float, rank: int, host: str) -> Iterator[None]:
-    """Context that ends the process where the other workers do not answer in time.
+def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
+    """Return a context that ends the process if the other workers do not answer in time.
 
     A collective cannot be given up, so this cannot be an exception.
     """
@@ -152,15 +61,15 @@ def close_in_time(close: Callable[[], None]) -> None:
     thread.join(_CLOSE_SECONDS)
 
 
-def end_at_once(error: PeerLostError, last_words: Callable[[str], None]) -> None:
-    """Say an error and end this process, from a thread: the main one may wait for ever.
+def end_at_once(error: PeerLostError, on_host_lost: Callable[[str], None]) -> None:
+    """Report an error and end this process, from a thread: the main one may wait for ever.
 
     Args:
-        error: what went wrong; said by another worker where it is ``everywhere``.
-        last_words: called with the problem first, to write it down.
+        error: what went wrong; reported by another worker if it is ``everywhere``.
+        on_host_lost: called with the problem first, to write it down.
     """
     with suppress(Exception):
-        last_words(error.problem)
+        on_host_lost(error.problem)
     if error.everywhere:
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
     else:
@@ -182,7 +91,7 @@ def _end_or_show(kind: type[BaseException], error: BaseException, where: Traceba
 
 
 def end_worker(error: BaseException, debug: bool) -> None:
-    """Say an error, once among all workers, and end this process with its exit code.
+    """Report an error, once among all workers, and end this process with its exit code.
 
     Args:
         error: what went wrong.
@@ -207,7 +116,7 @@ def end_worker(error: BaseException, debug: bool) -> None:
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     who = "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
     if isinstance(error, Interrupted | Stopped):
-        return  # rank 0 has said where it stood
+        return  # rank 0 has reported where it stood
     if isinstance(error, WorkerFailure) and isinstance(error.__cause__, RaisedInReader):
         sys.stderr.write(error.__cause__.traceback_text)
     elif isinstance(error, WorkerFailure):

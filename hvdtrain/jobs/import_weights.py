@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import checkpoint
+from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
-from hvdtrain.ending import interruptible
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.opening import Job, build, check_alone, open_material, prepare, started
-from hvdtrain.quiet import quiet_output
-from hvdtrain.record import Record
-from hvdtrain.rundir import CHECKPOINTS
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.quiet import quiet_output
+from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.setup import JobSpec, build, check_alone, open_task_data, prepare, started
+from hvdtrain.jobs.signals import interruptible
 from hvdtrain.session import versions_with
 
 # by the end of a file's name
@@ -35,8 +37,8 @@ class Imported:
     path: Path
     config: Config
 
-    def in_words(self) -> str:
-        """Say what was read and how to go on."""
+    def describe(self) -> str:
+        """Return what was read and how to continue."""
         return (
             f"read {self.source}: {self.held}\n"
             f"checkpoint: {self.path}\n"
@@ -56,9 +58,9 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
         output: the folder that the checkpoint goes into; holds none yet.
 
     Raises:
-        CheckpointError: where the file is missing, damaged, needs code to be run, or does not fit.
-        UsageError: where its kind is unknown or another framework's, or ``output`` has checkpoints.
-        EnvironmentFault: where the checkpoint cannot be written.
+        CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
+        UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
+        EnvironmentFault: If the checkpoint cannot be written.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
@@ -85,21 +87,23 @@ def _framework_of(path: Path) -> str:
     raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FRAMEWORKS)}.")
 
 
-def _make(job: Job, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
+def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
     """Build the model, load the file and write the checkpoint; give what the file held, and the latter."""
-    material = open_material(job)
-    build(job.config, material.task, backend)
+    task_data = open_task_data(job)
+    build(job.config, task_data.task, backend)
     with quiet_output():
-        held = backend.load_weights_file(path)
+        held = model_files(backend, FRAMEWORKS[job.config.framework]).load_weights_file(path)
     try:
-        made = checkpoint.write(output, backend.get_state(), _record(job, backend, material.train_data))
+        pending = backend.gather_state()
+        assert pending is not None  # this is the only worker
+        made = checkpoint.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
     return held, made
 
 
-def _record(job: Job, backend: Backend, train_data: Any) -> Record:
-    return Record(
+def _manifest(job: JobSpec, backend: Backend, train_data: Any) -> Manifest:
+    return Manifest(
         step=0,
         samples=0,
         data_size=len(train_data),

@@ -1,34 +1,36 @@
-"""Where a run starts from: nothing, the weights of a checkpoint, or a checkpoint to go on from."""
+"""Where a run starts from: nothing, the weights of a checkpoint, or a checkpoint to continue from."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import checkpoint
-from hvdtrain.backends._averaging import averaged, holds_averages, without_averages
+from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
-from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.backends.portable.ema import averaged, holds_averages, without_averages
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
-from hvdtrain.record import Damage, Record
-from hvdtrain.rundir import CHECKPOINTS
-from hvdtrain.session import Progress, versions_with
+from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.session import versions_with
+from hvdtrain.training_plan import Progress
 
 # fields that say where a run is written or starts from, not what it computes
 _NOT_COMPARED = {"run_dir", "resume", "init"}
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """Where a run starts from, as rank 0 found it.
 
     Attributes:
-        origin: the checkpoint, in words; empty where there is none.
-        progress: steps and samples done.
-        record: of the checkpoint that the run goes on from, if it does.
-        resumed_step: steps done, where the run goes on in a directory that has it already.
+        origin: the checkpoint, in words; empty if there is none.
+        source: the checkpoint.
+        manifest: of the checkpoint that the run continues from, if it does.
+        resumed_step: steps done, if the run continues in a directory that has it already.
         changes: what the config has that the checkpoint's had not, in words.
         notes: what else to tell the user.
         newest: the newest good checkpoint in the run directory.
@@ -36,16 +38,21 @@ class Start:
     """
 
     origin: str = ""
-    progress: Progress = field(default_factory=Progress)
-    record: Record | None = None
+    source: Checkpoint | None = field(default=None, compare=False)
+    manifest: Manifest | None = None
     resumed_step: int | None = None
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     newest: Path | None = None
     values: Mapping[Path, float | None] = field(default_factory=dict)
 
+    @property
+    def progress(self) -> Progress:
+        """Steps and samples done."""
+        return Progress(self.manifest.step, self.manifest.samples) if self.manifest else Progress()
+
     def best_value(self, config: Config) -> float | None:
-        """Give the best of ``values``."""
+        """Return the best of ``values``."""
         best: float | None = None
         for value in self.values.values():
             if config.keep_best is not None and config.keep_best.improves(value, best):
@@ -53,8 +60,8 @@ class Start:
         return best
 
 
-def find_start(config: Config, backend: Backend, data_size: int) -> Start:
-    """Find where to start from, and load it into this worker's backend. Local: no collective.
+def restore(config: Config, backend: Backend, data_size: int) -> ResumePoint:
+    """Collective. Find where to start from, and load it into every worker's backend.
 
     Args:
         config: the resolved config.
@@ -62,83 +69,123 @@ def find_start(config: Config, backend: Backend, data_size: int) -> Start:
         data_size: samples in the training data.
 
     Raises:
-        CheckpointError: where the checkpoint that was named is missing or damaged, or one does not fit.
-        EnvironmentFault: where a checkpoint cannot be read.
+        CheckpointError: If the checkpoint that was named is missing or damaged, or one does not fit.
+        EnvironmentFault: If a checkpoint cannot be read.
     """
+    workers = backend.workers
+    states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
+    point = run_on_rank_zero(workers, lambda: _find(config, backend, data_size, states.append))
+    state = states.pop() if states else None
+    if point.source is None:
+        backend.broadcast_state(0)
+    elif point.manifest is None:
+        load_weights(point.source, backend, state)
+    else:
+        _scatter(point.source, backend, state)
+    if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
+        notes = run_on_rank_zero(workers, lambda: _quarantine_newer(newest))
+        point = replace(point, notes=(*point.notes, *notes))
+    return point
+
+
+def _find(
+    config: Config, backend: Backend, data_size: int, give: Callable[[PortableState], None]
+) -> ResumePoint:
+    """Find where to start from, and give what is to be loaded. Local: done by rank 0."""
     notes: list[str] = []
     found: Checkpoint | None = None
     if config.resume == "auto":
-        found, notes = checkpoint.newest_good(_folder(config))
+        found, notes = verification.newest_good(_folder(config))
     elif config.resume is not None:
-        found = checkpoint.locate(Path(config.resume))
+        found = verification.locate(Path(config.resume))
     if found is None:
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
-        origin = _initialise(config, backend) if config.init is not None else ""
-        return Start(origin=origin, resumed_step=begun, notes=tuple(notes))
+        point = ResumePoint(resumed_step=begun, notes=tuple(notes))
+        return point if config.init is None else _find_weights(config.init, point, give)
     _check_same_training(found, config, data_size)
     state = _read(found)
     if config.ema_decay is None:
         state = without_averages(state)
     elif not holds_averages(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
-    _load(found, backend, state)
+    give(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
-    if in_place:
-        notes += _set_newer_aside(found)
-    record = found.record
-    if record.config.get("seed") != config.seed:
+    manifest = found.manifest
+    if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
-    return Start(
-        origin=f"{found.path}: step {record.step:,}, sample {record.samples:,} (epoch {record.epoch:.2f})",
-        progress=Progress(record.step, record.samples),
-        record=record,
-        resumed_step=record.step if in_place else None,
-        changes=tuple(changes(record, config, backend)),
+    return ResumePoint(
+        origin=f"{found.path}: step {manifest.step:,}, sample {manifest.samples:,} "
+        f"(epoch {manifest.epoch:.2f})",
+        source=found,
+        manifest=manifest,
+        resumed_step=manifest.step if in_place else None,
+        changes=tuple(changes(manifest, config, backend)),
         notes=tuple(notes),
         newest=found.path if in_place else None,
-        values=_values(config) if in_place else {},
+        values=_values(config, manifest.step) if in_place else {},
     )
 
 
-def changes(record: Record, config: Config, backend: Backend) -> list[str]:
+def _find_weights(init: str, point: ResumePoint, give: Callable[[PortableState], None]) -> ResumePoint:
+    """Find the checkpoint whose weights alone are taken."""
+    found = verification.locate(Path(init))
+    state, are_averages = read_weights(found)
+    give(state)
+    weights = "averaged weights" if are_averages else "weights"
+    return replace(point, origin=f"{weights} of {found.path}, step {found.manifest.step:,}", source=found)
+
+
+def changes(manifest: Manifest, config: Config, backend: Backend) -> list[str]:
     """Say what is another than when a checkpoint was made: config, number of workers, versions."""
     new = config.model_dump(mode="json")
     pairs = [
-        (name, record.config[name], new[name])
+        (name, manifest.config[name], new[name])
         for name in new
-        if name in record.config and name not in _NOT_COMPARED
+        if name in manifest.config and name not in _NOT_COMPARED
     ]
-    pairs.append(("workers", record.workers, backend.workers.size))
+    pairs.append(("workers", manifest.workers, backend.workers.size))
     versions = versions_with(backend)
-    pairs += [(name, record.versions[name], versions[name]) for name in versions if name in record.versions]
-    return [f"{name} {_said(old)} -> {_said(value)}" for name, old, value in pairs if old != value]
+    pairs += [
+        (name, manifest.versions[name], versions[name]) for name in versions if name in manifest.versions
+    ]
+    return [f"{name} {_describe(old)} -> {_describe(value)}" for name, old, value in pairs if old != value]
 
 
-def load_weights(found: Checkpoint, backend: Backend, take_averages: bool = True) -> bool:
-    """Load a checkpoint's weights; the optimizer stays as it was built. Local: no collective.
+def read_weights(found: Checkpoint, take_averages: bool = True) -> tuple[PortableState, bool]:
+    """Read a checkpoint's weights. Local: no collective.
 
     Args:
         found: the checkpoint.
-        backend: the backend, built. If it averages weights, it starts from these.
-        take_averages: whether to take the averages of the weights, where the checkpoint has them.
+        take_averages: whether to take the averages of the weights, if the checkpoint has them.
 
     Returns:
-        Whether averages were taken.
+        The weights, and whether they are averages.
 
     Raises:
-        CheckpointError: where they do not fit the model.
+        CheckpointError: If they cannot be read.
     """
-    own = {name: value for name, value in backend.get_state().items() if checkpoint.is_of_optimizer(name)}
     state = _read(found, weights_only=True)
     taken = take_averages and holds_averages(state)
-    _load(found, backend, own | (averaged(state) if taken else without_averages(state)))
-    return taken
+    return (averaged(state) if taken else without_averages(state)), taken
 
 
-def _initialise(config: Config, backend: Backend) -> str:
-    found = checkpoint.locate(Path(config.init or ""))
-    weights = "averaged weights" if load_weights(found, backend) else "weights"
-    return f"{weights} of {found.path}, step {found.record.step:,}"
+def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
+    """Collective. Load weights into every worker; the optimizer stays as it was built.
+
+    Args:
+        found: the checkpoint that they were read from.
+        backend: the backend, built. If it averages weights, the averages start from these.
+        weights: the weights on rank 0; not looked at on other ranks.
+
+    Raises:
+        CheckpointError: If they do not fit the model.
+    """
+    pending = backend.gather_state()
+    state = None
+    if pending is not None and weights is not None:
+        own = {name: value for name, value in pending.read().items() if checkpoint.is_of_optimizer(name)}
+        state = own | weights
+    _scatter(found, backend, state)
 
 
 def _folder(config: Config) -> Path:
@@ -148,66 +195,66 @@ def _folder(config: Config) -> Path:
 def _read(found: Checkpoint, weights_only: bool = False) -> PortableState:
     try:
         return found.read_model() if weights_only else found.read()
-    except Damage as damage:
+    except CorruptCheckpoint as damage:
         raise CheckpointError(f"checkpoint {found.path} cannot be read: {damage}") from None
 
 
-def _load(found: Checkpoint, backend: Backend, state: PortableState) -> None:
+def _scatter(found: Checkpoint, backend: Backend, state: PortableState | None) -> None:
+    """Collective. Load a checkpoint's state into every worker."""
     try:
-        backend.set_state(state)
+        backend.scatter_state(state)
     except TaskError as error:
         raise CheckpointError(
             f"checkpoint {found.path}: {error.problem}",
             error.remedy or "To take its weights alone, without the optimizer's state, use --init.",
+            everywhere=True,
         ) from None
 
 
 def _check_same_training(found: Checkpoint, config: Config, data_size: int) -> None:
     remedy = f"To start anew from its weights, use --init {found.path} instead of --resume."
-    before = str(found.record.config.get("task"))
+    before = str(found.manifest.config.get("task"))
     if not same_task(before, config.task):
         raise CheckpointError(
             f"checkpoint {found.path} was trained on task {before}; this job's task is {config.task}", remedy
         )
-    if found.record.data_size != data_size:
+    if found.manifest.data_size != data_size:
         raise CheckpointError(
-            f"checkpoint {found.path} was trained on {found.record.data_size:,} samples; the training data "
+            f"checkpoint {found.path} was trained on {found.manifest.data_size:,} samples; the training data "
             f"now has {data_size:,}, so its place in the data means nothing",
             remedy,
         )
 
 
 def same_task(one: str, other: str) -> bool:
-    """Whether two tasks have one name, wherever they lie."""
+    """Return whether two tasks have one name, wherever they lie."""
     return _short(one) == _short(other)
 
 
 def _short(task: str) -> str:
-    """Give a task's name without the folder or package that it lies in."""
+    """Return a task's name without the folder or package that it lies in."""
     place, _, name = task.rpartition(":")
     return f"{Path(place.removesuffix('.py').replace('.', '/')).name}:{name}"
 
 
-def _set_newer_aside(found: Checkpoint) -> list[str]:
+def _quarantine_newer(than: Path) -> list[str]:
     """Take checkpoints of a later step out of the way: the run is about to go another way."""
-    paths = checkpoint.checkpoints_in(found.path.parent)
-    newer = [path for path in paths if checkpoint.step_of(path) > found.record.step]
-    return [f"checkpoint {path} is of a later step; {checkpoint.set_aside(path)}" for path in newer]
+    paths = checkpoint.checkpoints_in(than.parent)
+    newer = [path for path in paths if checkpoint.step_of(path) > checkpoint.step_of(than)]
+    return [f"checkpoint {path} is of a later step; {checkpoint.quarantine(path)}" for path in newer]
 
 
-def _values(config: Config) -> dict[Path, float | None]:
-    """Give the metric that keep_best names of every checkpoint in the run directory."""
+def _values(config: Config, last_step: int) -> dict[Path, float | None]:
+    """Return the metric that keep_best names of every checkpoint in the run directory up to a step."""
     if config.keep_best is None:
         return {}
-    records = {path: checkpoint.read_record(path) for path in checkpoint.checkpoints_in(_folder(config))}
+    paths = [p for p in checkpoint.checkpoints_in(_folder(config)) if checkpoint.step_of(p) <= last_step]
+    manifests = {path: verification.read_manifest(path) for path in paths}
     metric = config.keep_best.metric
-    return {path: record.metrics.get(metric) for path, record in records.items() if record is not None}
+    return {
+        path: manifest.metrics.get(metric) for path, manifest in manifests.items() if manifest is not None
+    }
 
 
-def _said(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Give numbers that came through JSON; NaN for one that was not finite."""
-    return {name: math.nan if value is None else value for name, value in values.items()}

@@ -1,32 +1,53 @@
-"""The run directory: rank 0 makes it and writes in it, the others learn its name."""
+"""The run directory, which rank 0 makes and writes into, and the report of each rank."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from hvdtrain.backends.base import Workers
-from hvdtrain.cluster import on_root
+from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.logs import cut_log, write_whole
-from hvdtrain.report import Report, RunReport, SilentReport
-from hvdtrain.terminal import open_console
+from hvdtrain.host.launcher import open_console
+from hvdtrain.reporting.jsonl import cut_log, write_whole
+from hvdtrain.reporting.report import (
+    METRICS_FILE,
+    SUMMARY_FILE,
+    CallbackReport,
+    Report,
+    RunReport,
+    SilentReport,
+)
 
-_METRICS, _SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS = "checkpoints"
 
 
-def open_run(config: Config, workers: Workers, resumed_step: int | None = None) -> tuple[Report, Path]:
-    """Collective. Make the run directory, or cut one back to where training goes on, and the report.
+def open_run(
+    config: Config,
+    workers: Workers,
+    resumed_step: int | None = None,
+    callbacks: Sequence[Any] = (),
+    context: RunContext | None = None,
+) -> tuple[Report, Path]:
+    """Collective. Make the run directory, or cut one back to where training resumes, and the report.
 
     Args:
         config: the resolved config.
         workers: the workers.
-        resumed_step: steps done, where the run goes on in a directory that has it already.
+        resumed_step: steps done, if the run resumes in a directory that exists.
+        callbacks: the user's callbacks, which ``find_callbacks`` has checked. Each rank has its own objects.
+        context: what callbacks can use of the run; the run directory is added here.
+
+    Returns:
+        The report of this rank, and the run directory.
 
     Raises:
-        ConfigError: where ``run_dir`` already holds a run that this one does not go on with.
-        EnvironmentFault: where it cannot be made or written.
+        ConfigError: If ``run_dir`` already holds a run that this one does not resume.
+        EnvironmentFault: If it cannot be made or written.
     """
+    context = context or RunContext(workers.rank, workers.size, config)
     report: Report = SilentReport()
 
     def prepare() -> Path:
@@ -34,15 +55,18 @@ def open_run(config: Config, workers: Workers, resumed_step: int | None = None) 
         try:
             path = _make(config) if resumed_step is None else Path(config.run_dir or "")
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(path / "config.yaml", config.to_yaml())  # first: it tells a full disk
+            write_whole(path / "config.yaml", config.to_yaml())  # first: it detects a full disk
             if resumed_step is not None:
                 _cut_back(path, resumed_step)
-            report = RunReport(open_console(), path, resumed_step)
+            report = RunReport(open_console(), replace(context, run_dir=path), resumed_step, callbacks)
         except OSError as error:
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None
         return path
 
-    path = on_root(workers, prepare)
+    path = run_on_rank_zero(workers, prepare)
+    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
+    if workers.rank != 0 and own:
+        report = CallbackReport(replace(context, run_dir=path), own)
     return report, path
 
 
@@ -50,11 +74,11 @@ def _make(config: Config) -> Path:
     if config.run_dir is not None:
         path = Path(config.run_dir)
         path.mkdir(parents=True, exist_ok=True)
-        for name in (_METRICS, _SUMMARY, CHECKPOINTS):
+        for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
             if (path / name).exists():
                 raise ConfigError(
                     f"run_dir: {path} already holds a run ({name})",
-                    "Add --resume to go on with it, choose another --run-dir, or move it away.",
+                    "Add --resume to continue it, choose another --run-dir, or move it away.",
                 )
         return path
     task = Path(config.task.rpartition(":")[2]).stem.lower()
@@ -70,8 +94,8 @@ def _make(config: Config) -> Path:
 
 
 def _cut_back(path: Path, step: int) -> None:
-    """Take out of a run's logs what came after a step: it is going to be done again."""
-    for log in (path / _METRICS, *sorted((path / "indices").glob("rank-*.jsonl"))):
+    """Remove from a run's logs what came after a step, which is going to be repeated."""
+    for log in (path / METRICS_FILE, *sorted((path / "indices").glob("rank-*.jsonl"))):
         if log.exists():
             cut_log(log, step)
-    (path / _SUMMARY).unlink(missing_ok=True)
+    (path / SUMMARY_FILE).unlink(missing_ok=True)

@@ -6,31 +6,35 @@ from collections import Counter
 from collections.abc import Mapping
 
 import hvdtrain
+from hvdtrain.backends.base import ModelInfo
 from hvdtrain.config import Config
-from hvdtrain.report import counted
-from hvdtrain.session import Layout, Session
-from hvdtrain.starting import Start
-from hvdtrain.threads import threads_per_worker
+from hvdtrain.host.cores import threads_per_worker
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.reporting.console import counted
+from hvdtrain.session import Session
+from hvdtrain.training_plan import TrainingPlan
 
 _WIDTH = 14
 
 
-def plan_in_words(
+def describe_plan(
     session: Session,
-    layout: Layout,
+    plan: TrainingPlan,
     *,
+    model: ModelInfo,
     hosts: list[str],
     build: str,
     settings: Mapping[str, str],
     own_optimizer: bool,
-    start: Start,
+    start: ResumePoint,
     found: str = "",
 ) -> str:
     """Say what the run is going to do.
 
     Args:
         session: the run.
-        layout: what follows from its number of workers.
+        plan: what follows from its number of workers.
+        model: what the backend knows of the model.
         hosts: the host of each worker.
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set, which the user had not.
@@ -43,32 +47,32 @@ def plan_in_words(
         "workers": _workers(session, hosts),
         "starts from": start.origin,
         "changed": ", ".join(start.changes),
-        "model": _model(session, start),
+        "model": _model(session, model, start),
         "data": found or _data(session),
-        "batch": _batch(config, layout),
-        "batch norm": _batch_norm(session, layout),
-        "length": _length(session, layout),
-        "learning rate": _learning_rate(config, layout),
+        "batch": _batch(config, plan),
+        "batch norm": _batch_norm(session, model, plan),
+        "length": _length(session, plan),
+        "learning rate": _learning_rate(config, plan),
         "optimizer": _optimizer(config, own_optimizer),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
         "precision": _precision(config),
-        "gradients": "fp32, sent " + ("uncompressed" if config.compression == "none" else "as fp16"),
+        "gradients": model.reduction,
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
         "run directory": str(session.run_dir),
     }
-    title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.describe()}"
+    title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
 
 
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
-    said = [f"{name}={value}" for name, value in settings.items()]
+    parts = [f"{name}={value}" for name, value in settings.items()]
     workers = session.backend.workers
     if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
-        said.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
-    return ", ".join(said)
+        parts.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
+    return ", ".join(parts)
 
 
 def _workers(session: Session, hosts: list[str]) -> str:
@@ -81,16 +85,16 @@ def _workers(session: Session, hosts: list[str]) -> str:
     return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
 
 
-def _model(session: Session, start: Start) -> str:
-    sizes = [math.prod(shape) for shape in session.backend.parameter_shapes().values()]
-    said = f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}"
+def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
+    sizes = [math.prod(shape) for shape in model.parameter_shapes.values()]
+    text = f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}"
     if start.origin:
-        return said
+        return text
     if session.config.initial_parameters == "portable":
         origin = f"drawn by name from seed {session.config.seed}"
     else:
         origin = f"as the task made them, seed {session.config.seed}"
-    return f"{said}; initial values {origin}"
+    return f"{text}; initial values {origin}"
 
 
 def _data(session: Session) -> str:
@@ -100,8 +104,8 @@ def _data(session: Session) -> str:
     return f"{counted(session.data_size, 'sample')} to train{evaluation}{read}"
 
 
-def _batch(config: Config, layout: Layout) -> str:
-    batch = layout.batch
+def _batch(config: Config, plan: TrainingPlan) -> str:
+    batch = plan.batch
     parts = f"{batch.micro_batch} per worker x {counted(batch.workers, 'worker')}"
     if batch.accumulate > 1:
         parts += f" x {batch.accumulate} micro-batches"
@@ -113,8 +117,8 @@ def _batch(config: Config, layout: Layout) -> str:
     )
 
 
-def _batch_norm(session: Session, layout: Layout) -> str:
-    layers, batch = session.backend.batch_norm_layers(), layout.batch
+def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
+    layers, batch = model.batch_norm_layers, plan.batch
     is_synchronised = session.config.sync_batch_norm
     if not layers:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
@@ -131,41 +135,41 @@ def _batch_norm(session: Session, layout: Layout) -> str:
     )
 
 
-def _length(session: Session, layout: Layout) -> str:
-    epochs = layout.last_sample / session.data_size
+def _length(session: Session, plan: TrainingPlan) -> str:
+    epochs = plan.last_sample / session.data_size
     cadence = session.config.eval_every
-    evaluates = f", evaluation {cadence.in_words() if cadence else 'at the end'}" if session.eval_data else ""
-    said = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
-    done = session.progress.step
-    left = f", {counted(max(0, layout.steps - done), 'step')} to go" if done else ""
-    return f"{counted(layout.steps, 'step')} = {said}{left}{evaluates}"
+    evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.eval_data else ""
+    text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
+    done = session.state.progress.step
+    left = f", {counted(max(0, plan.steps - done), 'step')} to go" if done else ""
+    return f"{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
 
 
 def _precision(config: Config) -> str:
-    said = "fp32" if config.precision == "fp32" else f"{config.precision}, weights fp32"
+    text = "fp32" if config.precision == "fp32" else f"{config.precision}, weights fp32"
     if config.precision == "fp16":
-        said += ", loss scaled"
+        text += ", loss scaled"
     if config.checkpoint_activations:
-        said += "; activations of repeated blocks computed twice"
+        text += "; activations of repeated blocks computed twice"
     if config.compile:
-        said += "; compiled"
-    return said
+        text += "; compiled"
+    return text
 
 
 def _checkpoints(config: Config) -> str:
-    said = f"{config.save_every.in_words()} and at the end" if config.save_every else "at the end"
+    text = f"{config.save_every.describe()} and at the end" if config.save_every else "at the end"
     kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
     best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
-    return f"{said}, keeping {kept}{best}"
+    return f"{text}, keeping {kept}{best}"
 
 
 def _regularised(config: Config) -> str:
-    said = []
+    parts = []
     if config.label_smoothing:
-        said.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
+        parts.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
     if config.ema_decay is not None:
-        said.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
-    return "; ".join(said)
+        parts.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
+    return "; ".join(parts)
 
 
 def _stops_early(config: Config) -> str:
@@ -176,16 +180,16 @@ def _stops_early(config: Config) -> str:
     return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
 
 
-def _learning_rate(config: Config, layout: Layout) -> str:
-    rate = layout.learning_rate
-    said = f"{rate.peak:g}"
+def _learning_rate(config: Config, plan: TrainingPlan) -> str:
+    rate = plan.learning_rate
+    text = f"{rate.peak:g}"
     if rate.peak != config.learning_rate:
-        said += (
+        text += (
             f" = {config.learning_rate:g} x {rate.peak / config.learning_rate:g} ({config.lr_scaling} rule: "
-            f"global batch {layout.batch.global_batch}, quoted for {layout.base_batch})"
+            f"global batch {plan.batch.global_batch}, quoted for {plan.base_batch})"
         )
     if rate.warmup_epochs:
-        said += f", after a warm-up of {counted(rate.warmup_epochs, 'epoch')}"
+        text += f", after a warm-up of {counted(rate.warmup_epochs, 'epoch')}"
     lowest = f"{rate.peak * rate.final_fraction:g}"
     after = {
         "constant": "constant",
@@ -193,19 +197,19 @@ def _learning_rate(config: Config, layout: Layout) -> str:
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
         "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
     }
-    return f"{said}, {after[rate.schedule]}"
+    return f"{text}, {after[rate.schedule]}"
 
 
 def _optimizer(config: Config, own: bool) -> str:
-    said: str = "the task's own" if own else config.optimizer
+    text: str = "the task's own" if own else config.optimizer
     if not own and config.optimizer in ("sgd", "lars") and config.momentum:
-        said += f", momentum {config.momentum:g}"
+        text += f", momentum {config.momentum:g}"
     if not own and config.optimizer == "lars":
-        said += f", trust coefficient {config.lars_trust_coefficient:g}"
+        text += f", trust coefficient {config.lars_trust_coefficient:g}"
     if not own and config.optimizer == "lamb":
-        said += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
+        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
     if not own and config.weight_decay:
-        said += f", weight decay {config.weight_decay:g}"
+        text += f", weight decay {config.weight_decay:g}"
     if config.clip_norm:
-        said += f", gradient clipped to norm {config.clip_norm:g}"
-    return said
+        text += f", gradient clipped to norm {config.clip_norm:g}"
+    return text

@@ -6,21 +6,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain import environment
+from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
-from hvdtrain.backends._averaging import without_averages
-from hvdtrain.backends.base import Backend, initial_value
-from hvdtrain.cluster import agree
+from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, signature
-from hvdtrain.ending import Signals, answer_expected, close_in_time, end_at_once
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
+from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.horovod_build import require_horovod
-from hvdtrain.hostcheck import check_host
-from hvdtrain.session import Layout, versions_with
+from hvdtrain.host import environment
+from hvdtrain.host.preflight import check_host
+from hvdtrain.jobs.capabilities import check_capabilities
+from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
+from hvdtrain.jobs.host_watch import Watching, watch_hosts
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.session import versions_with
 from hvdtrain.task import load_task_class, make_task, where_raised
-from hvdtrain.watch import Watching, watch_hosts
+from hvdtrain.training_plan import TrainingPlan
 
 _FIRST_ANSWER_SECONDS = 30
 
@@ -28,7 +31,7 @@ DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """What is known before the workers meet: local to each of them.
 
     Attributes:
@@ -45,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Material:
+class TaskData:
     """A worker's task and its data.
 
     Attributes:
@@ -61,12 +64,12 @@ class Material:
     facts: Mapping[str, Any]
 
 
-def prepare(layers: list[Layer], task_class: Any = None) -> Job:
+def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     """Do what needs neither another worker nor the user's code: find the task, settle the config.
 
     Args:
         layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class where the caller has it; found by its name otherwise.
+        task_class: the task's class if the caller has it; found by its name otherwise.
     """
     merged = {name: value for layer in layers for name, value in layer.values.items()}
     spec = str(merged.get("task") or Config.model_fields["task"].default)
@@ -75,14 +78,17 @@ def prepare(layers: list[Layer], task_class: Any = None) -> Job:
     if not isinstance(defaults, Mapping):
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
-    build = require_horovod(config.framework)
+    check_capabilities(config)
+    build = ""
+    if FRAMEWORKS[config.framework].horovod:
+        build = require_horovod(config.framework).describe()
     check_host()
-    return Job(config, task_class, build.describe(), environment.prepare())
+    return JobSpec(config, task_class, build, environment.prepare())
 
 
 @contextmanager
-def started(job: Job, signals: Signals, watching: Watching | None = None) -> Iterator[Backend]:
-    """Collective. Context with the job's backend, in which the job's hosts are watched.
+def started(job: JobSpec, signals: Signals, watching: Watching | None = None) -> Iterator[Backend]:
+    """Collective. Return a context with the job's backend, in which the job's hosts are watched.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
 
@@ -94,9 +100,9 @@ def started(job: Job, signals: Signals, watching: Watching | None = None) -> Ite
     watching = watching or Watching()
     backend = load_backend(job.config)
     try:
-        with answer_expected(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
+        with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
             watch, watching.note = watch_hosts(
-                backend.workers, lambda error: end_at_once(error, watching.last_words)
+                backend.workers, lambda error: end_at_once(error, watching.on_host_lost)
             )
         with closing(watch):
             yield backend
@@ -106,7 +112,7 @@ def started(job: Job, signals: Signals, watching: Watching | None = None) -> Ite
         raise
 
 
-def new_task(job: Job) -> Any:
+def new_task(job: JobSpec) -> Any:
     """Make the task. Local: no collective.
 
     The backend has started: the device is bound before the user's code can use it, and workers
@@ -116,14 +122,14 @@ def new_task(job: Job) -> Any:
     return make_task(job.task_class, config.task, config.task_options, config.framework)
 
 
-def open_material(job: Job) -> Material:
+def open_task_data(job: JobSpec) -> TaskData:
     """Make the task and open its data, with the checks of both. Local: no collective."""
     task = new_task(job)
     train_data, train_facts = open_data(task, job.config, "train_data")
     eval_data, eval_facts = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
-    return Material(task, train_data, eval_data, {**train_facts, **eval_facts})
+    return TaskData(task, train_data, eval_data, {**train_facts, **eval_facts})
 
 
 def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -135,11 +141,11 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         method: "train_data" or "eval_data".
 
     Returns:
-        The data set, or None where the task has none, and what of it must be equal on all workers.
+        The data set, or None if the task has none, and what of it must be equal on all workers.
 
     Raises:
-        DataError: where it cannot be used.
-        TaskError: where the task's method fails.
+        DataError: If it cannot be used.
+        TaskError: If the task's method fails.
     """
     what = DATA[method]
     try:
@@ -157,47 +163,48 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
-def open_together(job: Job, backend: Backend) -> tuple[Material, list[str]]:
+def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, list[str]]:
     """Collective. Agree, open the data and build the model.
 
     Returns:
-        The task with its data, and the host of each worker.
+        The task with its data, what is known of the model, and the host of each worker.
     """
-    hosts = meet(job, backend)
-    material = open_material(job)
-    agree(backend.workers, material.facts)
+    hosts = handshake(job, backend)
+    task_data = open_task_data(job)
+    assert_consistent(backend.workers, task_data.facts)
     # raises before anything is written
-    Layout.of(job.config, backend.workers.size, len(material.train_data))
-    _check_metrics(job.config, material)
-    build_together(job.config, material.task, backend)
-    return material, hosts
+    TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
+    _check_metrics(job.config, task_data)
+    model = build_together(job.config, task_data.task, backend)
+    return task_data, model, hosts
 
 
-def meet(job: Job, backend: Backend) -> list[str]:
+def handshake(job: JobSpec, backend: Backend) -> list[str]:
     """Collective. Check that all workers answer, with the same config and versions; give their hosts."""
     workers = backend.workers
-    with answer_expected(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
+    with expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
-    agree(workers, _facts(job, backend))
+    assert_consistent(workers, _facts(job, backend))
     return hosts
 
 
-def build_together(config: Config, task: Any, backend: Backend) -> None:
-    """Collective. Build the model, give it its initial values and compare its shape."""
-    build(config, task, backend)
-    shapes = {f"shape of {name}": shape for name, shape in backend.parameter_shapes().items()}
-    agree(backend.workers, shapes)
+def build_together(config: Config, task: Any, backend: Backend) -> ModelInfo:
+    """Collective. Build the model with its initial values and compare its shape."""
+    model = build(config, task, backend)
+    shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
+    assert_consistent(backend.workers, shapes)
+    return model
 
 
-def _check_metrics(config: Config, material: Material) -> None:
+def _check_metrics(config: Config, task_data: TaskData) -> None:
     """Check early what would else come out at the first evaluation, or never.
 
     Raises:
-        ConfigError: where a metric that the config names cannot be there, or is there only at the end.
+        ConfigError: If a metric that the config names cannot be there, or is there only at the end.
     """
     for field, best in (("keep_best", config.keep_best), ("early_stopping", config.early_stopping)):
         if best is not None:
-            _check_metric(field, best.metric, config, material)
+            _check_metric(field, best.metric, config, task_data)
     if config.early_stopping is not None and config.eval_every is None:
         raise ConfigError(
             "early_stopping: eval_every is null, so the only evaluation comes when training is done",
@@ -206,22 +213,24 @@ def _check_metrics(config: Config, material: Material) -> None:
         )
 
 
-def _check_metric(field: str, metric: str, config: Config, material: Material) -> None:
-    if material.eval_data is None:
+def _check_metric(field: str, metric: str, config: Config, task_data: TaskData) -> None:
+    if task_data.eval_data is None:
         raise ConfigError(
             f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
             f"Leave {field} out, or give the task eval_data().",
             everywhere=True,
         )
-    known = ["loss", *getattr(material.task, "metrics", {})]
-    own_loss = hasattr(material.task, f"{config.framework}_loss")  # names its metrics when it is called
+    known = ["loss", *getattr(task_data.task, "metrics", {})]
+    own_loss = hasattr(
+        task_data.task, FRAMEWORKS[config.framework].loss_method
+    )  # names its metrics when it is called
     if not own_loss and metric not in known:
         raise ConfigError(
             f"{field}: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
         )
 
 
-def _facts(job: Job, backend: Backend) -> dict[str, Any]:
+def _facts(job: JobSpec, backend: Backend) -> dict[str, Any]:
     """What must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"Python": python, "Horovod": job.build, **versions_with(backend)}
@@ -231,28 +240,21 @@ def _facts(job: Job, backend: Backend) -> dict[str, Any]:
     }
 
 
-def build(config: Config, task: Any, backend: Backend) -> None:
-    """Build the model and give it its initial values. Local: no collective."""
+def build(config: Config, task: Any, backend: Backend) -> ModelInfo:
+    """Build the model with its initial values. Local: no collective."""
     try:
-        backend.build(task, config, config.accumulate)
+        return backend.build(task, config)
     except HvdtrainError:
         raise
     except Exception as error:
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
-    if config.initial_parameters == "portable":
-        state = without_averages(backend.get_state())
-        for name in state:
-            if name.startswith("model/"):
-                value = initial_value(name, state[name].shape, config.seed)
-                state[name] = state[name] if value is None else value
-        backend.set_state(state)
 
 
 def check_alone(backend: Backend, command: str) -> None:
     """Check that this is the only worker. Local: no collective.
 
     Raises:
-        UsageError: on every worker alike, where there are several.
+        UsageError: on every worker alike, if there are several.
     """
     if backend.workers.size > 1:
         raise UsageError(

@@ -1,17 +1,19 @@
-"""One job, from its configuration to its summary: what every way of starting one goes through."""
+"""Training: one job, from its configuration to its summary; what every way of starting one goes through."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
-from hvdtrain.backends.base import Backend, Requests
-from hvdtrain.checkpoint import newest_verified
-from hvdtrain.cluster import on_root
+from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.callbacks import RunContext, find_callbacks
+from hvdtrain.checkpoints.saver import BackgroundSaver
+from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Layer
-from hvdtrain.ending import Signals, end_if_uncaught, interruptible
 from hvdtrain.errors import (
     HvdtrainError,
     Interrupted,
@@ -19,24 +21,25 @@ from hvdtrain.errors import (
     Stopped,
     WorkerFailure,
 )
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.host_watch import Watching
+from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.run_directory import CHECKPOINTS, open_run
+from hvdtrain.jobs.run_plan import describe_plan
+from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
+from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run
-from hvdtrain.metrics import Window
-from hvdtrain.opening import Job, Material, open_together, prepare, started
-from hvdtrain.patience import waiting_from
-from hvdtrain.plan import plan_in_words
-from hvdtrain.rundir import CHECKPOINTS, open_run
-from hvdtrain.saving import BackgroundSaver
+from hvdtrain.reporting.summary import Summary
+from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, readers_for
-from hvdtrain.starting import Start, find_start, with_nan
-from hvdtrain.summary import Summary
 from hvdtrain.task import task_spec, where_raised
-from hvdtrain.watch import Watching
 
 _LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
-_LOST_SAVE_SECONDS = 10  # likewise where a host is gone
+_LOST_SAVE_SECONDS = 10  # likewise if a host is gone
 
 
-def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:
+def train(task: Any = "digits", *, framework: str, callbacks: Sequence[Any] = (), **fields: Any) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 
     Collective: every worker of the job calls it.
@@ -44,70 +47,116 @@ def train(task: Any = "digits", *, framework: str, **fields: Any) -> Summary:
     Args:
         task: the task's class, or its name or path as ``--task`` takes it.
         framework: "torch" or "tf".
+        callbacks: objects that are told of steps, evaluations and checkpoints, beside the task's own;
+            see :class:`hvdtrain.Callback`.
         fields: config fields, such as ``epochs=3``; docs/config.md lists them.
 
     Returns:
         How the run ended.
 
     Raises:
-        Stopped: where a signal stopped training at a step and its state is saved.
+        Stopped: If a signal stopped training at a step and its state is saved.
         HvdtrainError: as ``hvdtrain.errors`` lists them. One that the script does not catch ends
             it as the command line would: said once among all workers, without a traceback, with
             its exit code.
     """
     end_if_uncaught()
     given = Layer("train()", {"task": task_spec(task), "framework": framework, **fields})
-    return run_job([given], None if isinstance(task, str) else task)
+    return run_job([given], None if isinstance(task, str) else task, callbacks)
 
 
-def run_job(layers: list[Layer], task_class: Any = None) -> Summary:
+def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = ()) -> Summary:
     """Resolve the configuration, make the task and train it.
 
     Collective.
 
     Args:
         layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class where the caller has it; found by its name otherwise.
+        task_class: the task's class if the caller has it; found by its name otherwise.
+        callbacks: those of the caller, beside the task's own.
     """
     with interruptible() as signals:
         job = prepare(layers, task_class)
         watching = Watching()
         with started(job, signals, watching) as backend:
-            return _train(job, backend, signals, watching)
+            return _train(job, backend, signals, watching, callbacks)
 
 
-def _train(job: Job, backend: Backend, signals: Signals, watching: Watching) -> Summary:
-    """Collective. Agree, build, take up where a checkpoint stands, train."""
-    material, hosts = open_together(job, backend)
-    with readers_for(job.config, material.train_data, material.eval_data) as readers:
-        start = on_root(backend.workers, lambda: find_start(job.config, backend, len(material.train_data)))
-        session = _open_session(job, backend, material, start)
-        session.readers = readers
-        watching.last_words = partial(_write_last_words, session)
-        start = replace(start, notes=(*start.notes, *filter(None, [watching.note])))
-        with signals.at_a_step():
-            return _train_session(job, session, start, hosts, task=material.task, signals=signals)
-
-
-def _train_session(
-    job: Job, session: Session, start: Start, hosts: list[str], *, task: Any, signals: Signals
+def _train(
+    job: JobSpec, backend: Backend, signals: Signals, watching: Watching, callbacks: Sequence[Any]
 ) -> Summary:
+    """Collective. Agree, build, restore, train."""
+    task_data, model, hosts = open_together(job, backend)
+    point = restore(job.config, backend, len(task_data.train_data))
+    point = replace(point, notes=(*point.notes, *filter(None, [watching.note])))
+    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
+    with _entered(job, backend, task_data, point, callbacks) as session, signals.defer_to_step_boundary():
+        watching.on_host_lost = partial(_write_summary_on_host_lost, session)
+        plan = _plan(job, session, point, hosts, model=model, task=task_data.task)
+        return _train_session(session, plan, point.notes, signals)
+
+
+@contextmanager
+def _entered(
+    job: JobSpec, backend: Backend, task_data: TaskData, point: ResumePoint, callbacks: Sequence[Any]
+) -> Iterator[Session]:
+    """Collective. Return a context with the run and its services, which it closes."""
+    config = job.config
+    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
+        context = RunContext(
+            rank=backend.workers.rank,
+            workers=backend.workers.size,
+            config=config,
+            task=task_data.task,
+            model=backend.model,
+            train_data=task_data.train_data,
+            eval_data=task_data.eval_data,
+        )
+        report, run_dir = open_run(config, backend.workers, point.resumed_step, callbacks, context)
+        session = Session(
+            config=config,
+            backend=backend,
+            train_data=task_data.train_data,
+            eval_data=task_data.eval_data,
+            report=report,
+            run_dir=run_dir,
+            readers=readers,
+            state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+        )
+        if backend.workers.rank == 0:
+            session.saver = BackgroundSaver(
+                run_dir / CHECKPOINTS,
+                report,
+                keep_last=config.keep_last,
+                best=config.keep_best,
+                stop_on_error=config.on_save_error == "stop",
+                newest=point.newest,
+                values=point.values,
+            )
+        try:
+            yield session
+        finally:
+            session.saver.finish(_LAST_SAVE_SECONDS)
+            report.close()  # last: what is being written waits for the log to be on the disk
+
+
+def _train_session(session: Session, plan: str, notes: Sequence[str], signals: Signals) -> Summary:
     """Collective. Train, and say how it ended."""
-    backend = session.backend
     status, problem, in_order = "failed", None, False
     try:
-        backend.broadcast_state(0)
-        _say_plan(job, session, start, hosts, task)
-        with signals.go_first():
-            run(session, _asking(session, signals))
+        session.report.say(plan)
+        for note in notes:
+            session.report.note(note)
+        with signals.signals_take_precedence():
+            run(session, _polling(session, signals))
             session.saver.finish()
         status, problem = _status(session, signals)
         in_order = True
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"
         newest = session.saver.newest
-        goes_on = f"; --resume goes on from {newest.name}" if newest else ""
-        session.report.say(f"{problem} {_where_it_stood(session)}{goes_on}")
+        next_step = f"; --resume continues from {newest.name}" if newest else ""
+        session.report.say(f"{problem} {_where_it_stood(session)}{next_step}")
         raise
     except HvdtrainError as error:
         problem = error.problem
@@ -117,85 +166,55 @@ def _train_session(
         raise WorkerFailure(problem) from error
     finally:
         summary = _summarise(session, status, problem, verified=in_order)
-        session.report.finish(summary)
-        session.saver.finish(_LAST_SAVE_SECONDS)
-        session.report.close()  # last: what is being written waits for the log to be on the disk
+        session.report.on_end(summary)
     return _end_together(session, summary)
 
 
-def _write_last_words(session: Session, problem: str) -> None:
+def _write_summary_on_host_lost(session: Session, problem: str) -> None:
     """Write how the run stands before the process ends without its main thread."""
     session.saver.finish(_LOST_SAVE_SECONDS)
     session.report.write_summary(_summarise(session, "failed", problem))
 
 
-def _open_session(job: Job, backend: Backend, material: Material, start: Start) -> Session:
-    """Collective. Open the run directory and put together what the loop is given."""
-    config = job.config
-    report, run_dir = open_run(config, backend.workers, start.resumed_step)
-    session = Session(
-        config, backend, material.train_data, material.eval_data, report, run_dir, progress=start.progress
-    )
-    if backend.workers.rank == 0:
-        session.saver = BackgroundSaver(
-            run_dir / CHECKPOINTS,
-            report,
-            keep_last=config.keep_last,
-            best=config.keep_best,
-            stop_on_error=config.on_save_error == "stop",
-            newest=start.newest,
-            values=start.values,
-        )
-    session.best_value = start.best_value(config)
-    session.waiting = waiting_from(config.early_stopping, start.record.waiting if start.record else None)
-    if (record := start.record) is not None:
-        session.seconds_before = record.seconds
-        session.last_eval = with_nan(record.last_metrics)
-        session.last_eval_step = record.step if record.metrics else None
-        weight = record.window_weight
-        session.window = Window(with_nan(record.window), weight, untimed_weight=weight)
-    return session
-
-
-def _say_plan(job: Job, session: Session, start: Start, hosts: list[str], task: Any) -> None:
-    plan = plan_in_words(
+def _plan(
+    job: JobSpec, session: Session, point: ResumePoint, hosts: list[str], *, model: ModelInfo, task: Any
+) -> str:
+    return describe_plan(
         session,
-        session.layout(),
+        session.plan(),
+        model=model,
         hosts=hosts,
         build=job.build,
         settings=job.settings,
-        own_optimizer=hasattr(task, f"{job.config.framework}_optimizer"),
-        start=start,
+        own_optimizer=hasattr(task, FRAMEWORKS[job.config.framework].optimizer_method),
+        start=point,
         found=str(task.describe()) if hasattr(task, "describe") else "",
     )
-    session.report.say(plan)
-    for note in start.notes:
-        session.report.note(note)
 
 
-def _asking(session: Session, signals: Signals) -> Callable[[], Requests]:
-    """Give what the loop asks at every step: what signals asked of this worker.
+def _polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
+    """Return what the loop polls at every step: what signals asked of this worker.
 
-    A request to stop is told, and the summary written, at once: a launcher may leave the workers less
-    time than a step and a save take, as mpirun does after Ctrl-C.
+    A request to stop is reported, and the summary written, at once: a launcher may leave the workers
+    less time than a step and a save take, as mpirun does after Ctrl-C.
     """
-    told = False
+    reported = False
 
-    def asked() -> Requests:
-        nonlocal told
-        requests = signals.requests()
-        if requests.stop and not told:
-            told = True
+    def poll_signals() -> ControlFlags:
+        nonlocal reported
+        flags = signals.poll()
+        if flags.stop and not reported:
+            reported = True
             why = f"{signal.Signals(signals.number or 0).name} came"
             session.report.say(f"{why} {_where_it_stood(session)}; stopping after this step")
             session.report.write_summary(_summarise(session, "stopped", why))
-        return requests
+        return flags
 
-    return asked
+    return poll_signals
 
 
 def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
-    """Collective. Give how training ended, as all workers see it, and why if not by itself."""
+    """Collective. Return how training ended, as all workers see it, and why if not by itself."""
     why = None
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
@@ -209,18 +228,18 @@ def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
 
 
 def _end_together(session: Session, summary: Summary) -> Summary:
-    """Collective. Give rank 0's summary, or raise on all workers where training did not complete.
+    """Collective. Return rank 0's summary, or raise on all workers if training did not complete.
 
     Raises:
-        Stopped: where a later job can go on from a checkpoint.
-        SaveError: where there is none, or the config wants it to be an error.
+        Stopped: If a later job can continue from a checkpoint.
+        SaveError: If there is none, or the config wants it to be an error.
     """
     summary = session.backend.workers.broadcast_object(summary)
     wanted = session.config.on_save_error == "stop"
     if summary.save_error and (wanted or (session.stopped and summary.checkpoint is None)):
         raise SaveError(
             f"the checkpoint could not be written: {summary.save_error}",
-            f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then go on with --resume.",
+            f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then continue with --resume.",
             everywhere=True,
         )
     if session.stopped:
@@ -229,8 +248,8 @@ def _end_together(session: Session, summary: Summary) -> Summary:
 
 
 def _where_it_stood(session: Session) -> str:
-    layout, progress = session.layout(), session.progress
-    place = f"at step {progress.step:,} of {layout.steps:,} (epoch {session.epoch:.2f})"
+    plan, progress = session.plan(), session.state.progress
+    place = f"at step {progress.step:,} of {plan.steps:,} (epoch {session.epoch:.2f})"
     return f"{place}, run directory {session.run_dir}"
 
 
@@ -245,15 +264,15 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
         framework=session.config.framework,
         task=session.config.task,
         workers=session.backend.workers.size,
-        steps=session.progress.step,
-        samples=session.progress.samples,
+        steps=session.state.progress.step,
+        samples=session.state.progress.samples,
         epochs=round(session.epoch, 6),
         seconds=round(seconds, 3),
         samples_per_second=round(median(session.speeds or [0.0]), 1),
-        final=session.last_eval,
+        final=session.state.last_eval,
         run_dir=str(session.run_dir),
         checkpoint=None if newest is None else str(newest),
-        bad_samples=session.bad_samples,
+        bad_samples=session.skipped.count,
         failed_saves=len(failures),
         save_error=failures[-1] if failures else None,
         error=problem,

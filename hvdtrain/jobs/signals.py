@@ -1,0 +1,99 @@
+"""What signals do to a job: stop it at a step, save, or end it at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.errors import Interrupted
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Signals:
+    """What signals asked of this worker.
+
+    Attributes:
+        number: the signal that asked it to stop, if one came.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._save = False
+        self._waits_for_step = False
+
+    def poll(self) -> ControlFlags:
+        """Return what this worker wants all of them to do; a save is wanted once for each signal."""
+        save, self._save = self._save, False
+        return ControlFlags(stop=self.number is not None, save=save)
+
+    @contextmanager
+    def defer_to_step_boundary(self) -> Iterator[None]:
+        """Return a context in which a request to stop waits until a step is done and its state is saved.
+
+        It reaches to the end of the job: training that is done already is not stopped.
+        """
+        self._waits_for_step = True
+        try:
+            yield
+        finally:
+            self._waits_for_step = False
+
+    @contextmanager
+    def signals_take_precedence(self) -> Iterator[None]:
+        """Return a context in which what goes wrong after a signal counts as the signal.
+
+        Native code that is interrupted may raise an error of its own in place of Interrupted; and a
+        worker that stops at a step may be left alone by others that were killed.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.number is None:
+                raise
+            raise Interrupted(self.number) from error
+
+    def ignore(self) -> None:
+        """Let no signal change how the job ends, if they are handled here."""
+        if threading.current_thread() is threading.main_thread():
+            for number in HANDLED:
+                signal.signal(number, signal.SIG_IGN)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal, in the main thread.
+
+        Raises:
+            Interrupted: If it ends the job at once; no signal does so twice.
+        """
+        if number == signal.SIGUSR1:
+            self._save = True
+            return
+        # Once asked to stop in order, this worker does; launchers and schedulers like to ask again.
+        waits = number != signal.SIGINT and (self._waits_for_step or self.number is not None)
+        if waits:
+            self.number = self.number or number
+            return
+        self.ignore()
+        self.number = number
+        raise Interrupted(number)
+
+
+@contextmanager
+def interruptible() -> Iterator[Signals]:
+    """Return a context in which signals stop training, in order or at once.
+
+    SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
+    SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
+    but kills its workers soon after a SIGTERM.
+    """
+    seen = Signals()
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, seen.handle) for number in HANDLED}
+    try:
+        yield seen
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
