@@ -1,11 +1,10 @@
-"""Agreement of the workers on what they are about to do."""
+"""The workers of a job, and their agreement on what they are about to do."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from hvdtrain.backends.base import Workers
 from hvdtrain.errors import AgreementError, HvdtrainError
 
 T = TypeVar("T")
@@ -13,19 +12,51 @@ T = TypeVar("T")
 _LINES = 8
 
 
-def agree(workers: Workers, facts: Mapping[str, Any]) -> None:
+class Workers(Protocol):
+    """The workers of a job, as one of them sees them.
+
+    Attributes:
+        rank: this worker, from 0.
+        size: number of workers.
+        local_rank: this worker among those of its host, from 0.
+        local_size: number of workers on this host.
+        host: this host's name.
+        controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    controller: str
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Collective. Return every worker the root's value (anything that pickles)."""
+        ...
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective. Return every worker the values of all, in the order of ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective. Wait until every worker is here."""
+        ...
+
+
+def assert_consistent(workers: Workers, values: Mapping[str, Any]) -> None:
     """Collective. Check that every worker has the same facts.
 
     Only a digest travels while they agree.
 
     Args:
         workers: the workers.
-        facts: what to compare, by the name that a message uses.
+        values: what to compare, by the name that a message uses.
 
     Raises:
         AgreementError: on every worker alike, naming the fact, ranks, hosts and values.
     """
-    said = sorted((name, repr(value)) for name, value in facts.items())
+    said = sorted((name, repr(value)) for name, value in values.items())
     digest = blake2b(repr(said).encode(), digest_size=16).digest()
     if len(set(workers.allgather_object(digest))) == 1:
         return
@@ -41,8 +72,8 @@ def agree(workers: Workers, facts: Mapping[str, Any]) -> None:
 
 
 def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
-    """Say who has which value, or nothing where all have one; the commonest value first."""
-    values = [facts.get(name, "nothing") for _, facts in everyone]
+    """Return who has which value, or an empty text if all have one; the commonest value first."""
+    values = [values.get(name, "nothing") for _, values in everyone]
     if len(set(values)) == 1:
         return ""
     parts = []
@@ -53,11 +84,11 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
     return f"{name}: " + ", ".join(parts)
 
 
-def on_root(workers: Workers, work: Callable[[], T]) -> T:
+def run_on_rank_zero(workers: Workers, work: Callable[[], T]) -> T:
     """Collective. Do something on rank 0 only and give its result, which must pickle, to every worker.
 
     Raises:
-        HvdtrainError: on every worker alike, where rank 0 raises it.
+        HvdtrainError: on every worker alike, if rank 0 raises it.
     """
     outcome: T | HvdtrainError | None = None
     if workers.rank == 0:

@@ -1,15 +1,15 @@
-"""From totals on the device to the numbers of a logged window."""
+"""From metrics on the device to the numbers of a logged window."""
 
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hvdtrain.backends.base import PendingMetrics, Totals
+from hvdtrain.backends.base import PendingMetrics, StepMetrics
 
 
 @dataclass(frozen=True)
-class StepMark:
+class StepInfo:
     """What the host knows of a step when it is launched.
 
     Attributes:
@@ -31,26 +31,26 @@ class StepMark:
     clock_seconds: float
 
 
-class LateReader:
-    """Reads each step's totals when the next step has been launched.
+class DelayedMetrics:
+    """Reads each step's metrics when the next step has been launched.
 
     So the host prepares a step while the device is busy with the one before, and never waits for
     a number that it does not need yet.
     """
 
     def __init__(self) -> None:
-        self._waiting: tuple[StepMark, PendingMetrics] | None = None
+        self._waiting: tuple[StepInfo, PendingMetrics] | None = None
 
-    def push(self, mark: StepMark, pending: PendingMetrics) -> Iterator[tuple[StepMark, Totals]]:
-        """Take the totals of a new step and give those of the step before, if there is one."""
+    def push(self, step: StepInfo, pending: PendingMetrics) -> Iterator[tuple[StepInfo, StepMetrics]]:
+        """Take the metrics of a new step and yield those of the step before, if there is one."""
         yield from self.flush()
-        self._waiting = mark, pending
+        self._waiting = step, pending
 
-    def flush(self) -> Iterator[tuple[StepMark, Totals]]:
-        """Give the totals that are still waiting."""
+    def flush(self) -> Iterator[tuple[StepInfo, StepMetrics]]:
+        """Yield the metrics that are still waiting."""
         if self._waiting is not None:
-            (mark, pending), self._waiting = self._waiting, None
-            yield mark, pending.read()
+            (step, pending), self._waiting = self._waiting, None
+            yield step, pending.read()
 
 
 @dataclass
@@ -73,29 +73,29 @@ class Window:
     ended_seconds: float = 0.0
     waited_seconds: float = 0.0
 
-    def add(self, totals: Totals, clock_seconds: float) -> None:
-        """Add the totals of steps that were done at that time."""
+    def add(self, metrics: StepMetrics, clock_seconds: float) -> None:
+        """Add the metrics of steps that were done at that time."""
         self.ended_seconds = clock_seconds
-        for name, value in totals.sums.items():
+        for name, value in metrics.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.weight += totals.weight
-        self.waited_seconds += totals.waited_seconds
+        self.weight += metrics.weight
+        self.waited_seconds += metrics.statistics.data_wait_seconds
 
     def means(self) -> dict[str, float]:
-        """Give the mean of every value over the window's samples."""
+        """Return the mean of every value over the window's samples."""
         return {name: value / self.weight for name, value in self.sums.items()}
 
     def samples_per_second(self) -> float:
-        """Give the throughput of all workers together in the window."""
+        """Return the throughput of all workers together in the window."""
         timed_weight = self.weight - self.untimed_weight
         return timed_weight / max(self.ended_seconds - self.started_seconds, 1e-9)
 
     def data_wait_fraction(self, workers: int) -> float:
-        """Give the share of the window's time that its steps waited for data: the mean over workers."""
+        """Return the share of the window's time that its steps waited for data: the mean over workers."""
         seconds = max(self.ended_seconds - self.started_seconds, 1e-9)
         return min(1.0, self.waited_seconds / workers / seconds)
 
 
-def is_finite(totals: Totals) -> bool:
-    """Whether the loss is a number. A worker's NaN or infinity is in the sum that all of them read."""
-    return math.isfinite(totals.sums["loss"])
+def is_finite(metrics: StepMetrics) -> bool:
+    """Return whether the loss is a number. A worker's NaN or infinity is in the sum that all of them read."""
+    return math.isfinite(metrics.sums["loss"])

@@ -19,7 +19,7 @@ class Cadence:
     """How often something is due: every so many steps, or every so many epochs.
 
     Args:
-        every: the interval, greater than 0; a whole number where the unit is steps.
+        every: the interval, greater than 0; a whole number if the unit is steps.
         unit: "steps" or "epochs".
     """
 
@@ -49,7 +49,7 @@ class Cadence:
         return cls(every, unit)
 
     def due(self, step: int, samples_before: int, samples_after: int, data_size: int) -> bool:
-        """Whether it is due after a step.
+        """Return whether it is due after a step.
 
         Args:
             step: steps done, the one just done included.
@@ -75,7 +75,7 @@ class Cadence:
             return str(int(self.every))
         return f"{Decimal(str(self.every)).normalize():f}epoch"
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say it as a person would: "every 10 steps", "every epoch"."""
         count = f"{self.every:g} " if self.every != 1 else ""
         return f"every {count}{self.unit if self.every != 1 else self.unit.rstrip('s')}"
@@ -128,7 +128,7 @@ class LearningRate:
     cycle_epochs: float = 1.0
 
     def at(self, epoch: float) -> float:
-        """Give the learning rate at a point of the training, in epochs since the start."""
+        """Return the learning rate at a point of the training, in epochs since the start."""
         if epoch < self.warmup_epochs:
             return self.peak * epoch / self.warmup_epochs
         return self.peak * self._decay(epoch)

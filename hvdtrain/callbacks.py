@@ -1,0 +1,215 @@
+"""Callbacks: code of a user's that a run tells of its steps, evaluations and checkpoints.
+
+A callback is any object with some of the methods of :class:`Callback`, which it may inherit from. A task
+supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...])``. The console,
+``metrics.jsonl``, the TensorBoard events and ``summary.json`` are callbacks of the same kind
+(``hvdtrain/reporting/reporters.py``) and come first in the same list.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.task import where_raised
+
+if TYPE_CHECKING:
+    from hvdtrain.backends.base import StepMetrics
+    from hvdtrain.config import Config
+    from hvdtrain.metrics import StepInfo
+    from hvdtrain.reporting.summary import Summary
+
+HOOKS = ("on_start", "on_step", "on_window", "on_evaluation", "on_checkpoint", "on_end")
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a callback can use of a run. Given to ``on_start``.
+
+    Attributes:
+        rank: this worker's rank.
+        workers: number of workers.
+        config: the resolved config.
+        task: the task.
+        model: the framework's own model: a ``torch.nn.Module`` or a ``keras.Model``.
+        train_data: the training data, a Dataset.
+        eval_data: the evaluation data, a Dataset, or None.
+        run_dir: the run directory. Only rank 0 writes into it by itself.
+        steps: number of steps of the whole training.
+        steps_done: steps that were done before this process started; 0 unless it resumed.
+        note: shows a line of text to the user; on other ranks than 0 it does nothing.
+        log: ``log(step, values)`` writes numbers by name at a step (a StepInfo) to ``metrics.jsonl``, with
+            the phase "callback", and to TensorBoard; on other ranks than 0 it does nothing.
+        seconds: returns the seconds spent training so far.
+    """
+
+    rank: int
+    workers: int
+    config: "Config"
+    task: Any = None
+    model: Any = None
+    train_data: Any = None
+    eval_data: Any = None
+    run_dir: Path = Path()
+    steps: int = 0
+    steps_done: int = 0
+    note: Callable[[str], None] = _ignore
+    log: Callable[["StepInfo", Mapping[str, float]], None] = _ignore
+    seconds: Callable[[], float] = lambda: 0.0
+
+
+class Callback:
+    """A callback that does nothing: override what is needed. A callback need not inherit from it.
+
+    Unless ``every_rank`` is True, only rank 0 calls the hooks, and no hook may call a collective: the other
+    workers would not take part, and all would wait for ever. With ``every_rank = True`` every worker calls
+    them at the same steps, and hooks other than ``on_checkpoint`` and ``on_end`` may call collectives.
+
+    Attributes:
+        every_rank: whether every worker calls the hooks, each on its own object; otherwise rank 0 alone.
+        errors_end_job: whether an exception in a hook ends the job, with the exit code of an error in the
+            task's own code. If False, the exception is noted once, with the names of the callback and the
+            hook, and that hook of that callback is not called again. After an exception in ``on_start`` no
+            hook of that callback is called.
+    """
+
+    every_rank = False
+    errors_end_job = True
+
+    def on_start(self, context: RunContext) -> None:
+        """Called once, before the first step of this process. The model has its weights.
+
+        Args:
+            context: what can be used of the run; keep it for the other hooks.
+        """
+
+    def on_step(self, step: "StepInfo", metrics: "StepMetrics") -> None:
+        """Called after each step, in order, when its metrics have been read: one step late.
+
+        The model may already be a step further. The time spent here counts in the throughput.
+
+        Args:
+            step: the step.
+            metrics: sums over all samples of the global batch; ``sums["loss"] / weight`` is the mean loss.
+        """
+
+    def on_window(self, step: "StepInfo", values: Mapping[str, float]) -> None:
+        """Called after each logged window of training (``log_every``).
+
+        Args:
+            step: the window's last step.
+            values: means over the window's samples ("loss" and the task's metrics), "learning_rate",
+                "samples_per_second" and "data_wait_fraction", as in ``metrics.jsonl``.
+        """
+
+    def on_evaluation(self, step: "StepInfo", metrics: Mapping[str, float]) -> None:
+        """Called after each evaluation.
+
+        The model is in evaluation mode and still has the moving average of its weights, if the run keeps
+        one. It may be called, not changed. The time spent here does not count in the throughput.
+
+        Args:
+            step: the last step before the evaluation.
+            metrics: means over the evaluation data ("loss" and the task's metrics), "learning_rate" and
+                "samples_per_second", as in ``metrics.jsonl``.
+        """
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Called on rank 0, which writes checkpoints, when one is complete on the disk.
+
+        Checkpoints are written in the background, so this comes some steps later, in the main thread. A
+        checkpoint that is still being written when the job fails is not reported.
+
+        Args:
+            step: the checkpoint's step.
+            path: its directory; retention may delete it later.
+        """
+
+    def on_end(self, summary: "Summary") -> None:
+        """Called last and once, however training ended, if ``on_start`` returned.
+
+        An exception ends the job only if training completed; otherwise it is noted, and the job ends with
+        the outcome that it had.
+
+        Args:
+            summary: how training ended, as in ``summary.json``.
+        """
+
+
+def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]:
+    """Return the task's callbacks, then those given beside it, checked. Local: no collective.
+
+    Args:
+        task: the task, which may have ``callbacks``: a list, or a method that returns one.
+        spec: the task's name or path, for messages.
+        given: callbacks from elsewhere, such as ``hvdtrain.train(callbacks=[...])``.
+
+    Raises:
+        TaskError: If something in the lists is not a callback, or the task's method fails.
+    """
+    own = getattr(task, "callbacks", None)
+    if callable(own):
+        try:
+            own = own()
+        except HvdtrainError:
+            raise
+        except Exception as error:
+            raise TaskError(f"callbacks() of task {spec} failed: {where_raised(error)}") from error
+    callbacks = [*_as_list(own, f"callbacks of task {spec}"), *_as_list(given, "callbacks")]
+    for callback in callbacks:
+        _check(callback)
+    return callbacks
+
+
+def name_of(callback: Any) -> str:
+    """Return what messages call a callback: the name of its class."""
+    return type(callback).__name__
+
+
+def hook_of(callback: Any, hook: str) -> Callable[..., None] | None:
+    """Return a callback's method for a hook; None if it has none but that of ``Callback``."""
+    method = getattr(callback, hook, None)
+    inherited = getattr(type(callback), hook, None) is getattr(Callback, hook)
+    return None if inherited or not callable(method) else method
+
+
+def _as_list(value: Any, what: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise TaskError(f"{what} must be a list, found a {type(value).__name__}", everywhere=True)
+    return list(value)
+
+
+def _check(callback: Any) -> None:
+    """Check that an object can be called as a callback.
+
+    Raises:
+        TaskError: If it is a class, has none of the hooks, or a method whose name is almost that of a hook.
+    """
+    if inspect.isclass(callback):
+        name = callback.__name__
+        raise TaskError(
+            f"callback {name} is a class, not an object", f"Write {name}() in the list.", everywhere=True
+        )
+    if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+        raise TaskError(
+            f"callback {name_of(callback)} has none of the methods that are called",
+            f"They are {', '.join(HOOKS)}; docs/callbacks.md describes them.",
+            everywhere=True,
+        )
+    for name in dir(callback):
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+        if name not in HOOKS and name.startswith("on_") and close and callable(getattr(callback, name)):
+            raise TaskError(
+                f"callback {name_of(callback)} has a method {name}, which is never called",
+                f"Did you mean {close[0]}?",
+                everywhere=True,
+            )

@@ -1,0 +1,92 @@
+"""What a run knows of itself that a checkpoint keeps, and how it is saved and restored."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.config import Config
+from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
+from hvdtrain.metrics import Window
+from hvdtrain.reporting.jsonl import finite
+from hvdtrain.training_plan import Progress
+
+
+@dataclass
+class RunState:
+    """Where a run stands, beside model and optimizer.
+
+    Attributes:
+        progress: steps and samples done.
+        window: the steps since the last logged line.
+        last_eval: metrics of the last evaluation.
+        last_eval_step: when it was; None before the first.
+        seconds_before: time that was spent training before this process.
+        early_stopping: how long there was no improvement; None if the run does not stop early.
+        best_value: value of the metric that keep_best names, of the best checkpoint so far.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    window: Window = field(default_factory=Window)
+    last_eval: dict[str, float] = field(default_factory=dict)
+    last_eval_step: int | None = None
+    seconds_before: float = 0.0
+    early_stopping: EarlyStoppingState | None = None
+    best_value: float | None = None
+
+    @classmethod
+    def from_manifest(
+        cls, manifest: Manifest | None, config: Config, best_value: float | None = None
+    ) -> "RunState":
+        """Return the state that a checkpoint kept, or that of a new run without one.
+
+        Args:
+            manifest: the checkpoint's.
+            config: the resolved config.
+            best_value: value of the metric that keep_best names, of the best checkpoint there is.
+        """
+        if manifest is None:
+            return cls(early_stopping=early_stopping_from(config.early_stopping, None), best_value=best_value)
+        weight = manifest.window_weight
+        return cls(
+            progress=Progress(manifest.step, manifest.samples),
+            window=Window(_with_nan(manifest.window), weight, untimed_weight=weight),
+            last_eval=_with_nan(manifest.last_metrics),
+            last_eval_step=manifest.step if manifest.metrics else None,
+            seconds_before=manifest.seconds,
+            early_stopping=early_stopping_from(config.early_stopping, manifest.waiting),
+            best_value=best_value,
+        )
+
+    def to_manifest(
+        self, config: Config, *, data_size: int, workers: int, versions: Mapping[str, str], seconds: float
+    ) -> Manifest:
+        """Return what a checkpoint that is made now keeps.
+
+        Args:
+            config: the resolved config.
+            data_size: samples in the training data.
+            workers: number of workers.
+            versions: versions of what trained, by name.
+            seconds: time spent training, that of earlier processes included.
+        """
+        evaluated_now = self.last_eval_step == self.progress.step
+        return Manifest(
+            step=self.progress.step,
+            samples=self.progress.samples,
+            data_size=data_size,
+            seconds=seconds,
+            workers=workers,
+            config=config.model_dump(mode="json"),
+            versions=dict(versions),
+            metrics=finite(self.last_eval) if evaluated_now else {},
+            last_metrics=finite(self.last_eval),
+            window=finite(self.window.sums),
+            window_weight=self.window.weight,
+            waiting=self.early_stopping,
+        )
+
+
+def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return numbers that came through JSON; NaN for one that was not finite."""
+    return {name: math.nan if value is None else value for name, value in values.items()}

@@ -1,0 +1,163 @@
+"""What the loop does with the metrics of steps and evaluations: check, add up, report, judge them."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import ConfigError, NonFiniteLossError
+from hvdtrain.metrics import StepInfo, Window, is_finite
+from hvdtrain.session import Session
+from hvdtrain.training_plan import TrainingPlan
+
+_NAMED = 5  # skipped samples, and unused parameters, that a message names
+
+
+class StepResults:
+    """Takes each step's metrics when they arrive: checks them, adds them to the window, reports windows.
+
+    Args:
+        session: the run.
+        plan: how the run is done with its number of workers.
+
+    Attributes:
+        flags: what any worker wanted, as far as metrics were read, since ``take_flags``.
+    """
+
+    def __init__(self, session: Session, plan: TrainingPlan) -> None:
+        self.flags = ControlFlags()
+        self._session = session
+        self._plan = plan
+        self._unused_are_reported = False
+        session.state.window.started_seconds = time.perf_counter()
+
+    def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
+        """Collective if a step has something to name. Add steps, in order.
+
+        Raises:
+            NonFiniteLossError: naming the step and its learning rate.
+        """
+        for step, metrics in steps:
+            if metrics.overflow_exhausted or not is_finite(metrics):
+                raise _divergence(step, metrics)
+            if metrics.unused_parameters and not self._unused_are_reported:
+                self._unused_are_reported = True
+                report_unused_parameters(self._session, step, metrics)
+            self.flags |= metrics.flags
+            report_skipped_samples(self._session, metrics.statistics.skipped_samples)
+            self._session.state.window.add(metrics, step.clock_seconds)
+            self._session.report.on_step(step, metrics)
+            if self._plan.is_due(self._session.config.log_every, step):
+                self._close_window(step)
+
+    def take_flags(self) -> ControlFlags:
+        """Return ``flags`` and clear them: what was wanted until now has been done."""
+        flags, self.flags = self.flags, ControlFlags()
+        return flags
+
+    @contextmanager
+    def pause_timer(self) -> Iterator[None]:
+        """Return a context whose time, an evaluation's or a save's, does not count in the throughput."""
+        paused_seconds = time.perf_counter()
+        yield
+        self._session.state.window.started_seconds += time.perf_counter() - paused_seconds
+
+    def _close_window(self, step: StepInfo) -> None:
+        window, session = self._session.state.window, self._session
+        speed = window.samples_per_second()
+        session.speeds.append(speed)
+        session.report.on_window(step, window.means(), speed, window.data_wait_fraction(step.workers))
+        session.state.window = Window(started_seconds=step.clock_seconds)
+
+
+def _divergence(step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
+    loss = "nan" if metrics.overflow_exhausted else metrics.sums["loss"]
+    return NonFiniteLossError(
+        f"the loss is {loss} at step {step.step}, with learning rate {step.learning_rate:g}",
+        "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm).",
+        everywhere=True,
+    )
+
+
+def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:
+    """Collective. Name the parameters that got no gradient in a step, on any worker."""
+    gathered = session.backend.workers.allgather_object(metrics.unused_names)
+    found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
+    shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    session.report.note(
+        f"no gradient reached {shown} at step {step.step}; zeros stand in for it, here and later"
+    )
+
+
+def report_skipped_samples(session: Session, found: int) -> None:
+    """Collective if ``found`` is not 0. Count what could not be read, and name the first few.
+
+    Args:
+        session: the run.
+        found: how many samples could not be read, on all workers; the same on every one of them.
+    """
+    skipped = session.skipped
+    if found == 0:
+        return
+    skipped.count += found
+    if len(skipped.reported) >= _NAMED:
+        return
+    own, skipped.unreported = skipped.unreported, []
+    gathered = session.backend.workers.allgather_object(own[:_NAMED])
+    for text in (text for of_worker in gathered for text in of_worker):
+        if text not in skipped.reported and len(skipped.reported) < _NAMED:
+            session.report.note(f"skipped {text}")
+            skipped.reported.add(text)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an evaluation means: whether it is the best so far, and whether training stops early."""
+
+    is_best: bool = False
+    stops: bool = False
+
+
+def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
+    """Take note of the evaluation just done. The same on every worker."""
+    state, best, goal = session.state, session.config.keep_best, session.config.early_stopping
+    is_best = False
+    if best is not None:
+        value = _last_value("keep_best", best, session)
+        is_best = best.improves(value, state.best_value)
+        state.best_value = value if is_best else state.best_value
+    if goal is not None and state.early_stopping is not None:
+        value = _last_value("early_stopping", goal, session)
+        state.early_stopping = state.early_stopping.update(goal, value, state.progress.step)
+    return Judgement(is_best, stops_early(session, plan))
+
+
+def stops_early(session: Session, plan: TrainingPlan) -> bool:
+    """Return whether training has gone long enough without improvement, and say so."""
+    config, state = session.config, session.state
+    if state.early_stopping is None or config.early_stopping is None or plan.is_done(state.progress):
+        return False
+    if not state.early_stopping.should_stop(config.early_stopping_patience):
+        return False
+    why = state.early_stopping.describe(config.early_stopping)
+    session.stopped_early = f"stopped early at step {state.progress.step:,}: {why}"
+    session.report.say(session.stopped_early)
+    return True
+
+
+def _last_value(field: str, goal: MetricGoal, session: Session) -> float:
+    """Return the metric that a field names, of the evaluation just done.
+
+    Raises:
+        ConfigError: If the evaluation gives no such metric.
+    """
+    last_eval = session.state.last_eval
+    if goal.metric not in last_eval:
+        raise ConfigError(
+            f"{field}: there is no metric {goal.metric!r}; the evaluation gives {', '.join(last_eval)}",
+            everywhere=True,
+        )
+    return last_eval[goal.metric]

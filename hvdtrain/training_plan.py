@@ -1,0 +1,132 @@
+"""What follows from the config, the number of workers and the size of the data."""
+
+from dataclasses import dataclass
+
+from hvdtrain.config import Config
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import ConfigError
+from hvdtrain.metrics import StepInfo
+from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands.
+
+    Attributes:
+        step: steps done.
+        samples: samples seen: the position in the endless stream of training data.
+    """
+
+    step: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How large a step is, when training ends and which learning rate a step has.
+
+    It is worked out when a run is entered; a run with another number of workers has another plan.
+
+    Attributes:
+        batch: how a global batch of training is sharded.
+        eval_batch: likewise for evaluation.
+        base_batch: samples that the learning rate is quoted for.
+        learning_rate: the learning rate as a function of progress.
+        data_size: samples in the training data.
+        last_sample: position in the stream where training ends.
+        steps: number of steps of the whole training.
+    """
+
+    batch: BatchPlan
+    eval_batch: BatchPlan
+    base_batch: int
+    learning_rate: LearningRate
+    data_size: int
+    last_sample: int
+    steps: int
+
+    @classmethod
+    def of(
+        cls, config: Config, workers: int, data_size: int, progress: Progress = Progress()
+    ) -> "TrainingPlan":
+        """Work it out.
+
+        Args:
+            config: the resolved config.
+            workers: number of workers.
+            data_size: samples in the training data.
+            progress: where training stands, perhaps after steps of another size.
+
+        Raises:
+            ConfigError: If the global batch has fewer samples than slots.
+        """
+        global_batch = _global_batch(config, workers)
+        base_batch = config.base_batch_size or (
+            global_batch if config.global_batch_size else config.batch_size * config.accumulate
+        )
+        if config.steps is not None:
+            last_sample = progress.samples + max(0, config.steps - progress.step) * global_batch
+        else:
+            last_sample = max(1, round((config.epochs or 0) * data_size))
+        batch = BatchPlan(global_batch, workers, config.accumulate)
+        local_eval_batch = config.eval_batch_size or batch.micro_batch
+        return cls(
+            batch=batch,
+            eval_batch=BatchPlan(local_eval_batch * workers, workers),
+            base_batch=base_batch,
+            learning_rate=LearningRate(
+                peak=config.learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
+                schedule=config.lr_schedule,
+                total_epochs=last_sample / data_size,
+                warmup_epochs=config.warmup_epochs,
+                final_fraction=config.lr_final_fraction,
+                step_epochs=config.lr_step_epochs,
+                step_factor=config.lr_step_factor,
+                cycle_epochs=config.lr_cycle_epochs,
+            ),
+            data_size=data_size,
+            last_sample=last_sample,
+            steps=progress.step + max(0, -(-(last_sample - progress.samples) // global_batch)),
+        )
+
+    def samples_after(self, samples: int) -> int:
+        """Return the position in the stream after the step that starts at ``samples``."""
+        return min(samples + self.batch.global_batch, self.last_sample)
+
+    def learning_rate_at(self, progress: Progress) -> float:
+        """Return the learning rate of the next step: the schedule's value at the step's middle.
+
+        So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
+        """
+        middle = (progress.samples + self.samples_after(progress.samples)) / 2
+        return self.learning_rate.at(middle / self.data_size)
+
+    def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
+        """Return whether something is due after a step: by its cadence, and at the end of training."""
+        due = cadence is not None and cadence.due(
+            step.step, step.samples_before, step.samples, self.data_size
+        )
+        return due or self.is_done(step)
+
+    def is_done(self, at: StepInfo | Progress) -> bool:
+        """Return whether training is done."""
+        return at.samples >= self.last_sample
+
+
+def _global_batch(config: Config, workers: int) -> int:
+    """Return the samples of a step.
+
+    Raises:
+        ConfigError: If they are fewer than the slots that they are sharded to.
+    """
+    slots = workers * config.accumulate
+    global_batch = config.global_batch_size or config.batch_size * slots
+    if global_batch < slots:
+        raise ConfigError(
+            f"global_batch_size {global_batch} is smaller than workers x accumulate = "
+            f"{workers} x {config.accumulate}; each worker needs a sample for each micro-batch",
+            f"Use a global batch of at least {slots}, or fewer workers.",
+            everywhere=True,
+        )
+    return global_batch
