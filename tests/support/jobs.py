@@ -15,6 +15,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 BIN = Path(sys.executable).parent
 CONTROLLERS = ("mpi", "gloo")
 FRAMEWORKS = ("torch", "tf")
@@ -85,7 +87,10 @@ def run_suite(
 class started:  # noqa: N801 - used as a statement
     """Context with a running command; at its end none of its processes is left."""
 
+    count = 0  # of all commands of this session
+
     def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
+        started.count += 1
         self._mark = uuid.uuid4().hex
         self.since = time.time()
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
@@ -107,12 +112,18 @@ class started:  # noqa: N801 - used as a statement
         deadline = time.monotonic() + (_HELPERS_SECONDS if kind is None else 0)
         while (left := self.pids()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.kill()
         if kind is None:
             assert not left, f"{self.command} left processes running: {left}\n{self.result().output[-3000:]}"
+
+    def kill(self) -> None:
+        """Kill what is left of the job, launcher first."""
+        while left := self.pids():
+            for pid in sorted(left):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.process.wait()
 
     def wait(self, timeout: float) -> Result:
         try:
@@ -145,6 +156,14 @@ class started:  # noqa: N801 - used as a statement
                 except OSError:
                     pass
         return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that ended may wait for an init that never asks for it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(frozen=True)
@@ -180,8 +199,8 @@ def train(
 
 @functools.cache
 def shared_run(workers: int, controller: str, *options: str) -> Run:
-    """Train once per set of options; tests that compare curves share their runs."""
-    return train(workers, controller, *options, cwd=temporary_folder())
+    """Train once per set of options, with one thread a worker, as pools do (pool.py)."""
+    return train(workers, controller, *options, cwd=temporary_folder(), OMP_NUM_THREADS="1")
 
 
 def temporary_folder() -> Path:

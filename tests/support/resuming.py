@@ -11,7 +11,8 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-from jobs import Run, launcher, run, started
+from support import pool
+from support.jobs import Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
 _NOT_REPEATED = ("seconds", "samples_per_second", "data_wait_fraction")  # what a clock decides
@@ -23,9 +24,17 @@ def command_for(workers: int, controller: str, task: str, *options: str) -> list
     return [*launcher(workers, controller), *training]
 
 
+def trained(workers: int, controller: str, task: str, *options: str, cwd: Path, returncode: int = 0) -> Run:
+    """Train one of the tasks for this in a pool, in the directory ``run``, to the end."""
+    words = ("--task", f"{TASKS}:{task}", "--run-dir", "run", *options)
+    result = pool.command(workers, controller, pool.framework_of(options), *words, cwd=cwd)
+    assert result.returncode == returncode, f"ended with {result.returncode}:\n{result.output[-5000:]}"
+    return Run(cwd / "run", result)
+
+
 def finished(command: list[str], cwd: Path, timeout: float = 150, returncode: int = 0) -> Run:
     """Run the last leg, or the only one, to its end."""
-    result = run(command, cwd, timeout)
+    result = run(command, cwd, timeout, OMP_NUM_THREADS="1")
     assert result.returncode == returncode, f"ended with {result.returncode}:\n{result.output[-5000:]}"
     return Run(cwd / "run", result)
 
@@ -52,8 +61,11 @@ def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, 
 
 
 def slow(command: list[str], cwd: Path, sample_seconds: float) -> started:
-    """Start a command whose task takes so long to read a sample."""
-    return started(command, cwd, HVDTRAIN_TEST_SAMPLE_SECONDS=str(sample_seconds))
+    """Start a command whose task takes so long to read a sample.
+
+    It computes with one thread, as pools do: the same leg in a pool gives the same bits.
+    """
+    return started(command, cwd, HVDTRAIN_TEST_SAMPLE_SECONDS=str(sample_seconds), OMP_NUM_THREADS="1")
 
 
 def await_in(job: started, condition: Callable[[], bool], timeout: float = 120) -> None:

@@ -1,14 +1,11 @@
-"""What the tests of evaluate, export and import share: trained runs, and several commands in one process."""
+"""What the tests of evaluate, export and import share: trained runs, and commands of hvdtrain."""
 
 import functools
-import json
 import tempfile
 from pathlib import Path
 
-from jobs import Run, run, shared_run
-
-# a framework's commands run in one process: starting one takes longer than they do
-_RUNNER = Path(__file__).parent / "parallel" / "job_commands.py"
+from support.jobs import Run
+from support.pool import Key, call, shared_run
 
 
 def trained(framework: str) -> Run:
@@ -25,17 +22,15 @@ def last_eval(run: Run) -> dict:
     return [line for line in run.metrics if line["phase"] == "eval"][-1]
 
 
-def hvdtrain(*commands: list[str], cwd: Path) -> list[tuple[str, str]]:
-    """Run commands of hvdtrain one after the other; give what each printed, and its error or nothing."""
-    result = run(["python", str(_RUNNER), json.dumps(commands)], cwd)
-    assert result.returncode == 0, result.output[-5000:]
-    lines = [
-        line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")
-    ]
-    assert len(lines) == len(commands)
-    rest = [line for line in result.output.splitlines() if not line.startswith("RESULT ")]
-    assert rest == [], "something chattered"
-    return [tuple(json.loads(line)) for line in lines]
+def hvdtrain(*commands: list[str], cwd: Path, framework: str) -> list[tuple[str, str]]:
+    """Run commands of hvdtrain one after the other, in a process of one framework.
+
+    Returns:
+        What each printed, and its error or nothing.
+    """
+    done = call(Key(framework, "none", 1), "support.cases:commands", cwd, commands=commands)
+    assert done.stdout + done.stderr == "", "something chattered"
+    return [tuple(result) for result in done.values[0]]
 
 
 @functools.cache
@@ -44,4 +39,5 @@ def exports(forms: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, str]]:
     folder = Path(tempfile.mkdtemp(dir=trained("torch").folder))
     keys = [(framework, form) for framework in ("torch", "tf") for form in forms]
     commands = [["export", str(trained(framework).folder), "--to", form] for framework, form in keys]
-    return dict(zip(keys, hvdtrain(*commands, cwd=folder), strict=True))
+    done = hvdtrain(*commands, cwd=folder, framework="tf" if "keras" in forms else "torch")
+    return dict(zip(keys, done, strict=True))

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 import hvdtrain
-from hvdtrain import checkpoint
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
-from hvdtrain.record import Record
 
 FILES = ("model.safetensors", "optimizer.safetensors", "trainer.json")
 
@@ -21,7 +21,7 @@ def make_state(value: float = 1.0) -> dict[str, np.ndarray]:
     }
 
 
-def make_record(step: int = 120, **fields: object) -> Record:
+def make_record(step: int = 120, **fields: object) -> Manifest:
     values = {
         "step": step,
         "samples": step * 4,
@@ -29,9 +29,9 @@ def make_record(step: int = 120, **fields: object) -> Record:
         "seconds": 1.5,
         "workers": 1,
         "config": Config(framework="torch", epochs=1).model_dump(mode="json"),
-        "versions": {"hvdtrain": hvdtrain.__version__, "Abacus": "1.0"},
+        "versions": {"hvdtrain": hvdtrain.__version__, "Fake": "1.0"},
     }
-    return Record(**{**values, **fields})
+    return Manifest(**{**values, **fields})
 
 
 def saved(folder: Path, step: int = 120, value: float = 1.0, **fields: object) -> Path:

@@ -13,8 +13,11 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras  # noqa: E402
 
-from hvdtrain.backends import _keras_slots, _keras_state, _torch_slots, _torch_state  # noqa: E402
-from hvdtrain.backends._names import Renaming  # noqa: E402
+from hvdtrain.backends.portable.names import Renaming  # noqa: E402
+from hvdtrain.backends.tensorflow import model_state as keras_model_state  # noqa: E402
+from hvdtrain.backends.tensorflow import optimizer_state as keras_optimizer_state  # noqa: E402
+from hvdtrain.backends.torch import model_state as torch_model_state  # noqa: E402
+from hvdtrain.backends.torch import optimizer_state as torch_optimizer_state  # noqa: E402
 
 RANDOM = np.random.RandomState(3)
 
@@ -28,11 +31,11 @@ class TorchSide:
 
     def __init__(self, module, optimizer=None, state_names=None):
         self.module = module
-        tensors = _torch_state.ModelState(module, Renaming(names_of(state_names), "torch"))
+        tensors = torch_model_state.ModelState(module, Renaming(names_of(state_names), "torch"))
         parameters = list(module.parameters()) or [torch.zeros(1)]
         optimizer = optimizer or torch.optim.SGD(parameters, lr=0.1)
         self.optimizer = optimizer
-        self.state = _torch_slots.TrainingState(tensors, optimizer)
+        self.state = torch_optimizer_state.TrainingState(tensors, optimizer)
 
     def read(self):
         return self.state.snapshot().read()
@@ -55,10 +58,10 @@ class KerasSide:
 
     def __init__(self, model, optimizer=None, state_names=None):
         self.model = model
-        tensors = _keras_state.ModelState(model, Renaming(names_of(state_names), "tf"))
+        tensors = keras_model_state.ModelState(model, Renaming(names_of(state_names), "tf"))
         self.optimizer = optimizer or keras.optimizers.SGD()
         self.optimizer.build(model.trainable_variables)
-        self.state = _keras_slots.TrainingState(tensors, self.optimizer)
+        self.state = keras_optimizer_state.TrainingState(tensors, self.optimizer)
 
     def read(self):
         return self.state.snapshot().read()

@@ -5,17 +5,19 @@ import json
 
 from rich.console import Console
 
-from hvdtrain.backends.base import Totals
-from hvdtrain.metrics import StepMark
-from hvdtrain.report import RunReport
-from hvdtrain.summary import Summary
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.callbacks import RunContext
+from hvdtrain.config import Config
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.report import RunReport
+from hvdtrain.reporting.summary import Summary
 
-TOTALS = Totals({"loss": 1.0}, 4.0)
+METRICS = StepMetrics({"loss": 1.0}, 4.0)
 MEANS = {"loss": 0.5, "accuracy": 0.75}
 
 
-def mark(step: int) -> StepMark:
-    return StepMark(step, (step - 1) * 4, step * 4, step / 4, 2, 0.03125, 0.0)
+def step_info(step: int) -> StepInfo:
+    return StepInfo(step, (step - 1) * 4, step * 4, step / 4, 2, 0.03125, 0.0)
 
 
 def summary(**changes: object) -> Summary:
@@ -35,24 +37,29 @@ def summary(**changes: object) -> Summary:
     return Summary(**{**values, **changes})
 
 
+def run_context(folder, **fields: object) -> RunContext:
+    config = Config(framework="torch", epochs=1)
+    return RunContext(**{"rank": 0, "workers": 2, "config": config, "run_dir": folder, **fields})
+
+
 class Watched:
     """A report on a console that a test can read."""
 
-    def __init__(self, folder, terminal: bool) -> None:
+    def __init__(self, folder, terminal: bool = False, callbacks=(), **fields: object) -> None:
         self.file = io.StringIO()
-        self.console = Console(file=self.file, force_terminal=terminal, width=160, _environ={})
-        self.report = RunReport(self.console, folder)
+        self.console = Console(file=self.file, force_terminal=terminal, width=200, _environ={})
+        self.report = RunReport(self.console, run_context(folder, **fields), callbacks=callbacks)
 
     @property
     def lines(self) -> list[str]:
         return self.file.getvalue().splitlines()
 
     def step(self, step: int) -> None:
-        self.report.stepped(mark(step), TOTALS)
+        self.report.on_step(step_info(step), METRICS)
 
     def log(self, step: int) -> None:
         self.step(step)
-        self.report.trained(mark(step), MEANS, 2000.0)
+        self.report.on_window(step_info(step), MEANS, 2000.0)
 
 
 def records(folder) -> list[dict]:

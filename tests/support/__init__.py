@@ -1,0 +1,1 @@
+"""What tests share: running jobs, pools of workers, files and tasks to try things on."""

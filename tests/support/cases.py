@@ -1,0 +1,94 @@
+"""What pools run: functions that every worker of a job calls in its own process."""
+
+import contextlib
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+from unittest import mock
+
+import pytest
+
+
+class _Ended(BaseException):
+    """The command line ended its process with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Context after which signals are handled as before it: a command that ends its process ignores them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def command_line(words: list[str]) -> int:
+    """Do what ``python -m hvdtrain`` does with these words; return its exit code.
+
+    All of it runs, but its last call: the process, which has other cases to run, does not end.
+    """
+    from hvdtrain.cli import main
+
+    end = os._exit
+
+    def end_this_case(code: int) -> NoReturn:
+        if threading.current_thread() is not threading.main_thread():
+            end(code)  # a worker that waits for others in vain, or whose host is gone, really ends
+        raise _Ended(code)
+
+    with (
+        _handlers_kept(),
+        mock.patch.object(sys, "argv", ["hvdtrain", *words]),
+        mock.patch.object(os, "_exit", end_this_case),
+    ):
+        try:
+            main()
+        except _Ended as ended:
+            return ended.code
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def commands(commands: list[list[str]]) -> list[tuple[str, str]]:
+    """Run commands of hvdtrain; return what each printed, and its error or nothing."""
+    from hvdtrain.cli import cli
+    from hvdtrain.errors import HvdtrainError
+
+    results = []
+    for words in commands:
+        printed, problem = io.StringIO(), ""
+        try:
+            with contextlib.redirect_stdout(printed):
+                cli(words, standalone_mode=False)
+        except HvdtrainError as error:
+            problem = f"{error.problem}\n{error.remedy}"
+        results.append((printed.getvalue(), problem))
+    return results
+
+
+def script(path: str, arguments: list[str]) -> None:
+    """Run a script, as Python does."""
+    with mock.patch.object(sys, "argv", [path, *arguments]):
+        runpy.run_path(path, run_name="__main__")
+
+
+def suite(path: str, framework: str) -> int:
+    """Run a file of tests: every worker runs all of them, on a backend that they share."""
+    os.environ["HVDTRAIN_TEST_FRAMEWORK"] = framework
+    os.environ["HVDTRAIN_TESTS_REQUIRED"] = "0"
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", path])
+    assert code == pytest.ExitCode.OK, f"the suite ended with {code!r}"
+    return int(code)

@@ -1,0 +1,287 @@
+"""Fakes that need no framework and no launcher: workers as threads, a backend without tensors."""
+
+import pickle
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.agreement import run_on_rank_zero
+from hvdtrain.backends.base import BackendInfo, ModelInfo, StepMetrics
+from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
+from hvdtrain.config import Config
+from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.errors import TaskError
+from hvdtrain.loop import run
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.run_state import RunState
+from hvdtrain.session import Session
+
+_ANSWER_SECONDS = 20
+
+
+class FakeWorkers:
+    """One of several workers that are threads of this process.
+
+    Objects travel pickled, as they do between real workers.
+    """
+
+    controller = "MPI"
+
+    def __init__(
+        self, rank: int, hosts: Sequence[str], barrier: threading.Barrier, slots: list[bytes]
+    ) -> None:
+        self.rank = rank
+        self.size = len(hosts)
+        self.host = hosts[rank]
+        self.local_rank = list(hosts[:rank]).count(self.host)
+        self.local_size = list(hosts).count(self.host)
+        self.sent: list[bytes] = []
+        self._barrier = barrier
+        self._slots = slots
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        self._slots[self.rank] = pickle.dumps(value)
+        self.sent.append(self._slots[self.rank])
+        self._barrier.wait(_ANSWER_SECONDS)
+        gathered = [pickle.loads(slot) for slot in self._slots]
+        self._barrier.wait(_ANSWER_SECONDS)
+        return gathered
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        return self.allgather_object(value if self.rank == root else None)[root]
+
+    def barrier(self) -> None:
+        self.allgather_object(None)
+
+
+def on_every_rank(hosts: Sequence[str], work: Callable[[FakeWorkers], Any]) -> list[Any]:
+    """Run ``work(workers)`` on one thread per host named; give what each returned or raised, by rank."""
+    barrier, slots = threading.Barrier(len(hosts)), [b""] * len(hosts)
+    outcomes: list[Any] = [None] * len(hosts)
+
+    def run(rank: int) -> None:
+        try:
+            outcomes[rank] = work(FakeWorkers(rank, hosts, barrier, slots))
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(hosts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def one_worker() -> FakeWorkers:
+    return FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
+
+
+class FakeBackend:
+    """A backend whose loss is the step's number; it logs its calls and holds arrays as its state.
+
+    What workers signal is summed over all of them, as the vector that real backends reduce is.
+
+    Args:
+        workers: the workers.
+        parameters: the state's arrays by portable name.
+        losses: the loss of a step in place of its number.
+        unused_at: steps in which this worker has an unused parameter.
+        eval_losses: losses of the evaluations, in order, in place of the mean target.
+    """
+
+    model = None
+    info = BackendInfo("Fake 1.0 on the desk", {"Fake": "1.0"})
+
+    def __init__(self, workers, parameters=None, *, losses=None, unused_at=(), eval_losses=()) -> None:
+        self.workers = workers
+        self.state = dict(parameters or {"model/a/kernel": np.zeros((2, 3), np.float32)})
+        self.calls: list[str] = []
+        self.rates: list[float] = []
+        self._losses, self._unused_at = losses or {}, unused_at
+        self._eval_losses = list(eval_losses)
+        self._number = 0
+
+    def build(self, task, config) -> ModelInfo:
+        return self.model_info()
+
+    def model_info(self) -> ModelInfo:
+        shapes = {n: a.shape for n, a in self.state.items() if n.startswith("model/")}
+        return ModelInfo(shapes, 0, "fp32, sent uncompressed")
+
+    def to_device(self, batches):
+        return iter(batches)
+
+    def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
+        self._number = number = batch.step + 1
+        self.calls.append(f"train {number}")
+        self.rates.append(learning_rate)
+        loss = self._losses.get(number, float(number)) * batch.total_weight
+        unused = int(number in self._unused_at)
+        names = ("model/branch/kernel",) if self.workers.rank else ()
+        vector = [loss, unused, 0.0, *self._summed(signals)]
+        return self._pending("train", StepMetrics.from_vector(["loss"], vector, batch.total_weight, names))
+
+    def eval_step(self, batch, partial=None):
+        total, weight = partial or (0.0, 0.0)
+        return total + float((batch.arrays["targets"] * batch.weights).sum()), weight + batch.total_weight
+
+    def eval_metrics(self, partial, signals=NO_SIGNALS):
+        total, weight = partial
+        metrics = StepMetrics.from_vector(["loss"], [total, 0.0, 0.0, *self._summed(signals)], weight)
+        if self._eval_losses:
+            metrics = StepMetrics({"loss": self._eval_losses.pop(0)}, 1.0)
+        return self._pending("eval", metrics)
+
+    def _pending(self, phase, metrics):
+        number = self._number
+
+        def read() -> StepMetrics:
+            self.calls.append(f"read {phase} {number}")
+            return metrics
+
+        return SimpleNamespace(read=read)
+
+    def _summed(self, signals) -> tuple[float, ...]:
+        gathered = self.workers.allgather_object(tuple(signals))
+        return tuple(sum(numbers) for numbers in zip(*gathered, strict=True))
+
+    def ema_weights(self):
+        return nullcontext()
+
+    def sync_batch_norm_statistics(self) -> None:
+        self.calls.append("average")
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        self.calls.append("compare")
+        return [(name, zlib.crc32(array.tobytes())) for name, array in self.state.items()]
+
+    def gather_state(self):
+        self.calls.append("gather")
+        state = self.local_state()
+        return SimpleNamespace(read=lambda: state) if self.workers.rank == 0 else None
+
+    def local_state(self) -> dict[str, np.ndarray]:
+        return {name: array.copy() for name, array in self.state.items()}
+
+    def scatter_state(self, state) -> None:
+        run_on_rank_zero(self.workers, lambda: self._load(state))
+        self.broadcast_state(0)
+
+    def _load(self, state) -> None:
+        shapes = [{name: array.shape for name, array in one.items()} for one in (self.state, state)]
+        if shapes[0] != shapes[1]:
+            raise TaskError("the state does not fit the model: misshapen")
+        self.state = {name: state[name].copy() for name in self.state}
+
+    def broadcast_state(self, root) -> None:
+        self.state = self.workers.broadcast_object(self.state, root)
+
+    def close(self) -> None:
+        pass
+
+
+class FakeReport(SilentReport):
+    """A report that remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+        self.windows: list[tuple[int, dict]] = []
+        self.evaluations: list[tuple[int, dict]] = []
+        self.notes: list[str] = []
+        self.checkpoints: list[tuple[int, Any]] = []
+        self.started: tuple[int, int, float] | None = None
+
+    def on_start(self, steps, done, seconds_before=0.0) -> None:
+        super().on_start(steps, done, seconds_before)
+        self.started = steps, done, seconds_before
+
+    def on_step(self, step, metrics) -> None:
+        self.steps.append(step.step)
+
+    def on_window(self, step, means, samples_per_second, data_wait_fraction=0.0) -> None:
+        self.windows.append((step.step, dict(means)))
+
+    def on_evaluation(self, step, means, samples_per_second) -> None:
+        self.evaluations.append((step.step, dict(means)))
+
+    def on_checkpoint(self, step, path) -> None:
+        self.checkpoints.append((step, path))
+
+    def note(self, text) -> None:
+        self.notes.append(text)
+
+
+class FakeSaver:
+    """A saver that remembers the manifests that rank 0 was given."""
+
+    def __init__(self, failed: bool = False) -> None:
+        self.newest = None
+        self.failures: list[str] = []
+        self.manifests: list[Any] = []
+        self.failed = failed
+
+    @property
+    def steps(self) -> list[int]:
+        return [manifest.step for manifest in self.manifests]
+
+    def save(self, backend, manifest) -> None:
+        if backend.workers.rank == 0:
+            self.manifests.append(manifest)
+            backend.calls.append(f"save {manifest.step}")
+
+    def poll(self) -> bool:
+        return self.failed
+
+    def finish(self, timeout_seconds=None) -> None:
+        pass
+
+
+def dataset(size: int) -> ArrayDataset:
+    """Give ``size`` samples whose inputs tell their index."""
+    return ArrayDataset({"inputs": np.arange(size, dtype=np.float32)[:, None], "targets": np.arange(size)})
+
+
+def make_session(
+    run_dir: Any, workers: Any = None, train_size: int = 100, eval_size: int = 0, **fields: Any
+) -> Session:
+    """Give a session over fakes: real config, real data, no framework and no report."""
+    parameters = {"model/a/kernel": np.ones((3, 4), np.float32), "model/a/bias": np.zeros(4, np.float32)}
+    return Session(
+        config=Config(**{"framework": "torch", "epochs": 1, **fields}),
+        backend=FakeBackend(workers or one_worker(), parameters),
+        train_data=dataset(train_size),
+        eval_data=dataset(eval_size) if eval_size else None,
+        report=SimpleNamespace(),
+        run_dir=run_dir,
+    )
+
+
+def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:
+    """Give a session of two epochs of 10 samples, in steps of 4 for each worker."""
+    config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
+    evaluation = dataset(eval_size) if eval_size else None
+    backend = backend or FakeBackend(one_worker())
+    session = Session(
+        config, backend, dataset(train_size), evaluation, FakeReport(), tmp_path, saver=FakeSaver()
+    )
+    session.state = RunState.from_manifest(None, config)
+    return session
+
+
+def trained(tmp_path, backend=None, eval_size=0, **fields) -> tuple[FakeBackend, FakeReport, Session]:
+    """Train 10 samples an epoch in steps of 4."""
+    session = make_loop_session(tmp_path, backend, eval_size, **fields)
+    run(session)
+    return session.backend, session.report, session
+
+
+def asks(at: dict[int, ControlFlags], backend: FakeBackend):
+    """Give what a worker asks for: ``at[k]`` on its k-th step."""
+    return lambda: at.get(1 + sum(call.startswith("train") for call in backend.calls), ControlFlags())

@@ -1,0 +1,184 @@
+"""A reference backend in numpy, for one worker: the seam as a whole, in one small file.
+
+It trains a network of one hidden layer by stochastic gradient descent with momentum. ``install``
+adds it to the table of frameworks, so that whole jobs run through the unchanged loop in a second.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import (
+    FINDINGS,
+    Backend,
+    BackendInfo,
+    ModelInfo,
+    PendingMetrics,
+    PendingState,
+    PortableState,
+    StepMetrics,
+)
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.step_signals import NO_SIGNALS, SIGNALS
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
+from hvdtrain.frameworks import FRAMEWORKS, Framework
+from support.fakes import one_worker
+
+NAMES = ("loss", "accuracy")
+_NO_FINDINGS = FINDINGS * (0.0,)
+
+
+@dataclass
+class Mlp:
+    """The model that ``numpy_model`` gives: sizes, and the weights by portable name."""
+
+    inputs: int
+    hidden: int
+    outputs: int
+
+    def __post_init__(self) -> None:
+        shapes = {
+            "model/hidden/kernel": (self.inputs, self.hidden),
+            "model/hidden/bias": (self.hidden,),
+            "model/output/kernel": (self.hidden, self.outputs),
+            "model/output/bias": (self.outputs,),
+        }
+        self.weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        w1, b1, w2, b2 = self.weights.values()
+        hidden = np.tanh(x @ w1 + b1)
+        return hidden, hidden @ w2 + b2
+
+
+def start(config: Config) -> "NumpyBackend":
+    """Return the backend; one worker needs no Horovod."""
+    return NumpyBackend(one_worker())
+
+
+class NumpyBackend:
+    """The numpy backend of the only worker."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.info = BackendInfo(f"numpy {np.__version__} on the CPU", {"numpy": np.__version__})
+        self.model: Any = None
+
+    def build(self, task: Any, config: Config) -> ModelInfo:
+        self.model = task.numpy_model()
+        if not isinstance(self.model, Mlp):
+            raise TaskError("numpy_model() must give an Mlp")
+        self._weights = self.model.weights
+        self._momentum = config.momentum
+        self._velocity = {name: np.zeros_like(weight) for name, weight in self._weights.items()}
+        self._load(with_initial_values(self._state(), config.seed))
+        shapes = {name: weight.shape for name, weight in self._weights.items()}
+        return ModelInfo(shapes, batch_norm_layers=0, reduction="fp32, one worker")
+
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+        return iter(batches)
+
+    def train_step(
+        self, batch: HostBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> PendingMetrics:
+        gradients = {name: np.zeros_like(weight) for name, weight in self._weights.items()}
+        sums = np.zeros(len(NAMES))
+        for x, targets, weights in _micro_batches(batch):
+            hidden, logits = self.model.forward(x)
+            sums += _sums(logits, targets, weights)
+            d_logits = _softmax(logits)
+            d_logits[np.arange(len(x)), targets] -= 1
+            d_logits *= (weights / batch.total_weight)[:, None]
+            d_hidden = d_logits @ self._weights["model/output/kernel"].T * (1 - hidden**2)
+            parts = (x.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_logits, d_logits.sum(0))
+            for gradient, part in zip(gradients.values(), parts, strict=True):
+                np.add(gradient, part, out=gradient)
+        for name, weight in self._weights.items():
+            self._velocity[name] = self._momentum * self._velocity[name] + gradients[name]
+            np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
+        return _pending([*sums, *_NO_FINDINGS, *signals], batch.total_weight)
+
+    def eval_step(self, batch: HostBatch, partial: Any = None) -> Any:
+        sums, weight = partial or (np.zeros(len(NAMES)), 0.0)
+        for x, targets, weights in _micro_batches(batch):
+            sums = sums + _sums(self.model.forward(x)[1], targets, weights)
+        return sums, weight + batch.total_weight
+
+    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+        sums, weight = partial
+        return _pending([*sums, *_NO_FINDINGS, *signals], weight)
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def sync_batch_norm_statistics(self) -> None:
+        pass
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
+
+    def gather_state(self) -> PendingState | None:
+        state = self._state()
+        return SimpleNamespace(read=lambda: state)
+
+    def scatter_state(self, state: PortableState | None) -> None:
+        assert state is not None  # this is rank 0
+        self._load(state)
+
+    def broadcast_state(self, root: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _state(self) -> PortableState:
+        slots = {name.replace("model/", "optimizer/momentum/"): v for name, v in self._velocity.items()}
+        return {name: array.copy() for name, array in {**self._weights, **slots}.items()}
+
+    def _load(self, state: PortableState) -> None:
+        own = self._state()
+        if {n: a.shape for n, a in own.items()} != {n: a.shape for n, a in state.items()}:
+            raise TaskError("the state does not fit the model")
+        for name, weight in self._weights.items():
+            weight[...] = state[name]
+            self._velocity[name] = state[name.replace("model/", "optimizer/momentum/")].copy()
+
+
+_: type[Backend] = NumpyBackend
+
+
+def _micro_batches(batch: HostBatch) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    for x, targets, weights in zip(
+        batch.arrays["inputs"], batch.arrays["targets"], batch.weights, strict=True
+    ):
+        yield x.reshape(len(x), -1), targets, weights
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return shifted / shifted.sum(1, keepdims=True)
+
+
+def _sums(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weighted sums of ``NAMES``."""
+    losses = -np.log(_softmax(logits)[np.arange(len(targets)), targets])
+    return np.asarray([losses @ weights, (logits.argmax(1) == targets) @ weights])
+
+
+def _pending(vector: Sequence[float], weight: float) -> PendingMetrics:
+    assert len(vector) == len(NAMES) + FINDINGS + SIGNALS
+    return SimpleNamespace(read=lambda: StepMetrics.from_vector(NAMES, vector, weight))
+
+
+def install(monkeypatch) -> None:
+    """Add the backend to the table of frameworks, as ``--framework numpy``."""
+    row = Framework("numpy", "numpy", __name__, capabilities=frozenset())
+    monkeypatch.setitem(FRAMEWORKS, "numpy", row)

@@ -1,0 +1,357 @@
+"""Pools: jobs that stay and run many cases, so that not every case pays for a launch.
+
+A pool is one launch per framework, launcher and number of workers. It starts with its first case and
+ends with the session, or when others need its room. What a launch itself proves (launchers, exit codes,
+signals, kills, hosts) has a launch of its own in jobs.py.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.jobs import Result, Run, launcher, started, temporary_folder
+
+WORKER = Path(__file__).with_name("pool_worker.py")
+MAX_WORKERS = 6  # of all pools together: an idle one keeps 0.6 GiB and a tenth of a core
+_START_SECONDS = 120
+_LEFT_BEHIND = "The PMIx server's listener thread failed to start"
+_OTHERS_SECONDS = 3  # that the other workers have to answer when a case failed on one
+
+
+@dataclass(frozen=True)
+class Key:
+    """What distinguishes pools.
+
+    Args:
+        framework: "torch" or "tf".
+        controller: a launcher of jobs.launcher, "none" for a worker that nothing launches.
+        workers: number of workers.
+    """
+
+    framework: str
+    controller: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A case that has run.
+
+    Args:
+        values: what the function returned, by rank.
+        stdout, stderr: what all workers wrote, rank 0 first.
+        spoke: the ranks that wrote anything.
+    """
+
+    values: list[Any]
+    stdout: str
+    stderr: str
+    spoke: frozenset[int]
+
+
+class _Worker:
+    """The connection with one worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lines = connection, connection.makefile("r", encoding="utf-8")
+        hello = self.receive()
+        self.rank: int = hello["rank"]
+        self.pid: int = hello["pid"]
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Any:
+        """Return its next message, or None if it has ended."""
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+
+class Pool:
+    """One launch whose workers wait for cases."""
+
+    launches: list[Key] = []  # noqa: RUF012 - all of this session, for its report
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.alive = True
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._folder = temporary_folder()
+        self._cases = 0
+        Pool.launches.append(key)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            name = f"hvdtrain-pool-{uuid.uuid4().hex}"
+            listener.bind(f"\0{name}")  # no file: paths of sockets must be short, temporary ones may be long
+            listener.listen(key.workers)
+            command = [*launcher(key.workers, key.controller), sys.executable, str(WORKER)]
+            # one thread a worker, on any number of cores: TensorFlow's cannot change between cases
+            environ = {"OMP_NUM_THREADS": "1", "HVDTRAIN_TEST_POOL": "1"}
+            self._job = started([*command, name], self._folder, **environ)
+            self._workers = dict(sorted(self._accept(listener).items()))
+        pids = [str(worker.pid) for worker in self._workers.values()]
+        # if this process is killed, its end of the pipe closes: the workers continue and find it gone
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'read _; kill -CONT "$@"', "sh", *pids],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._pause()
+
+    def run(
+        self, function: str, arguments: dict[str, Any], cwd: Path, timeout: float, environ: dict[str, str]
+    ) -> Done:
+        """Run a case on all workers.
+
+        Raises:
+            AssertionError: If it raises on one, or takes too long; the pool has ended then.
+        """
+        self._cases += 1
+        self._resume()
+        capture = self._folder / f"case-{self._cases}"
+        capture.mkdir()
+        case = {
+            "function": function,
+            "arguments": arguments,
+            "cwd": str(cwd),
+            "environ": environ,
+            "capture": str(capture),
+            "seconds": max(1.0, timeout - 2),
+        }
+        try:
+            for worker in self._workers.values():
+                worker.send(case)
+        except OSError:
+            self._fail(f"{self.key} ended before its case {self._cases}", None)
+        answers = self._answers(timeout)
+        texts = {name: self._written(capture, name) for name in ("stdout", "stderr")}
+        done = Done(
+            [answers[rank]["value"] for rank in sorted(answers)],
+            *("".join(text.values()) for text in texts.values()),
+            frozenset(rank for text in texts.values() for rank, written in text.items() if written),
+        )
+        failed = [rank for rank in self._workers if answers.get(rank, {"error": True})["error"]]
+        if failed:
+            self._fail(f"{function}({arguments}) failed on ranks {failed} of {self.key}", done)
+        self._pause()
+        return done
+
+    def end(self) -> None:
+        """Kill the workers and their launcher; how jobs end is for launches to show."""
+        if self.alive:
+            self.alive = False
+            self._job.kill()
+            self._close()
+
+    def _pause(self) -> None:
+        """Stop the workers: over MPI, Horovod's background threads take a third of a core while they wait."""
+        if self.key.workers > 1 and self.key.controller == "mpi":
+            self._signal(signal.SIGSTOP)
+
+    def _resume(self) -> None:
+        if self.key.workers > 1 and self.key.controller == "mpi":
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
+
+    def _accept(self, listener: socket.socket) -> dict[int, _Worker]:
+        found: dict[int, _Worker] = {}
+        deadline = time.monotonic() + _START_SECONDS
+        while len(found) < self.key.workers:
+            listener.settimeout(1)
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if self._job.process.poll() is not None or time.monotonic() > deadline:
+                    self._workers = found
+                    self._fail(f"{self.key} did not start", None)
+                continue
+            worker = _Worker(connection)
+            found[worker.rank] = worker
+        return found
+
+    def _answers(self, timeout: float) -> dict[int, Any]:
+        """Return what the workers answer in time, by rank; not all of them where one fails."""
+        answers: dict[int, Any] = {}
+        waiting, deadline = dict(self._workers), time.monotonic() + timeout
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select(list(waiting.values()), [], [], left)
+            for rank in [rank for rank, worker in waiting.items() if worker in ready]:
+                answers[rank] = waiting.pop(rank).receive() or {"value": None, "error": "it ended"}
+                if answers[rank]["error"]:
+                    deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
+        return answers
+
+    def _written(self, folder: Path, name: str) -> dict[int, str]:
+        paths = {rank: folder / f"{name}-{rank}" for rank in self._workers}
+        return {
+            rank: path.read_bytes().decode(errors="replace").replace("\r\n", "\n")
+            for rank, path in paths.items()
+            if path.exists()
+        }
+
+    def _fail(self, problem: str, done: Done | None) -> None:
+        """End the pool at once and raise, with all that was written."""
+        self.alive = False
+        output = "" if done is None else f"{done.stdout[-6000:]}{done.stderr[-6000:]}"
+        error = AssertionError(f"{problem}:\n{output}\nthe launch:\n{self._job.result().output[-3000:]}")
+        self._job.kill()
+        self._close()
+        raise error
+
+    def _close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+
+
+def _launched(key: Key) -> Pool:
+    """Launch a pool; once more if mpirun meets what one of the same process id left when it was killed."""
+    try:
+        return Pool(key)
+    except AssertionError as error:
+        if _LEFT_BEHIND not in str(error):
+            raise
+        return Pool(key)
+
+
+class _Pools:
+    """The pools of this session, the one used last at the end."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Key, Pool] = {}
+
+    def get(self, key: Key) -> Pool:
+        """Return a pool that is alive; the ones that were not used for longest make room for a new one."""
+        pool = self._pools.pop(key, None)
+        if pool is None or not pool.alive:
+            while self._pools and key.workers + sum(k.workers for k in self._pools) > MAX_WORKERS:
+                self._pools.pop(next(iter(self._pools))).end()
+            pool = _launched(key)
+        self._pools[key] = pool
+        return pool
+
+    def drop(self, key: Key) -> None:
+        """End a pool, if it is there."""
+        if (pool := self._pools.pop(key, None)) is not None:
+            pool.end()
+
+    def end(self) -> None:
+        """End all pools."""
+        for key in list(self._pools):
+            self.drop(key)
+
+
+POOLS = _Pools()
+
+
+def call(
+    key: Key, function: str, cwd: Path, timeout: float = 150, environ: dict[str, str] | None = None,
+    **arguments: Any,
+) -> Done:  # fmt: skip
+    """Run a function on every worker of a pool.
+
+    Args:
+        key: which pool.
+        function: as ``module:function`` below tests/, or ``path/to/file.py:function``.
+        cwd: the folder in which it runs.
+        timeout: seconds after which it fails, and the pool is ended.
+        environ: changes of the environment, for this case; Horovod's own variables come too late.
+        arguments: its keyword arguments; what JSON can say, as its return value is.
+
+    Raises:
+        AssertionError: If it raises, or takes too long.
+    """
+    return POOLS.get(key).run(function, arguments, cwd, timeout, environ or {})
+
+
+def command(
+    workers: int, controller: str, framework: str, *words: str, cwd: Path, timeout: float = 150,
+    **environ: str,
+) -> Result:  # fmt: skip
+    """Run ``hvdtrain`` with these words in a pool; return its exit code, as rank 0 has it, and its output."""
+    key = Key(framework, controller, workers)
+    done = call(key, "support.cases:command_line", cwd, timeout, environ, words=list(words))
+    failed = [code for code in done.values if code]
+    if failed and workers > 1:
+        POOLS.drop(key)  # its workers have left Horovod, and MPI starts only once
+    return Result(failed[0] if failed else 0, done.stdout, done.stderr, done.spoke)
+
+
+def train(
+    workers: int, controller: str, *options: str, cwd: Path, framework: str = "", timeout: float = 150,
+    **environ: str,
+) -> Run:  # fmt: skip
+    """Train in a pool to the good end, writing to the folder ``run`` in ``cwd``; as jobs.train."""
+    words = [*options, "--run-dir", str(cwd / "run")]
+    framework = framework or framework_of(options)
+    result = command(workers, controller, framework, *words, cwd=cwd, timeout=timeout, **environ)
+    assert result.returncode == 0, f"{words} ended with {result.returncode}:\n{result.output[-5000:]}"
+    return Run(cwd / "run", result)
+
+
+def documented(words: tuple[str, ...], cwd: Path) -> Result:
+    """Run a command in a pool that is started as the command says.
+
+    Args:
+        words: ``python -m hvdtrain ...``, or that after ``horovodrun -np N`` with or without a controller.
+        cwd: the folder in which it runs.
+    """
+    place = words.index("hvdtrain")
+    start, own = words[: place - 2], words[place + 1 :]  # without `python -m`
+    assert words[place - 2 : place] == ("python", "-m")
+    framework = framework_of(own) if "--framework" in own else "torch"
+    if not start:
+        return command(1, "none", framework, *own, cwd=cwd)
+    assert start[0] == "horovodrun"
+    controller = "gloo" if "--gloo" in start else "mpi"
+    return command(int(start[start.index("-np") + 1]), controller, framework, *own, cwd=cwd)
+
+
+@functools.cache
+def shared_run(workers: int, controller: str, *options: str) -> Run:
+    """Train once per set of options; tests that compare curves share their runs."""
+    return train(workers, controller, *options, cwd=temporary_folder())
+
+
+def run_suite(
+    path: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float
+) -> None:
+    """Run a file of tests in a pool: every worker runs all of them."""
+    done = call(
+        Key(framework, controller, workers),
+        "support.cases:suite",
+        cwd,
+        timeout,
+        path=str(path),
+        framework=framework,
+    )
+    assert "passed" in done.stdout
+
+
+def framework_of(options: tuple[str, ...]) -> str:
+    """Return the framework that options name."""
+    return options[options.index("--framework") + 1]
