@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.base import NO_REQUESTS, Requests, initial_value
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -36,7 +37,8 @@ def started():
     """Start Horovod once; each test builds anew on it."""
     backend = load_backend(config())
     yield backend
-    backend.close()
+    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
+        backend.close()
 
 
 class Linear:
@@ -154,14 +156,19 @@ class Branches(Linear):
 
 def build(backend, task, accumulate=1, **fields):
     """Build a task's model with initial values that are equal on all workers."""
-    settings = config(accumulate=accumulate, **fields)
-    backend.build(task, settings, accumulate)
-    state = backend.get_state()
-    for name in state:
-        if name.startswith("model/"):
-            state[name] = initial_value(name, state[name].shape, 0)
-    backend.set_state(state)
+    backend.build(task, config(accumulate=accumulate, **fields))
+    load(backend, with_initial_values(state_of(backend), 0))
     return backend
+
+
+def state_of(backend):
+    """Give this worker's own state; what is gathered is rank 0's."""
+    return backend._state.snapshot().read()
+
+
+def load(backend, state):
+    """Load a state into this worker alone."""
+    backend._state.load(state)
 
 
 def global_batch(backend, count, accumulate=1, step=0, start=0):
@@ -180,8 +187,7 @@ def part_of(backend, plan, count, step=0, start=0):
 
 
 def step(backend, batch, learning_rate=0.1):
-    backend.train_step(batch, learning_rate)
-    return backend.take_metrics("train").read()
+    return backend.train_step(batch, learning_rate).read()
 
 
 def gradient(kernel, bias, x, y):
@@ -199,10 +205,10 @@ def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accu
     if count < started.workers.size * accumulate:
         count = started.workers.size * accumulate + 1
     backend = build(started, Linear(), accumulate)
-    kernel, bias = linear(backend.get_state())
+    kernel, bias = linear(state_of(backend))
     totals = step(backend, global_batch(backend, count, accumulate))
     d_kernel, d_bias, loss = gradient(kernel, bias, X[:count], Y[:count])
-    new_kernel, new_bias = linear(backend.get_state())
+    new_kernel, new_bias = linear(state_of(backend))
     np.testing.assert_allclose(new_kernel, kernel - 0.1 * d_kernel, atol=2e-7)
     np.testing.assert_allclose(new_bias, bias - 0.1 * d_bias, atol=2e-7)
     assert totals.weight == count
@@ -215,38 +221,55 @@ def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accu
 def test_last_batch_may_leave_workers_without_a_sample(started):
     plan = BatchPlan(4 * started.workers.size, started.workers.size)
     backend = build(started, Linear())
-    kernel, bias = linear(backend.get_state())
+    kernel, bias = linear(state_of(backend))
     totals = step(backend, part_of(backend, plan, 1))
     d_kernel, _, loss = gradient(kernel, bias, X[:1], Y[:1])
-    np.testing.assert_allclose(linear(backend.get_state())[0], kernel - 0.1 * d_kernel, atol=2e-7)
+    np.testing.assert_allclose(linear(state_of(backend))[0], kernel - 0.1 * d_kernel, atol=2e-7)
     assert (totals.weight, totals.sums["loss"]) == (1, pytest.approx(loss, rel=1e-5))
 
 
-def test_metrics_add_up_over_steps_until_taken(started):
+def test_metrics_of_a_step_are_its_own_whenever_they_are_read(started):
     backend = build(started, Linear())
-    for _ in range(3):
-        backend.train_step(global_batch(backend, 12), 0.0)
-    totals = backend.take_metrics("train").read()
-    assert totals.weight == 36
-    assert step(backend, global_batch(backend, 12), 0.0).sums["loss"] == pytest.approx(
-        totals.sums["loss"] / 3, rel=1e-6
-    )
+    pending = [backend.train_step(global_batch(backend, 12), 0.0) for _ in range(3)]
+    found = [metrics.read() for metrics in pending]
+    assert [metrics.weight for metrics in found] == [12, 12, 12]
+    last = step(backend, global_batch(backend, 12), 0.0)
+    for metrics in found:
+        assert metrics.sums["loss"] == pytest.approx(last.sums["loss"], rel=1e-6)
+
+
+def evaluated(backend, batches, *signals):
+    """Evaluate batches; give their sums over all workers."""
+    partial = None
+    for batch in batches:
+        partial = backend.eval_step(batch, partial)
+    return backend.eval_metrics(partial, *signals).read()
 
 
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_what_workers_tell_adds_up_over_them(started, phase):
-    backend = build(started, Linear())
-    told, size = Requests(bad_samples=1 + started.workers.rank, waited_seconds=0.25), started.workers.size
+def test_signals_add_up_over_workers(started, phase):
+    backend, size = build(started, Linear()), started.workers.size
+    told = encode_signals(statistics=StepStatistics(1 + started.workers.rank, 0.25))
     if phase == "train":
-        backend.train_step(global_batch(backend, 12), 0.0, told)
-        totals = backend.take_metrics("train").read()
+        metrics = backend.train_step(global_batch(backend, 12), 0.0, told).read()
     else:
-        backend.eval_step(global_batch(backend, 12))
-        totals = backend.take_metrics("eval", told).read()
-    assert (totals.bad_samples, totals.waited_seconds) == (size * (size + 1) / 2, 0.25 * size)
-    assert totals.weight == 12
-    assert totals.missing_gradients == 0
-    assert totals.requests is NO_REQUESTS
+        metrics = evaluated(backend, [global_batch(backend, 12)], told)
+    assert metrics.statistics == StepStatistics(size * (size + 1) / 2, 0.25 * size)
+    assert metrics.weight == 12
+    assert metrics.unused_parameters == 0
+    assert not metrics.overflow_exhausted
+    assert metrics.flags == ControlFlags()
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+def test_a_flag_of_one_worker_reaches_all(started, phase):
+    backend, workers = build(started, Linear()), started.workers
+    own = ControlFlags(stop=workers.rank == workers.size - 1, save=workers.rank == 0)
+    if phase == "train":
+        metrics = backend.train_step(global_batch(backend, 12), 0.0, encode_signals(own)).read()
+    else:
+        metrics = evaluated(backend, [global_batch(backend, 12)], encode_signals(own))
+    assert metrics.flags == ControlFlags(stop=True, save=True)
 
 
 def reference_sgd(kernel, steps, momentum, decay, learning_rate):
@@ -278,33 +301,33 @@ def reference_adamw(kernel, steps, *, betas, epsilon, decay, learning_rate):
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
 def test_sgd_follows_pytorchs_formula(started, momentum, decay):
     backend = build(started, Linear(), momentum=momentum, weight_decay=decay)
-    kernel, _ = linear(backend.get_state())
+    kernel, _ = linear(state_of(backend))
     for i in range(6):
         step(backend, global_batch(backend, SAMPLES, step=i), 0.1 * 0.9**i)
     expected = reference_sgd(kernel, 6, momentum, decay, 0.1)
-    np.testing.assert_allclose(linear(backend.get_state())[0], expected, atol=1e-6)
+    np.testing.assert_allclose(linear(state_of(backend))[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adamw_follows_pytorchs_formula(started, decay):
     options = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-3, "weight_decay": decay}
     backend = build(started, Linear(), optimizer="adamw", **options)
-    kernel, _ = linear(backend.get_state())
+    kernel, _ = linear(state_of(backend))
     for i in range(6):
         step(backend, global_batch(backend, SAMPLES, step=i), 0.01 * 0.9**i)
     expected = reference_adamw(kernel, 6, betas=(0.8, 0.95), epsilon=1e-3, decay=decay, learning_rate=0.01)
-    np.testing.assert_allclose(linear(backend.get_state())[0], expected, atol=1e-6)
-    assert backend.get_state()["optimizer/step"] == 6
+    np.testing.assert_allclose(linear(state_of(backend))[0], expected, atol=1e-6)
+    assert state_of(backend)["optimizer/step"] == 6
 
 
 def test_clipping_acts_on_the_averaged_gradient(started):
     backend = build(started, Linear(), clip_norm=0.01)
-    kernel, bias = linear(backend.get_state())
+    kernel, bias = linear(state_of(backend))
     step(backend, global_batch(backend, SAMPLES), 1.0)
     d_kernel, d_bias, _ = gradient(kernel, bias, X, Y)
     norm = np.sqrt((d_kernel**2).sum() + (d_bias**2).sum())
     assert norm > 0.01
-    change = kernel - linear(backend.get_state())[0]
+    change = kernel - linear(state_of(backend))[0]
     np.testing.assert_allclose(change, d_kernel * 0.01 / norm, rtol=1e-3, atol=1e-7)
 
 
@@ -314,9 +337,9 @@ def test_fp16_compression_stays_within_fp16_rounding(started):
     changes = []
     for compression in ("none", "fp16"):
         backend = build(started, Linear(), compression=compression)
-        before, _ = linear(backend.get_state())
+        before, _ = linear(state_of(backend))
         step(backend, global_batch(backend, SAMPLES), 1.0)
-        changes.append(before - linear(backend.get_state())[0])
+        changes.append(before - linear(state_of(backend))[0])
     exact, rounded = changes
     largest = np.abs(exact).max()
     assert 0 < np.abs(exact - rounded).max() <= started.workers.size * 2**-10 * largest
@@ -325,22 +348,20 @@ def test_fp16_compression_stays_within_fp16_rounding(started):
 def test_parameters_without_gradient_count_as_zeros_and_hang_nobody(started):
     rank, size = started.workers.rank, started.workers.size
     backend = build(started, Branches(taken=rank == 0), weight_decay=0.1)
-    before = backend.get_state()
+    before = state_of(backend)
     totals = step(backend, global_batch(backend, SAMPLES))
-    after = backend.get_state()
-    assert totals.missing_gradients == 2 * (size - 1)
-    assert backend.missing_gradient_names() == (
-        [] if rank == 0 else ["model/branch/kernel", "model/branch/bias"]
-    )
+    after = state_of(backend)
+    assert totals.unused_parameters == 2 * (size - 1)
+    assert totals.unused_names == (() if rank == 0 else ("model/branch/kernel", "model/branch/bias"))
     check_replicas(backend)
     assert (after["model/branch/kernel"] != before["model/branch/kernel"]).all()
 
 
 def test_parameters_that_nobody_reaches_decay_alike_at_any_worker_count(started):
     backend = build(started, Branches(taken=False), weight_decay=0.1)
-    before = backend.get_state()["model/branch/kernel"]
+    before = state_of(backend)["model/branch/kernel"]
     step(backend, global_batch(backend, SAMPLES), 0.5)
-    np.testing.assert_allclose(backend.get_state()["model/branch/kernel"], before * (1 - 0.05), rtol=1e-6)
+    np.testing.assert_allclose(state_of(backend)["model/branch/kernel"], before * (1 - 0.05), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -355,13 +376,13 @@ def test_broadcast_gives_every_worker_the_roots_state(started, fields):
         step(backend, global_batch(backend, SAMPLES, step=i))
     shifted = {
         name: value if name == "optimizer/step" else (value + workers.rank).astype(value.dtype)
-        for name, value in backend.get_state().items()
+        for name, value in state_of(backend).items()
     }
-    backend.set_state(shifted)
+    load(backend, shifted)
     root = workers.size - 1
     backend.broadcast_state(root)
     expected = workers.broadcast_object(shifted, root)
-    for name, value in backend.get_state().items():
+    for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
@@ -383,13 +404,13 @@ def test_broadcast_gives_the_roots_slots_to_workers_without(started):
     backend = build(started, OwnOptimizer())
     for i in range(2):
         step(backend, global_batch(backend, SAMPLES, step=i))
-    state = backend.get_state()
+    state = state_of(backend)
     expected = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
     build(started, OwnOptimizer())
     if backend.workers.rank == 0:
-        backend.set_state(state)
+        load(backend, state)
     backend.broadcast_state(0)
-    found = backend.get_state()
+    found = state_of(backend)
     assert found.keys() == state.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value, state[name], err_msg=name)
@@ -399,9 +420,9 @@ def test_broadcast_gives_the_roots_slots_to_workers_without(started):
 
 def test_broadcast_before_the_first_step_leaves_the_roots_slots(started):
     backend = build(started, OwnOptimizer())
-    expected = backend.get_state()
+    expected = state_of(backend)
     backend.broadcast_state(0)
-    found = backend.get_state()
+    found = state_of(backend)
     assert found.keys() == expected.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
@@ -410,23 +431,27 @@ def test_broadcast_before_the_first_step_leaves_the_roots_slots(started):
 def test_moving_statistics_are_averaged(started):
     backend = build(started, Mixed())
     step(backend, global_batch(backend, SAMPLES))
-    local = backend.get_state()
+    local = state_of(backend)
     everyone = backend.workers.allgather_object(local)
-    backend.average_statistics()
+    backend.sync_batch_norm_statistics()
     for name in ("model/norm/moving_mean", "model/norm/moving_variance"):
         expected = np.mean([state[name] for state in everyone], axis=0)
-        np.testing.assert_allclose(backend.get_state()[name], expected, rtol=1e-6)
+        np.testing.assert_allclose(state_of(backend)[name], expected, rtol=1e-6)
         if backend.workers.size > 1:
             assert (everyone[0][name] != everyone[1][name]).any()
 
 
 def test_evaluation_is_exact_with_a_padded_tail(started):
     backend = build(started, Linear())
-    kernel, bias = linear(backend.get_state())
+    kernel, bias = linear(state_of(backend))
     plan, count = BatchPlan(5 * started.workers.size, started.workers.size), SAMPLES - 1
-    for start in range(0, count, plan.global_batch):
-        backend.eval_step(part_of(backend, plan, min(plan.global_batch, count - start), start=start))
-    totals = backend.take_metrics("eval").read()
+    totals = evaluated(
+        backend,
+        [
+            part_of(backend, plan, min(plan.global_batch, count - start), start=start)
+            for start in range(0, count, plan.global_batch)
+        ],
+    )
     assert totals.weight == count
     expected = gradient(kernel, bias, X[:count], Y[:count])[2]
     assert totals.sums["loss"] / count == pytest.approx(expected, rel=1e-5)
@@ -434,13 +459,10 @@ def test_evaluation_is_exact_with_a_padded_tail(started):
 
 def test_evaluation_changes_nothing(started):
     backend = build(started, Mixed(), optimizer="adamw")
-    before = backend.get_state()
-    backend.eval_step(global_batch(backend, SAMPLES))
-    losses = [backend.take_metrics("eval").read().sums["loss"]]
-    backend.eval_step(global_batch(backend, SAMPLES))
-    losses.append(backend.take_metrics("eval").read().sums["loss"])
+    before = state_of(backend)
+    losses = [evaluated(backend, [global_batch(backend, SAMPLES)]).sums["loss"] for _ in range(2)]
     assert losses[0] == losses[1]  # no dropout
-    for name, value in backend.get_state().items():
+    for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
@@ -461,8 +483,7 @@ def test_dropout_differs_between_micro_batches_and_workers(started):
         arrays = {name: np.stack([value] * accumulate) for name, value in same.items()}
         weights = np.ones((accumulate, 2), np.float32)
         host = HostBatch(0, arrays, weights, 2.0 * accumulate * started.workers.size, weights.astype(int))
-        backend.train_step(next(iter(backend.to_device([host]))), 0.0)
-        return backend.take_metrics("train").read().sums["loss"]
+        return step(backend, next(iter(backend.to_device([host]))), 0.0).sums["loss"]
 
     one = outputs(1)
     assert outputs(2) != pytest.approx(2 * one, rel=1e-6)
@@ -475,32 +496,78 @@ def test_state_survives_a_round_trip(started):
     backend = build(started, Mixed(), optimizer="adamw")
     for i in range(2):
         step(backend, global_batch(backend, SAMPLES, step=i))
-    state = backend.get_state()
+    state = state_of(backend)
     build(started, Mixed(), optimizer="adamw")
-    backend.set_state(state)
-    for name, value in backend.get_state().items():
+    load(backend, state)
+    for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, state[name], err_msg=name)
         assert value.dtype == state[name].dtype
 
 
-def test_a_snapshot_is_not_changed_by_later_steps(started):
+def test_gathered_state_is_rank_0s_and_not_changed_by_later_steps(started):
     backend = build(started, Mixed(), optimizer="adamw")
     step(backend, global_batch(backend, SAMPLES))
-    before = backend.get_state()
-    pending = backend.snapshot()
+    before = state_of(backend)
+    pending = backend.gather_state()
+    assert (pending is None) == (backend.workers.rank != 0)
     for i in range(2):
         step(backend, global_batch(backend, SAMPLES, step=1 + i))
-    with ThreadPoolExecutor(1) as other_thread:
-        state = other_thread.submit(pending.read).result()
-    assert state.keys() == before.keys()
-    for name, value in state.items():
+    if pending is not None:
+        with ThreadPoolExecutor(1) as other_thread:
+            state = other_thread.submit(pending.read).result()
+        assert state.keys() == before.keys()
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        assert (state_of(backend)["model/dense/kernel"] != state["model/dense/kernel"]).any()
+
+
+def gathered(backend):
+    """Give rank 0's state, None on other workers."""
+    pending = backend.gather_state()
+    return None if pending is None else pending.read()
+
+
+@pytest.mark.parametrize("task", [Mixed, OwnOptimizer], ids=lambda task: task.__name__)
+def test_scattered_state_is_every_workers(started, task):
+    backend = build(started, task(), optimizer="adamw")
+    for i in range(2):
+        step(backend, global_batch(backend, SAMPLES, step=i))
+    state = gathered(backend)
+    expected = backend.workers.broadcast_object(state)
+    build(started, task(), optimizer="adamw")
+    backend.scatter_state(state)
+    found = state_of(backend)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    check_replicas(backend)
+
+
+def test_a_scattered_state_that_does_not_fit_is_refused_on_every_worker(started):
+    backend = build(started, Linear())
+    before, state = state_of(backend), gathered(backend)
+    if state is not None:
+        state = {name: value + 1 for name, value in state.items() if name != "model/dense/bias"}
+    with pytest.raises(TaskError, match=r"missing: model/dense/bias \(3,\)"):
+        backend.scatter_state(state)
+    for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
-    assert (backend.get_state()["model/dense/kernel"] != state["model/dense/kernel"]).any()
+
+
+def test_checksums_tell_parameters_apart(started):
+    backend = build(started, Linear())
+    before = backend.parameter_checksums()
+    assert sorted(name for name, _ in before) == ["model/dense/bias", "model/dense/kernel"]
+    assert before == backend.parameter_checksums()
+    assert before == backend.workers.broadcast_object(before)
+    step(backend, global_batch(backend, SAMPLES))
+    assert all(one != other for one, other in zip(before, backend.parameter_checksums(), strict=True))
 
 
 def test_portable_names_and_layouts(started):
-    backend = build(started, Mixed(), momentum=0.9)
-    shapes = {name: value.shape for name, value in backend.get_state().items()}
+    backend = started
+    info = backend.build(Mixed(), config(momentum=0.9))
+    shapes = {name: value.shape for name, value in state_of(backend).items()}
     model = {
         "conv/kernel": (3, 1, 4),
         "conv/bias": (4,),
@@ -515,8 +582,10 @@ def test_portable_names_and_layouts(started):
     expected = {f"model/{name}": shape for name, shape in model.items()} | statistics
     expected |= {f"optimizer/momentum/{name}": shape for name, shape in model.items()}
     assert shapes == expected
-    assert sorted(name for name, _ in backend.parameters()) == sorted(f"model/{name}" for name in model)
-    assert backend.parameter_shapes() == {name: array.shape for name, array in backend.parameters()}
+    assert info.parameter_shapes == {f"model/{name}": shape for name, shape in model.items()}
+    assert info.batch_norm_layers == 1
+    names = [name for name, _ in backend.parameter_checksums()]
+    assert sorted(names) == sorted(f"model/{name}" for name in model)
 
 
 @pytest.mark.parametrize(
@@ -532,13 +601,13 @@ def test_portable_names_and_layouts(started):
 )
 def test_a_state_that_does_not_fit_is_refused_by_name(started, change, said):
     backend = build(started, Linear())
-    before = backend.get_state()
+    before = state_of(backend)
     state = {name: value + 1 for name, value in before.items()}
     change(state)
     with pytest.raises(TaskError) as caught:
-        backend.set_state(state)
+        load(backend, state)
     assert said in caught.value.problem
-    for name, value in backend.get_state().items():
+    for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
@@ -547,15 +616,15 @@ class Renamed(Linear):
 
 
 def test_a_state_of_other_names_is_refused_with_a_line_to_paste(started):
-    state = build(started, Linear(), momentum=0.9).get_state()
+    state = state_of(build(started, Linear(), momentum=0.9))
     backend = build(started, Renamed(), momentum=0.9)
     with pytest.raises(TaskError) as caught:
-        backend.set_state(state)
+        load(backend, state)
     assert caught.value.remedy.endswith(f'state_names = {{"{FRAMEWORK}": {{"dense": "dense"}}}}')
 
 
 def test_state_names_apply_to_the_model_and_the_optimizer(started):
-    state = build(started, Renamed(), momentum=0.9).get_state()
+    state = state_of(build(started, Renamed(), momentum=0.9))
     assert set(state) == {
         f"{part}/head/{role}" for part in ("model", "optimizer/momentum") for role in ("kernel", "bias")
     }

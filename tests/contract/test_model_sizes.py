@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from twins import keras, torch
+from support.twins import keras, torch
 
 from hvdtrain.models import bert, gpt, mlp, resnet
 

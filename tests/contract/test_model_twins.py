@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from twins import RANDOM, KerasSide, TorchSide, assert_same, keras, model_part, torch
+from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, model_part, torch
 
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, choose, convnet, gpt, lstm, mlp, resnet
@@ -214,5 +214,5 @@ def test_models_that_cannot_be_are_refused():
     with pytest.raises(TaskError, match="no ResNet of depth 19, stem"):
         resnet.tf_model((8, 8, 1), 3, depth=19)
     for module in (gpt, bert):
-        with pytest.raises(TaskError, match="5 attention heads cannot share 32 channels"):
+        with pytest.raises(TaskError, match="32 channels cannot be divided among 5 attention heads"):
             module.torch_model(**SIZES | {"heads": 5})

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import launcher, started
+from support.jobs import launcher, started
 
 TASKS = Path(__file__).with_name("faulty_tasks.py")
 

@@ -17,7 +17,7 @@ import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch._dynamo  # noqa: F401
 
 import hvdtrain
-import hvdtrain.backends.torch
+import hvdtrain.backends.torch.backend
 
 
 def write(name: str, number: int) -> None:

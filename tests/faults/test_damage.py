@@ -5,31 +5,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import Run, temporary_folder
-from resuming import (
+from support.jobs import Run, temporary_folder
+from support.resuming import (
     checkpoint_files,
     command_for,
     content_of,
-    finished,
     killed_at,
     logged,
     resumed_from,
     said,
+    trained,
 )
 
-COMMAND = command_for(1, "none", "Dropping", "--framework", "torch", "--steps", "40")  # saves at every fifth
+JOB = (1, "none", "Dropping", "--framework", "torch", "--steps", "40")  # saves at every fifth
 
 
 @pytest.fixture(scope="module")
 def uninterrupted():
-    return finished(COMMAND, temporary_folder())
+    return trained(*JOB, cwd=temporary_folder())
 
 
 @pytest.fixture(scope="module")
 def killed():
     """Train, kill the run in the middle, and give its directory."""
     folder = temporary_folder()
-    killed_at(22, COMMAND, folder, 0.005)
+    killed_at(22, command_for(*JOB), folder, 0.005)
     return folder / "run"
 
 
@@ -79,7 +79,7 @@ def mended(request, killed):
     shutil.copytree(killed, folder / "run")
     newest = max((folder / "run" / "checkpoints").glob("step-*"))
     problem, content = request.param(newest), content_of(newest)
-    return Mended(finished([*COMMAND, "--resume"], folder), newest.name, problem, content)
+    return Mended(trained(*JOB, "--resume", cwd=folder), newest.name, problem, content)
 
 
 def test_it_says_which_checkpoint_is_damaged_and_why(mended):
@@ -112,7 +112,7 @@ def half_written(killed):
     newest = max(checkpoints.glob("step-*"))
     later = f"step-{int(newest.name.removeprefix('step-')) + 5:08d}"
     shutil.copytree(newest, checkpoints / f".new-{later}", ignore=lambda *_: ["trainer.json"])
-    return finished([*COMMAND, "--resume"], folder), int(newest.name.removeprefix("step-"))
+    return trained(*JOB, "--resume", cwd=folder), int(newest.name.removeprefix("step-"))
 
 
 def test_a_half_written_checkpoint_is_not_taken_for_one(half_written):
@@ -137,7 +137,7 @@ def all_damaged(killed):
     shutil.copytree(killed, folder / "run")
     for checkpoint in (folder / "run" / "checkpoints").glob("step-*"):
         flip_a_byte_of_the_optimizer(checkpoint)
-    return finished([*COMMAND, "--resume"], folder)
+    return trained(*JOB, "--resume", cwd=folder)
 
 
 def test_where_no_checkpoint_is_good_the_run_begins_anew(all_damaged, uninterrupted):
@@ -154,7 +154,7 @@ def rewound(killed):
     folder = temporary_folder()
     shutil.copytree(killed, folder / "run")
     oldest, *newer = sorted(path.name for path in (folder / "run" / "checkpoints").glob("step-*"))
-    return finished([*COMMAND, "--resume", f"run/checkpoints/{oldest}"], folder), oldest, newer
+    return trained(*JOB, "--resume", f"run/checkpoints/{oldest}", cwd=folder), oldest, newer
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(rewound):

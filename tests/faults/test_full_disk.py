@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import Run, run, started, temporary_folder
-from resuming import (
+from support.jobs import Run, run, started, temporary_folder
+from support.resuming import (
     await_in,
     command_for,
     content_of,
@@ -25,8 +25,9 @@ from resuming import (
     trained_steps,
 )
 
-from hvdtrain.checkpoint import checkpoints_in, verify
-from hvdtrain.logs import AppendFile
+from hvdtrain.checkpoints.storage import checkpoints_in
+from hvdtrain.checkpoints.verification import verify
+from hvdtrain.reporting.jsonl import AppendFile
 
 MEGABYTES = 8
 SAMPLE_SECONDS = 0.01
@@ -131,7 +132,7 @@ def train(
         run.result.returncode,
         said(run),
         metrics.read_bytes() if metrics.exists() else b"",
-        [verify(path).record.step for path in found],
+        [verify(path).manifest.step for path in found],
         [path.name for path in checkpoints.iterdir() if path not in found],
         json.loads(summary.read_text()) if summary.exists() else None,
     )
@@ -168,7 +169,7 @@ def test_the_run_says_once_that_a_checkpoint_could_not_be_written(full):
     newest = f"run/checkpoints/step-{full.steps[-1]:08d}"
     failed = re.findall(
         r"cannot write the checkpoint of step (\d+): No space left on device \(\S+\); (\S+) is whole; "
-        "training goes on, the next save tries again",
+        "training continues, the next save tries again",
         full.said,
     )
     assert failed == [(str(full.steps[-1] + 5), newest)]
@@ -231,12 +232,12 @@ def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
     with small_disk("ext4") as disk:
         log = AppendFile(disk / "log")
         fill(disk, left=0)
-        record = b"x" * 5000
-        assert log.append(record).errno == errno.ENOSPC
+        manifest = b"x" * 5000
+        assert log.append(manifest).errno == errno.ENOSPC
         assert log.path.read_bytes() == b""
         (disk / "filler").unlink()
         log.close()
-        assert log.path.read_bytes() == record
+        assert log.path.read_bytes() == manifest
 
 
 # --- no room to resume
@@ -282,7 +283,7 @@ def test_a_run_that_is_to_stop_names_the_newest_good_checkpoint(stopped):
     newest = f"run/checkpoints/step-{stopped.steps[-1]:08d}"
     expected = (
         rf"the checkpoint could not be written: step \d+: No space left on device \(\S+\) "
-        rf"Newest good one: {newest}\. Mend the disk, then go on with --resume\."
+        rf"Newest good one: {newest}\. Mend the disk, then continue with --resume\."
     )
     assert len(re.findall(expected, stopped.said)) == 1
 

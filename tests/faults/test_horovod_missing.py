@@ -8,7 +8,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from jobs import Result, run
+from support.jobs import Result, run
 
 SITE = Path(sysconfig.get_path("purelib"))
 COMMAND = "python -m hvdtrain build-horovod"

@@ -12,10 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import Run, started, temporary_folder
-from resuming import TASKS, await_in, command_for, finished, kill, last_step, logged, trained_steps
+from support.jobs import Run, started, temporary_folder
+from support.resuming import (
+    TASKS,
+    await_in,
+    command_for,
+    finished,
+    kill,
+    last_step,
+    logged,
+    trained,
+    trained_steps,
+)
 
-from hvdtrain.checkpoint import checkpoints_in, verify
+from hvdtrain.checkpoints.storage import checkpoints_in
+from hvdtrain.checkpoints.verification import verify
 
 SCRIPT = Path(__file__).with_name("forked_runs.py")
 HIDDEN = "30000"  # neurons: 3.6 MB a checkpoint, so that a kill finds it half written
@@ -45,7 +56,7 @@ class Killed:
         """Check every checkpoint that is listed after a start has ended; note the newest."""
         checkpoints = self.folder / "run" / "checkpoints"
         found = [verify(path) for path in checkpoints_in(checkpoints)]
-        self.newest.append(found[-1].record.step if found else 0)
+        self.newest.append(found[-1].manifest.step if found else 0)
         self.unfinished += bool(list(checkpoints.glob(".*-step-*")))
         match = re.search(r"starts from\s+\S+:\s+step\s+([\d,]+),", printed)
         self.said.append(int(match[1].replace(",", "")) if match else None)
@@ -66,8 +77,8 @@ def kill_while_it_trains(
     kill_it()
 
 
-def command_of(workers: int, save_every: str) -> list[str]:
-    return command_for(
+def job_of(workers: int, save_every: str) -> tuple:
+    return (
         *(workers, "none" if workers == 1 else "gloo", "Fit", "--framework", "torch", "--resume"),
         *("--set", f"task_options.hidden={HIDDEN}", "--steps", STEPS[workers]),
         *("--set", f"save_every={save_every}", "--keep-last", "2"),
@@ -79,7 +90,7 @@ def killed_alone() -> Killed:
     folder = temporary_folder()
     seen, random_moments, printed = Killed(folder), random.Random("alone"), 0
     command = [sys.executable, str(SCRIPT), f"{TASKS}:Fit", HIDDEN, STEPS[1]]
-    with started(command, folder) as job:
+    with started(command, folder, OMP_NUM_THREADS="1") as job:
         for number in range(KILLS[1] + 1):
             (folder / f"start-{number}").touch()
             if number < KILLS[1]:
@@ -105,9 +116,9 @@ def killed_together() -> Killed:
     """Train with two workers under Gloo; all are killed at once."""
     folder = temporary_folder()
     seen, random_moments = Killed(folder), random.Random("together")
-    command = command_of(2, save_every="1")
+    command = command_for(*job_of(2, save_every="1"))
     for _ in range(KILLS[2]):
-        with started(command, folder) as job:
+        with started(command, folder, OMP_NUM_THREADS="1") as job:
             kill_while_it_trains(job, folder, random_moments, partial(kill, job))
             seen.look(job.result().stdout)
     seen.run = finished(command, folder)
@@ -134,7 +145,7 @@ def killed(workers):
 @pytest.fixture(scope="module")
 def uninterrupted(workers):
     """Train in one go, and save at the end only."""
-    return finished(command_of(workers, save_every="null"), temporary_folder())
+    return trained(*job_of(workers, save_every="null"), cwd=temporary_folder())
 
 
 def test_kills_come_while_a_checkpoint_is_written(killed, workers):

@@ -1,15 +1,18 @@
 """A user's mistakes: one message that says what is wrong, no traceback, the right exit code."""
 
 import socket
+import sys
 
 import pytest
 from endings import TASKS, end_of
-from jobs import run
+from support import cases, pool
+from support.jobs import Result, run
 
 SOUND = ("--framework", "torch", "--task", f"{TASKS}:Sound")
 
-# name: (files to write first, options, exit code, what the message must hold)
-MISTAKES = {
+# name: (files to write first, options, exit code, what the message must hold).
+# These end before a framework loads: the command line runs in the process of the tests.
+EARLY = {
     "unknown option": ({}, ("--framework", "torch", "--epoch", "3"), 2, ["No such option", "--epochs"]),
     "unknown command": ({}, ("trian",), 2, ["'trian' is neither a command nor a config file"]),
     "no framework": ({}, (), 2, ["no framework is given", "--framework torch or --framework tf"]),
@@ -57,6 +60,15 @@ MISTAKES = {
         2,
         ["task file mine.py cannot be imported", "mine.py, line 2"],
     ),
+    "task without that name": (
+        {},
+        ("--framework", "torch", "--task", f"{TASKS}:Soundd"),
+        2,
+        ["has no 'Soundd'", "Did you mean 'Sound'?"],
+    ),
+}
+# These end later: in a pool, or in a process of its own if TensorFlow must not have been used before.
+LATE = {
     "TensorFlow used too early": (
         {"mine.py": "import tensorflow as tf\nZERO = tf.zeros(1)\n\nclass Mine: pass\n"},
         ("--framework", "tf", "--task", "mine.py:Mine"),
@@ -65,12 +77,6 @@ MISTAKES = {
             "TensorFlow was used before hvdtrain could choose its device and threads",
             "inside the task's methods",
         ],
-    ),
-    "task without that name": (
-        {},
-        ("--framework", "torch", "--task", f"{TASKS}:Soundd"),
-        2,
-        ["has no 'Soundd'", "Did you mean 'Sound'?"],
     ),
     "empty data": (
         {},
@@ -87,22 +93,59 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_explained_once(mistake, tmp_path):
-    files, options, code, said = MISTAKES[mistake]
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    result = run(["python", "-m", "hvdtrain", *options], tmp_path)
+@pytest.fixture
+def hvdtrain_here(tmp_path, monkeypatch, capfd):
+    """Run hvdtrain in this process and in the test's folder; what it imported is forgotten afterwards."""
+    modules = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run_here(*words: str) -> Result:
+        capfd.readouterr()
+        code = cases.command_line(list(words))
+        return Result(code, *capfd.readouterr())
+
+    yield run_here
+    for name in set(sys.modules) - modules:
+        if name.startswith("hvdtrain_task_"):
+            del sys.modules[name]
+
+
+def check(result: Result, code: int, said: list[str], folder) -> None:
+    """Check that a mistake is explained once, within a screen, and that nothing is written."""
     assert result.returncode == code, result.output
     for words in said:
         assert result.stderr.count(words) == 1, result.output
     assert "Traceback" not in result.output
     assert len(result.stderr.splitlines()) <= 6
-    assert not (tmp_path / "runs").exists()
+    assert not (folder / "runs").exists()
 
 
-def test_debug_shows_the_traceback(tmp_path):
-    result = run(["python", "-m", "hvdtrain", "--debug", *SOUND, "--momentum", "1.5"], tmp_path)
+def write(files: dict[str, str], folder) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("mistake", EARLY)
+def test_a_mistake_is_explained_once(mistake, tmp_path, hvdtrain_here):
+    files, options, code, said = EARLY[mistake]
+    write(files, tmp_path)
+    check(hvdtrain_here(*options), code, said, tmp_path)
+
+
+@pytest.mark.parametrize("mistake", LATE)
+def test_a_mistake_that_shows_later_is_explained_once(mistake, tmp_path):
+    files, options, code, said = LATE[mistake]
+    write(files, tmp_path)
+    if "tf" in options:
+        result = run(["python", "-m", "hvdtrain", *options], tmp_path)
+    else:
+        result = pool.command(1, "none", "torch", *options, cwd=tmp_path)
+    check(result, code, said, tmp_path)
+
+
+def test_debug_shows_the_traceback(hvdtrain_here):
+    result = hvdtrain_here("--debug", *SOUND, "--momentum", "1.5")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert "momentum: should be less than 1" in result.stderr

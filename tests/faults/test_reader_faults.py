@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 from endings import TASKS, command_for, end_of, ended, steps_logged, wait_until
-from jobs import started
+from support.jobs import is_running, started
 
 READERS = ("--read-workers", "2")
 
@@ -29,14 +29,6 @@ def readers_of(job: started) -> dict[int, list[int]]:
 def shared_memory() -> set[str]:
     """Give what Python's and numpy's sharing between processes would leave behind."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "hvdtrain"))}
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that ended may wait for an init that never asks for it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def kill(framework: str, controller: str, whom: str, cwd) -> tuple:

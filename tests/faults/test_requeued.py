@@ -7,18 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
-from endings import Ending, command_for, ended, run_to_end, steps_logged, wait_until
-from jobs import started
+from endings import Ending, command_for, ended, steps_logged, wait_until
+from support import pool
+from support.jobs import started
 
 JOBS = [("torch", "none"), ("torch", "mpi"), ("torch", "gloo"), ("tf", "gloo")]
 LAUNCHED = [("torch", "mpi"), ("torch", "gloo")]
 
 
-def slow(framework: str, controller: str, *options: str) -> list[str]:
+def slow(framework: str, controller: str) -> list[str]:
     workers = 1 if controller == "none" else 2
-    return command_for(
-        workers, controller, "Slow", "--framework", framework, "--save-every", "1000", *options
-    )
+    return command_for(workers, controller, "Slow", "--framework", framework, "--save-every", "1000")
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -76,13 +75,16 @@ def test_an_orderly_stop_does_not_look_like_a_crash(terminated):
 
 
 def test_the_same_command_goes_on_where_it_stopped(terminated):
-    ending, _, job = terminated
-    step = ending.summary["steps"]
-    result = run_to_end(slow(*job, "--steps", str(step + 3), "--resume"), ending.folder)
+    ending, _, (framework, controller) = terminated
+    step, command = ending.summary["steps"], slow(framework, controller)
+    words = command[command.index("hvdtrain") + 1 :]
+    more = ("--steps", str(step + 3), "--resume")
+    workers = 1 if controller == "none" else 2
+    result = pool.command(workers, controller, framework, *words, *more, cwd=ending.folder)
     assert result.returncode == 0, result.output
-    assert result.summary["steps"] == step + 3
+    assert json.loads((ending.folder / "run" / "summary.json").read_text())["steps"] == step + 3
     lines = (ending.folder / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [record["step"] for record in map(json.loads, lines) if record["phase"] == "train"]
+    steps = [manifest["step"] for manifest in map(json.loads, lines) if manifest["phase"] == "train"]
     assert steps == list(range(1, step + 4))
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from endings import Ending, command_for, ended, steps_logged, wait_until
-from jobs import started
+from support.jobs import started
 
-from hvdtrain.ending import interruptible
 from hvdtrain.errors import Interrupted
+from hvdtrain.jobs.signals import interruptible
 
 IN_TERMINAL = [sys.executable, str(Path(__file__).with_name("in_terminal.py"))]
 
@@ -114,6 +114,6 @@ def test_an_error_that_a_signal_sets_off_counts_as_the_signal():
         except Interrupted:
             raise RuntimeError("MISMATCH of original and normalized active exception types") from None
 
-    with pytest.raises(Interrupted) as caught, interruptible() as signals, signals.go_first():
+    with pytest.raises(Interrupted) as caught, interruptible() as signals, signals.signals_take_precedence():
         interrupted_natively()
     assert caught.value.signal_number == signal.SIGTERM

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from endings import TASKS, Ending, end_of, run_to_end
-from jobs import launcher
+from support.jobs import launcher
 
 JOBS = [
     ("torch", "mpi", "LossRaises"),

@@ -6,7 +6,7 @@ import socket
 import numpy as np
 import pytest
 from endings import Ending, end_of
-from jobs import FRAMEWORKS
+from support.jobs import FRAMEWORKS
 
 from hvdtrain.data.order import ShuffledOrder
 

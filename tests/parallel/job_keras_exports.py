@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from hvdtrain.backends._keras_export import export_model
+from hvdtrain.backends.tensorflow.export import export_model
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends._keras_optimizers import SGD, DistributedOptimizer
+from hvdtrain.backends.tensorflow.distributed_optimizer import DistributedOptimizer
+from hvdtrain.backends.tensorflow.formulas import SGD
 
 STEPS, SAMPLES, INPUTS = 5, 16, 4
 

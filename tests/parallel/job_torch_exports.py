@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.backends._torch_export import export_model
+from hvdtrain.backends.torch.export import export_model
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 

@@ -26,7 +26,8 @@ only_keras = pytest.mark.skipif(FRAMEWORK != "tf", reason="of Keras alone")
 def backend():
     started = load_backend(config())
     yield started
-    started.close()
+    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
+        started.close()
 
 
 def config(**fields):
@@ -113,7 +114,7 @@ def _torch_step(backend, task, micro_batches, count):
     import torch
 
     plain = task.torch_model()
-    plain.load_state_dict(backend._model.state_dict())
+    plain.load_state_dict(backend.model.state_dict())
     for batch in micro_batches:
         x, y = (torch.from_numpy(batch[name]) for name in ("inputs", "targets"))
         norm, n = plain.norm, y.numel() / CHANNELS
@@ -133,7 +134,7 @@ def _keras_step(backend, task, micro_batches, count):
     import tensorflow as tf
 
     plain = task.tf_model()
-    plain.set_weights(backend._model.get_weights())
+    plain.set_weights(backend.model.get_weights())
     total = [0.0] * len(plain.trainable_variables)
     for batch in micro_batches:
         with tf.GradientTape() as tape:
@@ -148,20 +149,24 @@ def _keras_step(backend, task, micro_batches, count):
 
 def step(backend, batch, learning_rate):
     """Train one step; give the sum of the losses."""
-    backend.train_step(batch, learning_rate)
-    return backend.take_metrics("train").read().sums["loss"]
+    return backend.train_step(batch, learning_rate).read().sums["loss"]
+
+
+def state_of(backend):
+    """Give this worker's own state."""
+    return backend._state.snapshot().read()
 
 
 def contents(backend):
     """Give what the backend's model holds, by the framework's own names."""
     if FRAMEWORK == "torch":
-        return {name: tensor.numpy() for name, tensor in backend._model.state_dict().items()}
-    return {v.path: v.numpy() for v in backend._model.variables}
+        return {name: tensor.numpy() for name, tensor in backend.model.state_dict().items()}
+    return {v.path: v.numpy() for v in backend.model.variables}
 
 
 def largest_difference(backend, task, count, accumulate=1, **fields):
     """Train one step; give how far it is from the plain model's on the whole batch."""
-    backend.build(task, config(accumulate=accumulate, **fields), accumulate)
+    backend.build(task, config(accumulate=accumulate, **fields))
     batch, whole = part(backend, task, count, accumulate)
     expected = after_a_plain_step(backend, task, whole, count)
     step(backend, batch, 1.0)
@@ -229,13 +234,13 @@ def test_a_copy_of_the_model_uses_its_own_state(backend):
     import torch
 
     task = CASES["vectors"]
-    backend.build(task, config(), 1)
-    other = copy.deepcopy(backend._model).eval()
+    backend.build(task, config())
+    other = copy.deepcopy(backend.model).eval()
     x = torch.from_numpy(task.samples(4)["inputs"])
     before = other(x)
-    backend._model.norm.running_mean += 1
+    backend.model.norm.running_mean += 1
     torch.testing.assert_close(other(x), before, rtol=0, atol=0)
-    assert other.norm.sync is backend._model.norm.sync
+    assert other.norm.sync is backend.model.norm.sync
 
 
 @only_keras
@@ -255,7 +260,7 @@ def test_masked_steps_do_not_count(backend):
 
 def test_a_micro_batch_of_padding_alone_moves_nothing(backend):
     task = CASES["images"]
-    backend.build(task, config(), 1)
+    backend.build(task, config())
     before = contents(backend)
     arrays = {name: array[None, :2] for name, array in task.samples(2).items()}
     host = HostBatch(0, arrays, np.zeros((1, 2), np.float32), 1.0, np.zeros((1, 2), int))
@@ -267,15 +272,15 @@ def test_a_micro_batch_of_padding_alone_moves_nothing(backend):
 def test_variances_keep_their_digits_far_from_zero(backend):
     """In fp32 the difference of E[x^2] and E[x]^2 would have no right digit here."""
     task = CASES["images"]
-    backend.build(task, config(), 1)
-    state = backend.get_state()
+    backend.build(task, config())
+    state = state_of(backend)
     (variance,) = (name for name in state if name.endswith("moving_variance"))
     state["model/dense/bias"] = np.full(CHANNELS, 3000, np.float32)
-    backend.set_state(state)
+    backend._state.load(state)
     batch, whole = part(backend, task, 11, 1)
     x = whole[0]["inputs"].astype(np.float64) @ state["model/dense/kernel"] + 3000
     step(backend, batch, 0.0)
-    found = (backend.get_state()[variance] - (1 - MOMENTUM)) / MOMENTUM
+    found = (state_of(backend)[variance] - (1 - MOMENTUM)) / MOMENTUM
     np.testing.assert_allclose(found, x.reshape(-1, CHANNELS).var(0), rtol=1e-3)
 
 
@@ -311,35 +316,31 @@ class OwnWay(Normed):
 
 def test_a_layer_that_computes_in_its_own_way_is_refused_by_name(backend):
     with pytest.raises(TaskError, match="--sync-batch-norm cannot synchronise 1: Mine"):
-        backend.build(OwnWay(marked=False), config(), 1)
+        backend.build(OwnWay(marked=False), config())
 
 
 @pytest.mark.parametrize("synchronised", [True, False])
 def test_a_layer_that_may_be_replaced_is_in_training_alone(backend, synchronised):
     task = OwnWay(marked=True)
-    backend.build(task, config(sync_batch_norm=synchronised), 1)
+    backend.build(task, config(sync_batch_norm=synchronised))
     batch, whole = part(backend, task, 11, 1)
     added = 0 if synchronised else 1
     loss = step(backend, batch, 0.0) / 11
     if synchronised or backend.workers.size == 1:
         # normalised outputs and targets of mean 0: all that is left to find is what was added
         targets = whole[0]["targets"]
-        x = (
-            whole[0]["inputs"]
-            @ backend.get_state()[next(n for n in backend.get_state() if n.endswith("kernel"))]
-        )
+        x = whole[0]["inputs"] @ state_of(backend)[next(n for n in state_of(backend) if n.endswith("kernel"))]
         normalised = (x - x.mean(0)) / x.std(0)
         assert loss == pytest.approx(float(np.square(normalised + added - targets).mean()), rel=1e-2)
 
 
 def test_layers_are_counted(backend):
-    backend.build(CASES["images"], config(), 1)
-    assert backend.batch_norm_layers() == 1
+    assert backend.build(CASES["images"], config()).batch_norm_layers == 1
 
 
 def test_the_exported_model_is_a_plain_one(backend, tmp_path):
     task = CASES["images"]
-    backend.build(task, config(), 1)
+    backend.build(task, config())
     batch, _ = part(backend, task, 11, 1)
     step(backend, batch, 0.1)
     arrays = {name: array[None] for name, array in task.samples(4).items()}

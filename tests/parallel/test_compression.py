@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, Run, shared_run, train
+from support.jobs import FRAMEWORKS, Run, shared_run, train
 
 BYTES = {"float16": 2, "float32": 4}
 # what Horovod's timeline says when the all-reduce of a tensor ends

@@ -3,7 +3,8 @@
 import contextlib
 
 import pytest
-from jobs import FRAMEWORKS, Run, shared_run, train
+from support import pool
+from support.jobs import FRAMEWORKS, Run, shared_run
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -72,7 +73,10 @@ def read_events(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_config_file_repeats_the_run(run, tmp_path):
-    again = train(2, "mpi", str(run.folder / "config.yaml"), "--steps", "20", cwd=tmp_path)
+    again = pool.train(
+        2, "mpi", str(run.folder / "config.yaml"), "--steps", "20",
+        framework=run.summary["framework"], cwd=tmp_path,
+    )  # fmt: skip
     assert again.losses == run.losses[:2]
 
 

@@ -4,16 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
-from documents import ROOT, hvdtrain_commands
-from jobs import Result, run
-from serving import trained
+from support import pool
+from support.documents import ROOT, hvdtrain_commands
+from support.jobs import Result
+from support.serving import trained
 
 
 def run_page(page: str, folder: Path) -> list[Result]:
-    """Run a page's commands in a folder; all of them must end well."""
+    """Run a page's commands in a folder, in pools; all of them must end well."""
     results = []
     for words in hvdtrain_commands(ROOT / "docs" / page):
-        results.append(run(words, folder))
+        results.append(pool.documented(tuple(words), folder))
         assert results[-1].returncode == 0, f"{words}\n{results[-1].output[-3000:]}"
     return results
 

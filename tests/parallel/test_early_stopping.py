@@ -3,8 +3,9 @@
 import shutil
 
 import pytest
-from jobs import FRAMEWORKS, shared_run, temporary_folder, train
-from resuming import said
+from support.jobs import FRAMEWORKS, temporary_folder
+from support.pool import shared_run, train
+from support.resuming import said
 
 # the loss falls, so by loss:max the first evaluation stays the best
 OPTIONS = (
@@ -38,7 +39,7 @@ def test_it_ends_after_the_evaluation_completed_saved_and_said(framework):
 def test_resumed_it_says_so_and_does_nothing():
     again = resumed()
     assert WHY in said(again)
-    assert "to go on, raise early_stopping_patience" in said(again)
+    assert "to continue, raise early_stopping_patience" in said(again)
     assert (again.summary["status"], again.summary["steps"]) == ("completed", 30)
     assert again.metrics == stopped("torch").metrics
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, Run, temporary_folder, train
-from resuming import TASKS, logged, said
 from safetensors.numpy import load_file
-from serving import hvdtrain, last_eval
+from support.jobs import FRAMEWORKS, Run, temporary_folder
+from support.pool import train
+from support.resuming import TASKS, logged, said
+from support.serving import hvdtrain, last_eval
 
 DECAY, STEPS, HALF = 0.9, 12, 6
 TASK = f"{TASKS}:Fit"
@@ -98,7 +99,7 @@ def served():
         "own": ["evaluate", "torch", *task, "--set", "ema_decay=null", "--output", "own.jsonl"],
         "export": ["export", "torch", *task, "--to", "safetensors", "--output", "model.safetensors"],
     }
-    results = dict(zip(commands, hvdtrain(*commands.values(), cwd=folder), strict=True))
+    results = dict(zip(commands, hvdtrain(*commands.values(), cwd=folder, framework="torch"), strict=True))
     assert [error for _, error in results.values()] == [""] * len(commands)
     return folder, {name: text for name, (text, _) in results.items()}
 

@@ -5,16 +5,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-from jobs import Run, launcher, run, train
-from serving import last_eval, newest, trained
+from support import pool
+from support.jobs import Result, Run, launcher, run
+from support.serving import last_eval, newest, trained
 
 SMALL = f"{Path(__file__).parent / 'small_task.py'}:Small"
 METRICS = ("loss", "accuracy")
 
 
-def evaluate(workers: int, checkpoint: Path, *options: str, cwd: Path):
-    start = launcher(workers, "none" if workers == 1 else "mpi")
-    return run([*start, "python", "-m", "hvdtrain", "evaluate", str(checkpoint), *options], cwd)
+def evaluate(workers: int, checkpoint: Path, *options: str, cwd: Path, framework: str = "torch") -> Result:
+    controller = "none" if workers == 1 else "mpi"
+    return pool.command(workers, controller, framework, "evaluate", str(checkpoint), *options, cwd=cwd)
+
+
+def launched(checkpoint: Path, *options: str, cwd: Path) -> Result:
+    """Evaluate in a job of its own, with two workers: it is going to end badly."""
+    return run([*launcher(2, "mpi"), "python", "-m", "hvdtrain", "evaluate", str(checkpoint), *options], cwd)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +30,8 @@ def evaluate(workers: int, checkpoint: Path, *options: str, cwd: Path):
 def test_metrics_are_those_of_the_trainings_last_evaluation(trained_in, framework, workers, tmp_path):
     source, output = trained(trained_in), tmp_path / "evaluations.jsonl"
     options = [] if framework == trained_in else ["--framework", framework]
-    result = evaluate(workers, source.folder, *options, "--output", str(output), cwd=tmp_path)
+    options += ["--output", str(output)]
+    result = evaluate(workers, source.folder, *options, cwd=tmp_path, framework=framework)
     assert result.returncode == 0, result.output[-3000:]
     (line,) = [json.loads(line) for line in output.read_text().splitlines()]
     assert (line["workers"], line["framework"], line["step"]) == (workers, framework, 90)
@@ -78,7 +85,7 @@ def test_a_damaged_checkpoint_is_named_and_a_run_has_the_one_before(tmp_path):
 
 
 def test_a_users_task_runs_only_where_it_is_named(tmp_path):
-    source = train(1, "none", "--framework", "torch", "--task", SMALL, "--steps", "3", cwd=tmp_path)
+    source = pool.train(1, "none", "--framework", "torch", "--task", SMALL, "--steps", "3", cwd=tmp_path)
     refused = evaluate(1, source.folder, cwd=tmp_path)
     assert refused.returncode == 2
     assert f"If you trust it, add: --task {SMALL}" in refused.stderr
@@ -89,13 +96,13 @@ def test_a_users_task_runs_only_where_it_is_named(tmp_path):
     shutil.copy(SMALL.partition(":")[0], tmp_path)
     other = tmp_path / "other.py"
     other.write_text("from small_task import Small\nclass Bare(Small):\n    eval_data = lambda self: None\n")
-    refused = evaluate(2, source.folder, "--task", f"{other}:Bare", cwd=tmp_path)
+    refused = launched(source.folder, "--task", f"{other}:Bare", cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("gave None: there is nothing to evaluate on") == 1
 
 
 def test_a_worker_that_lacks_the_checkpoint_says_so_with_its_host(tmp_path):
-    result = evaluate(2, tmp_path / "missing", cwd=tmp_path)
+    result = launched(tmp_path / "missing", cwd=tmp_path)
     assert result.returncode == 2
     assert "rank 0 on " in result.stderr
     assert f"there is no checkpoint {tmp_path / 'missing'}" in result.stderr

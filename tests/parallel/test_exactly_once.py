@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from itertools import chain, pairwise
 
 import pytest
-from jobs import shared_run
+from support.pool import shared_run
 
 SAMPLES, GLOBAL_BATCH = 1438, 50  # digits: 28 batches and 38 samples more
 OPTIONS = ("--global-batch-size", str(GLOBAL_BATCH), "--set", "trace_indices=true")
 # workers, controller, framework
-JOBS = [(1, "none", "torch"), (3, "mpi", "torch"), (4, "gloo", "torch"), (2, "mpi", "tf")]
+JOBS = [(1, "none", "torch"), (3, "mpi", "torch"), (4, "gloo", "tf"), (2, "mpi", "tf")]
 
 
 def steps_of(job: tuple[int, str, str], epochs: int = 2) -> list[list[list[int]]]:

@@ -5,20 +5,21 @@ import re
 from pathlib import Path
 
 import pytest
-from jobs import launcher, run
-from serving import exports, hvdtrain, last_eval, newest, trained
+from support.jobs import launcher, run
+from support.pool import Key, call
+from support.serving import exports, hvdtrain, last_eval, newest, trained
 
 HERE = Path(__file__).parent
-FORMS = {"torch": ("safetensors", "pt", "torch-export", "onnx"), "tf": ("keras", "saved-model")}
+EXPORT_FORMATS = {"torch": ("safetensors", "pt", "torch-export", "onnx"), "tf": ("keras", "saved-model")}
 
 
 def loading_line(printed: str) -> str:
     return re.search(r"^to load it: (.*)$", printed, re.MULTILINE)[1]
 
 
-@pytest.mark.parametrize("framework", FORMS)
+@pytest.mark.parametrize("framework", EXPORT_FORMATS)
 def test_every_form_loads_by_its_line_and_gives_the_loss_that_training_evaluated(framework, tmp_path):
-    done = exports(FORMS[framework])
+    done = exports(EXPORT_FORMATS[framework])
     assert [error for _, error in done.values()] == [""] * len(done)
     lines = [loading_line(printed) for printed, _ in done.values()]
     result = run(["python", str(HERE / "job_load.py"), framework, json.dumps(lines)], tmp_path)
@@ -27,9 +28,9 @@ def test_every_form_loads_by_its_line_and_gives_the_loss_that_training_evaluated
     assert losses == pytest.approx(expected, rel=1e-5), result.output[-3000:]
 
 
-@pytest.mark.parametrize("framework", FORMS)
+@pytest.mark.parametrize("framework", EXPORT_FORMATS)
 def test_what_is_printed(framework):
-    for (trained_in, form), (printed, _) in exports(FORMS[framework]).items():
+    for (trained_in, form), (printed, _) in exports(EXPORT_FORMATS[framework]).items():
         checkpoint = newest(trained(trained_in))
         assert printed.startswith(f"{form}: {checkpoint.parent.parent}/exports/digits-{checkpoint.name}")
         assert f"of {checkpoint}, step 90" in printed
@@ -38,9 +39,9 @@ def test_what_is_printed(framework):
         assert ("takes any batch size" in printed) == is_program
 
 
-@pytest.mark.parametrize("framework", FORMS)
+@pytest.mark.parametrize("framework", EXPORT_FORMATS)
 def test_nothing_is_left_beside_the_exports(framework):
-    exports(FORMS[framework])
+    exports(EXPORT_FORMATS[framework])
     for trained_in in ("torch", "tf"):
         folder = trained(trained_in).folder / "exports"
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
@@ -50,7 +51,7 @@ def test_an_export_that_is_there_is_replaced_by_force_alone(tmp_path):
     source, output = str(trained("torch").folder), tmp_path / "model.pt"
     command = ["export", source, "--to", "pt", "--output", str(output)]
     output.write_text("precious")
-    refused, _ = hvdtrain(command, [*command, "--force"], cwd=tmp_path)
+    refused, _ = hvdtrain(command, [*command, "--force"], cwd=tmp_path, framework="torch")
     assert refused[1].startswith(f"{output} exists\n")
     assert output.read_bytes() != b"precious"
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
@@ -69,5 +70,4 @@ def test_several_workers_are_refused(tmp_path):
     ("framework", "job"), [("torch", "job_torch_exports.py"), ("tf", "job_keras_exports.py")]
 )
 def test_models_of_other_kinds(framework, job, tmp_path):
-    result = run(["python", str(HERE / job)], tmp_path)
-    assert result.returncode == 0, result.output[-3000:]
+    call(Key(framework, "none", 1), "support.cases:script", tmp_path, path=str(HERE / job), arguments=[])

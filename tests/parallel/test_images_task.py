@@ -1,8 +1,9 @@
 """The task images in real jobs: the same curve in both frameworks, and damage that ends a job in words."""
 
 import pytest
-from image_files import digits, write, write_folder, write_idx
-from jobs import FRAMEWORKS, launcher, run, temporary_folder, train
+from support.image_files import digits, write, write_folder, write_idx
+from support.jobs import FRAMEWORKS, launcher, run, temporary_folder
+from support.pool import train
 
 TRAINED = 1438
 

@@ -1,12 +1,11 @@
 """Weights that a framework saved become a checkpoint; files that are not that are named."""
 
-import json
 from pathlib import Path
 
 import pytest
-from jobs import run
 from safetensors.numpy import load_file
-from serving import exports, hvdtrain, last_eval, newest, trained
+from support.pool import Key, call, train
+from support.serving import exports, hvdtrain, last_eval, newest, trained
 
 HERE = Path(__file__).parent
 TORCH, KERAS = ("safetensors", "pt", "torch-export", "onnx"), ("keras", "saved-model")  # as test_export
@@ -26,9 +25,10 @@ def import_command(weights: Path, output: Path, *options: str) -> list[str]:
 def made(tmp_path_factory) -> Path:
     """A folder with files of PyTorch and Keras: good ones, and all kinds of others."""
     folder = tmp_path_factory.mktemp("weights")
-    for job, source in (("job_torch_weights.py", "pt"), ("job_keras_weights.py", "keras")):
-        result = run(["python", str(HERE / job), str(exported(source))], folder)
-        assert result.returncode == 0, result.output[-3000:]
+    jobs = {"torch": ("job_torch_weights.py", "pt"), "tf": ("job_keras_weights.py", "keras")}
+    for framework, (job, source) in jobs.items():
+        arguments = {"path": str(HERE / job), "arguments": [str(exported(source))]}
+        call(Key(framework, "none", 1), "support.cases:script", folder, **arguments)
     return folder
 
 
@@ -65,7 +65,7 @@ def test_the_weights_are_those_of_the_checkpoint_that_was_exported(framework, ma
     forms = {"torch": ("safetensors", "pt"), "tf": ("keras",)}[framework]
     files = [made / name for name in GOOD[framework]] + [exported(form) for form in forms]
     folders = [tmp_path / str(i) for i in range(len(files))]
-    results = hvdtrain(*map(import_command, files, folders), cwd=tmp_path)
+    results = hvdtrain(*map(import_command, files, folders), cwd=tmp_path, framework=framework)
     assert [error for _, error in results] == [""] * len(files)
     expected = load_file(newest(trained("torch")) / "model.safetensors")
     for folder, (printed, _) in zip(folders, results, strict=True):
@@ -81,7 +81,8 @@ def test_the_weights_are_those_of_the_checkpoint_that_was_exported(framework, ma
 @pytest.mark.parametrize("framework", BAD)
 def test_a_wrong_file_is_named_and_leaves_nothing(framework, made, tmp_path):
     names = BAD[framework]
-    results = hvdtrain(*(import_command(made / name, tmp_path / "out") for name in names), cwd=tmp_path)
+    commands = [import_command(made / name, tmp_path / "out") for name in names]
+    results = hvdtrain(*commands, cwd=tmp_path, framework=framework)
     for (name, said), (_, problem) in zip(names.items(), results, strict=True):
         assert str(made / name) in problem
         assert said in problem, name
@@ -98,6 +99,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(tmp_path):
         import_command(weights, tmp_path / "out", "--framework", "tf"),
         import_command(tmp_path / "x.bin", tmp_path / "out"),
         cwd=tmp_path,
+        framework="torch",
     )
     assert full[1].startswith(f"--output {tmp_path / 'full'} has checkpoints already")
     assert framework[1].startswith(f"{weights.name} is a file of --framework torch, not of tf")
@@ -106,9 +108,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(tmp_path):
 
 @pytest.mark.parametrize(("framework", "option"), [("tf", "--init"), ("torch", "--resume")])
 def test_training_goes_on_from_it(framework, option, tmp_path):
-    hvdtrain(import_command(exported("pt"), tmp_path / "out"), cwd=tmp_path)
-    words = ["python", "-m", "hvdtrain", "--framework", framework, option, "out", "--steps", "1"]
-    result = run([*words, "--learning-rate", "1e-6", "--run-dir", "on"], tmp_path)
-    assert result.returncode == 0, result.output[-3000:]
-    summary = json.loads((tmp_path / "on" / "summary.json").read_text())
+    hvdtrain(import_command(exported("pt"), tmp_path / "out"), cwd=tmp_path, framework="torch")
+    words = ("--framework", framework, option, "out", "--steps", "1", "--learning-rate", "1e-6")
+    summary = train(1, "none", *words, cwd=tmp_path).summary
     assert summary["final"]["loss"] == pytest.approx(last_eval(trained("torch"))["loss"], rel=1e-3)

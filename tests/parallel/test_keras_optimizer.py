@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import launcher, run
+from support.jobs import launcher, run
 
 JOB = Path(__file__).with_name("job_keras_optimizer.py")
 OURS = ["fit", "fit_eagerly", "apply", "apply_eagerly", "fp16", "keras_fit"]

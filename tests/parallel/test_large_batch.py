@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from jobs import Run, shared_run
+from support.jobs import Run
+from support.pool import shared_run
 
 STEPS = 60
 OPTIONS = {

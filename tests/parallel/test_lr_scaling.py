@@ -1,7 +1,8 @@
 """The learning rate against the worker count, as the plan says it and as metrics.jsonl shows it."""
 
 import pytest
-from jobs import Run, shared_run
+from support.jobs import Run
+from support.pool import shared_run
 
 RATE, SAMPLES = 0.01, 1438
 OPTIONS = ("--framework", "torch", "--batch-size", "32", "--learning-rate", str(RATE), "--lr-schedule",
@@ -34,17 +35,20 @@ def test_one_worker_trains_with_the_rate_as_given():
 
 
 @pytest.mark.parametrize(("rule", "factor"), RULES.items())
+@pytest.mark.pool("torch", "mpi", 4)
 def test_four_workers_train_with_the_scaled_rate(rule, factor):
     assert after_warmup(run_of(4, rule)) == {factor * RATE}
 
 
 @pytest.mark.parametrize(("rule", "factor"), RULES.items())
+@pytest.mark.pool("torch", "mpi", 4)
 def test_warmup_leads_to_the_scaled_rate(rule, factor):
     rising = [(epoch, rate) for epoch, rate in rates(run_of(4, rule)) if epoch < 1]
     assert len(rising) == 11
     assert [rate for _, rate in rising] == pytest.approx([factor * RATE * epoch for epoch, _ in rising])
 
 
+@pytest.mark.pool("torch", "mpi", 4)
 @pytest.mark.parametrize(
     ("rule", "said"),
     [

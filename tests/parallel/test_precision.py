@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, run, run_suite, temporary_folder, train
 from safetensors.numpy import load_file
+from support import jobs
+from support.jobs import FRAMEWORKS, temporary_folder
+from support.pool import command, run_suite, train
 
 SUITE = Path(__file__).with_name("suite_precision.py")
 
@@ -13,7 +15,9 @@ SUITE = Path(__file__).with_name("suite_precision.py")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi")])
 def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path):
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500)
+    # one worker measures its memory and its threads: in a process of its own
+    runner = jobs.run_suite if workers == 1 else run_suite
+    runner(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 def test_a_bf16_run_is_saved_in_fp32_and_goes_on_in_fp32_in_the_other_framework():
@@ -38,8 +42,8 @@ def test_a_bf16_run_is_saved_in_fp32_and_goes_on_in_fp32_in_the_other_framework(
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_fp16_without_a_gpu_ends_before_training(framework, tmp_path):
-    command = ["python", "-m", "hvdtrain", "--framework", framework, "--precision", "fp16"]
-    result = run([*command, "--device", "cpu", "--run-dir", "run"], tmp_path)
+    words = ("--framework", framework, "--precision", "fp16", "--device", "cpu", "--run-dir", "run")
+    result = command(1, "none", framework, *words, cwd=tmp_path)
     assert result.returncode == 3
     assert "--precision fp16 needs a GPU" in result.stderr
     assert "--precision bf16" in result.stderr

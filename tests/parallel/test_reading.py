@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 import reading_tasks
-from jobs import FRAMEWORKS, Run, launcher, run, temporary_folder, train
+from support import pool
+from support.jobs import FRAMEWORKS, Run, launcher, run, temporary_folder, train
 
 TASKS = reading_tasks.__file__
 BAD, EVAL_BAD = reading_tasks.BAD, reading_tasks.EVAL_BAD
@@ -15,7 +16,7 @@ JOBS = [(2, "mpi", 0), (2, "gloo", 2), (1, "none", 1), (3, "mpi", 1)]
 
 def damaged(framework: str, workers: int, controller: str, readers: int, *options: str) -> Run:
     task = ["--task", f"{TASKS}:Damaged", "--framework", framework, "--read-workers", str(readers)]
-    return train(workers, controller, *task, *options, cwd=temporary_folder())
+    return pool.train(workers, controller, *task, *options, cwd=temporary_folder())
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)

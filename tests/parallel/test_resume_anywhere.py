@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from jobs import Run, run, temporary_folder
-from resuming import (
+from support.jobs import Run, temporary_folder
+from support.resuming import (
     command_for,
     content_of,
-    finished,
     killed_at,
     random_step,
     resumed_from,
     said,
     stopped_at,
     stream_of,
+    trained,
     trained_steps,
 )
 
@@ -43,31 +43,36 @@ class Legs:
     third: int
 
 
-def digits(framework: str, workers: int = 1, controller: str = "none") -> list[str]:
-    return command_for(workers, controller, "ReadSlowly", "--framework", framework, *DIGITS)
+def digits(framework: str, workers: int = 1, controller: str = "none") -> tuple:
+    return (workers, controller, "ReadSlowly", "--framework", framework, *DIGITS)
+
+
+def leg(framework: str, workers: int = 1, controller: str = "none") -> list[str]:
+    """Return the command of a leg that something ends: it is a job of its own."""
+    return command_for(*digits(framework, workers, controller))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted():
     """Train in one go, in PyTorch with one worker."""
-    return finished(digits("torch"), temporary_folder())
+    return trained(*digits("torch"), cwd=temporary_folder())
 
 
 def over_worker_counts(framework: str) -> Legs:
     """Train with one worker, then three, then two; the one is asked to stop, the three are killed."""
     folder = temporary_folder()
-    second = stopped_at(random_step(7, 20, framework), digits(framework), folder, SAMPLE_SECONDS)
-    killed_at(random_step(37, 50, framework), digits(framework, 3, "gloo"), folder, SAMPLE_SECONDS)
-    last = finished(digits(framework, 2, "mpi"), folder)
+    second = stopped_at(random_step(7, 20, framework), leg(framework), folder, SAMPLE_SECONDS)
+    killed_at(random_step(37, 50, framework), leg(framework, 3, "gloo"), folder, SAMPLE_SECONDS)
+    last = trained(*digits(framework, 2, "mpi"), cwd=folder)
     return Legs(last, second, resumed_from(last)[0])
 
 
 def over_frameworks() -> Legs:
     """Train in PyTorch, then in TensorFlow, then in PyTorch again; each is asked to stop."""
     folder = temporary_folder()
-    second = stopped_at(random_step(7, 20, "first"), digits("torch"), folder, SAMPLE_SECONDS)
-    stopped_at(random_step(37, 50, "second"), digits("tf"), folder, SAMPLE_SECONDS)
-    last = finished(digits("torch"), folder)
+    second = stopped_at(random_step(7, 20, "first"), leg("torch"), folder, SAMPLE_SECONDS)
+    stopped_at(random_step(37, 50, "second"), leg("tf"), folder, SAMPLE_SECONDS)
+    last = trained(*digits("torch"), cwd=folder)
     return Legs(last, second, resumed_from(last)[0])
 
 
@@ -116,7 +121,7 @@ BEFORE = (
 @pytest.fixture(scope="module")
 def two_epochs():
     """Train a small task for two epochs, to be taken up again."""
-    return finished(command_for(1, "none", "Fit", *BEFORE), temporary_folder())
+    return trained(1, "none", "Fit", *BEFORE, cwd=temporary_folder())
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +130,7 @@ def changed(two_epochs):
     folder = temporary_folder()
     shutil.copytree(two_epochs.folder, folder / "run")
     options = (*BEFORE, "--resume", "--epochs", "3", "--batch-size", "6", "--learning-rate", "0.02")
-    return finished(command_for(1, "none", "Fit", *options), folder)
+    return trained(1, "none", "Fit", *options, cwd=folder)
 
 
 def test_another_batch_and_learning_rate_are_allowed_and_said(changed):
@@ -158,8 +163,8 @@ def unfit(request, two_epochs):
     """Resume what does not fit; give the result, what it must say, and the files before and after."""
     task, options, expected = request.param
     before = content_of(two_epochs.folder)
-    command = command_for(1, "none", task, *BEFORE, "--resume", "--epochs", "3", *options)
-    result = run(command, two_epochs.folder.parent)
+    words = (*BEFORE, "--resume", "--epochs", "3", *options)
+    result = trained(1, "none", task, *words, cwd=two_epochs.folder.parent, returncode=2).result
     return result, expected, before, content_of(two_epochs.folder)
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import FRAMEWORKS, run_suite, shared_run
+from support.jobs import FRAMEWORKS
+from support.pool import run_suite, shared_run
 
 HERE = Path(__file__).parent
 SUITE = HERE / "suite_batch_norm.py"
@@ -24,7 +25,7 @@ def difference(found, expected):
     return float(np.max(np.abs(np.asarray(found) / np.asarray(expected) - 1)))
 
 
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 3, "gloo"), ("tf", 2, "mpi")])
+@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 3, "mpi"), ("tf", 2, "mpi")])
 def test_it_is_the_plain_layer_on_the_whole_batch(framework, workers, controller, tmp_path):
     run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240)
 

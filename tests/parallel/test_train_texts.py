@@ -6,9 +6,10 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from jobs import FRAMEWORKS, shared_run, train
 from pyarrow import parquet
-from shared_data import ROOT, shared_data
+from support.jobs import FRAMEWORKS
+from support.pool import shared_run, train
+from support.shared_data import ROOT, shared_data
 
 SHAKESPEARE = str(ROOT / "examples" / "shakespeare.yaml")
 TOLERANCE = 1e-4  # relative, per step: the design's promise

@@ -1,0 +1,200 @@
+"""How gradients are reduced: what every reducer must do, and that another one is one class and one row.
+
+Run inside a job as ``suite_backend.py`` is; ``test_contract.py`` does so.
+"""
+
+import os
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+FOLDER = {"torch": "torch", "tf": "tensorflow"}[FRAMEWORK]
+SAMPLES, INPUTS, OUTPUTS = 24, 5, 3
+RANDOM = np.random.RandomState(7)
+X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
+Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
+only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
+
+
+def config(**fields):
+    return Config(framework=FRAMEWORK, device="cpu", threads=1, **fields)
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Start Horovod once; each test builds anew on it."""
+    backend = load_backend(config())
+    yield backend
+    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
+        backend.close()
+
+
+@pytest.fixture
+def reduction(started):
+    """The framework's module of reducers."""
+    return import_module(f"hvdtrain.backends.{FOLDER}.reduction")
+
+
+class Deep:
+    """Three layers; of each worker's own samples."""
+
+    loss = "mse"
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
+
+    def tf_model(self):
+        from keras import Input, Sequential, layers
+
+        return Sequential(
+            [Input((INPUTS,)), layers.Dense(8, "tanh", name="0"), layers.Dense(OUTPUTS, name="2")]
+        )
+
+
+def state_of(backend):
+    return backend._state.snapshot().read()
+
+
+def build(backend, **fields):
+    """Build with initial values that are equal on all workers; compression may be any row of the table."""
+    compression = fields.pop("compression", "none")
+    settings = config(**fields).model_copy(update={"compression": compression})
+    info = backend.build(Deep(), settings)
+    backend._state.load(with_initial_values(state_of(backend), 0))
+    return info
+
+
+def batch(backend, step, accumulate=1):
+    places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, SAMPLES)
+    host = HostBatch(
+        step, {"inputs": X[places], "targets": Y[places]}, real.astype(np.float32), float(SAMPLES), places
+    )
+    return next(iter(backend.to_device([host])))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_another_reducer_is_one_class_and_one_row(started, reduction, monkeypatch, accumulate):
+    def trained(compression):
+        fields = {"accumulate": accumulate, "momentum": 0.9, "clip_norm": 0.5}
+        info = build(started, compression=compression, **fields)
+        steps = [started.train_step(batch(started, i, accumulate), 0.1).read() for i in range(3)]
+        return info.reduction, [metrics.sums["loss"] for metrics in steps], state_of(started)
+
+    toy = import_module(f"fp64_reducer_{FOLDER}").Fp64AllReduce
+    monkeypatch.setitem(reduction.REDUCERS, "fp64", toy)
+    described, losses, state = trained("fp64")
+    assert described == "fp64, for a test"
+    expected_described, expected_losses, expected = trained("none")
+    assert expected_described == "fp32, sent uncompressed"
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    assert state.keys() == expected.keys()
+    for name, value in state.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("compression", "said"), [("none", "uncompressed"), ("fp16", "as fp16")])
+def test_what_travels_is_described(started, compression, said):
+    assert build(started, compression=compression).reduction == f"fp32, sent {said}"
+
+
+def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
+    """A worker's part of 1.5e-5 lies among the numbers of fp16 that have few digits; times 2 it has more."""
+    size = started.workers.size
+    if size == 1:
+        return
+    reducer = reduction.REDUCERS["fp16"](size, 1)
+    part = np.float32(1.2345e-4 / size)
+    if FRAMEWORK == "torch":
+        import torch
+
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        reducer.attach({"small": parameter})
+        (found,) = reducer.finish([torch.full((1,), float(part))])
+        value = float(found)
+    else:
+        import tensorflow as tf
+
+        reducer.attach({"small": None})
+        value = float(tf.function(lambda: reducer.finish([tf.fill((1,), part)])[0])()[0])
+    assert value == pytest.approx(1.2345e-4, rel=2**-10)
+
+
+@only_torch
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_reduction_begins_in_the_last_backward_pass(started, reduction, accumulate):
+    import torch
+
+    size = started.workers.size
+    if size == 1:
+        return
+    reducer = reduction.AllReduce(size, accumulate)
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
+    reducer.attach(weights)
+    for i in range(accumulate):
+        assert not reducer._begun
+        loss = weights["early"].sum() * (1 + started.workers.rank)
+        (loss + weights["late"].sum() if i else loss).backward()
+    assert set(reducer._begun) == {"early"}
+    weights["late"].grad = torch.zeros(2) if weights["late"].grad is None else weights["late"].grad
+    late, early = reducer.finish([weight.grad for weight in weights.values()])
+    assert early.tolist() == 2 * [accumulate * size * (size + 1) / 2]
+    assert late.tolist() == 2 * [(accumulate - 1) * size]
+    assert not reducer._begun
+
+
+@only_torch
+def test_sparse_gradients_are_summed(started, reduction):
+    import torch
+
+    size, rank = started.workers.size, started.workers.rank
+    reducer = reduction.AllReduce(size)
+    weight = torch.nn.Parameter(torch.zeros(4 + size, 2))
+    reducer.attach({"embedding": weight})
+    rows = torch.tensor([0, 1 + rank])
+    torch.nn.functional.embedding(rows, weight, sparse=True).sum().backward()
+    (found,) = reducer.finish([weight.grad])
+    assert found.is_sparse
+    expected = [[size, size], *size * [[1, 1]], *3 * [[0, 0]]]
+    assert found.to_dense().tolist() == expected
+
+
+@only_torch
+def test_a_failed_reduction_leaves_nothing_behind(started, reduction):
+    import torch
+    from horovod.torch import mpi_ops
+
+    size, rank = started.workers.size, started.workers.rank
+    if size == 1:
+        return
+    reducer = reduction.AllReduce(size)
+    reducer.attach({name: torch.nn.Parameter(torch.ones(2)) for name in "abc"})
+    with pytest.raises(Exception, match="Mismatched"):
+        reducer.finish([torch.ones(2), torch.ones(2 + rank), torch.ones(2)])
+    assert not reducer._begun
+    assert not mpi_ops._handle_map
+    assert [g.tolist() for g in reducer.finish([torch.ones(2) for _ in range(3)])] == 3 * [2 * [size]]
+
+
+@only_torch
+def test_a_step_that_fails_leaves_nothing_to_the_next(started):
+    """The backward pass has begun reductions when the step fails, on all workers alike."""
+    build(started)
+    good = batch(started, 0)
+    expected = started.train_step(good, 0.0).read().sums["loss"]
+    clip = started._update.fill_in_unused
+    started._update.fill_in_unused = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        started.train_step(good, 0.0)
+    started._update.fill_in_unused = clip
+    started.workers.barrier()
+    assert started.train_step(good, 0.0).read().sums["loss"] == expected

@@ -1,0 +1,68 @@
+"""Callbacks in real jobs: the example, and one that every rank calls and that fails on one of them."""
+
+import json
+import textwrap
+
+import pytest
+from PIL import Image
+from support.documents import ROOT
+from support.jobs import FRAMEWORKS, launcher, run
+from support.pool import train
+
+COLUMNS, WIDTH, TITLE_HEIGHT, ROW_HEIGHT = 8, 80, 18, 86  # pixels of the example's pictures
+
+GATHERING = """
+    from hvdtrain import Callback
+    from hvdtrain.tasks.digits import Digits
+
+
+    class Gathering(Callback):
+        every_rank = True
+
+        def on_start(self, context):
+            self.rank = context.rank
+
+        def on_evaluation(self, step, metrics):
+            import horovod.torch as hvd
+
+            ranks = hvd.allgather_object(self.rank)
+            assert ranks == [0, 1]
+            if step.step == 4 and self.rank == 1:
+                raise ValueError("the disk of rank 1 is full")
+
+
+    class Task(Digits):
+        callbacks = [Gathering()]
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_picture_of_the_wrong_predictions_follows_each_evaluation(framework, tmp_path):
+    task = f"{ROOT}/examples/wrong_predictions.py:WatchedDigits"
+    done = train(
+        2, "mpi", "--framework", framework, "--task", task, "--steps", "40", "--eval-every", "20",
+        "--set", "ema_decay=0.9", cwd=tmp_path,
+    )  # fmt: skip
+    evaluations = [line for line in done.metrics if line["phase"] == "eval"]
+    logged = {line["step"]: line["wrong_predictions"] for line in done.metrics if line["phase"] == "callback"}
+    # the callback's own count is the evaluation's: same weights, same data, evaluation mode
+    assert logged == {line["step"]: round(359 * (1 - line["accuracy"])) for line in evaluations}
+    assert list(logged) == [20, 40]
+    for step, count in logged.items():
+        with Image.open(done.folder / "wrong-predictions" / f"step-{step:08d}.png") as picture:
+            assert picture.size == (COLUMNS * WIDTH, TITLE_HEIGHT + -(-count // COLUMNS) * ROW_HEIGHT)
+            assert picture.getextrema() == (0, 255)
+
+
+def test_a_callback_that_fails_on_one_rank_ends_the_job_with_its_name(tmp_path):
+    (tmp_path / "task.py").write_text(textwrap.dedent(GATHERING))
+    words = ["python", "-m", "hvdtrain", "--framework", "torch", "--task", "task.py:Task", "--run-dir", "run"]
+    result = run(
+        [*launcher(2, "gloo"), *words, "--steps", "8", "--eval-every", "2", "--save-every", "2"], tmp_path
+    )
+    assert result.returncode == 4, result.output[-5000:]
+    said = "callback Gathering failed in on_evaluation: "
+    assert result.output.count(said) == 1
+    assert "ValueError: the disk of rank 1 is full" in result.output
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert max(steps) == 4
