@@ -1,10 +1,15 @@
 """What all tests share: nothing is skipped where everything is required, and nothing is left running."""
 
 import os
+import signal
 import threading
 
 import pytest
+from support.jobs import CONTROLLERS, FRAMEWORKS, started
+from support.pool import POOLS, Pool
+from support.tiers import is_left_out
 
+JOB_FOLDERS = ("contract", "parallel", "faults")
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
 
 
@@ -17,6 +22,53 @@ def pytest_runtest_makereport(item, call):
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"every test is required here, but this one would be skipped: {reason}"
+
+
+@pytest.hookimpl(tryfirst=True)  # marks are there before pytest deselects by them
+def pytest_collection_modifyitems(items):
+    """Run tests that need the same rare pool one after the other, at the end; mark what is of the full tier.
+
+    Each of those pools is launched once. Pools of one worker, and of two over MPI, are in use all the time.
+    """
+    items.sort(key=_rare_pool)
+    for item in items:
+        of_jobs = item.path.parent.name in JOB_FOLDERS
+        if of_jobs and (_rare_pool(item) or is_left_out(item.nodeid)):
+            item.add_marker("full")
+
+
+def _rare_pool(item):
+    """Return what a test's mark or its parameters say of its pool; nothing if it can stay in its place."""
+    scopes = {fixture[-1].scope for fixture in item._fixtureinfo.name2fixturedefs.values()}
+    if item.path.parent.name not in JOB_FOLDERS[:2] or "module" in scopes:
+        return ()
+    mark, found = item.get_closest_marker("pool"), getattr(item, "callspec", None)
+    params = {} if found is None else found.params
+    values = [params.get(name) for name in ("framework", "controller", "workers")]
+    values += params.get("job", ()) if mark is None else mark.args
+    framework = next((value for value in values if value in FRAMEWORKS), "")
+    controller = next((value for value in values if value in CONTROLLERS), "")
+    workers = next((value for value in values if isinstance(value, int)), 0)
+    is_rare = workers > 2 or (workers == 2 and controller == "gloo")
+    return (framework, workers, controller) if is_rare else ()
+
+
+def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
+    config.addinivalue_line("markers", "full: too long for `make test`; .ci/run runs it")
+    config.addinivalue_line("markers", "pool(framework, controller, workers): which pool a test needs")
+
+
+def pytest_sessionfinish():
+    """End the pools."""
+    POOLS.end()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what took the time: launches."""
+    if started.count:
+        terminalreporter.write_line(f"{started.count} commands started, {len(Pool.launches)} of them pools")
 
 
 @pytest.fixture(autouse=True)

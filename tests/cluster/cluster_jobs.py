@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hosts import Cluster
-from jobs import Run
+from support.jobs import Run
 
 # The hosts of a test share the machine's cores: one compute thread each, and nobody holds a core waiting.
 SMALL = ("--set", "threads=1")

@@ -25,7 +25,12 @@ def _nothing_left_of_any_cluster():
 
 
 def pytest_collection_modifyitems(items):
-    """Give the first test that needs the image the time to build it."""
+    """Let tests that need the image come last, and give the first of them the time to wait for it."""
     for item in items:
-        if "image_root" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(1800))
+        if _needs_image(item):
+            item.add_marker(pytest.mark.timeout(2400))
+    items.sort(key=_needs_image)
+
+
+def _needs_image(item) -> bool:
+    return "image_root" in getattr(item, "fixturenames", ())

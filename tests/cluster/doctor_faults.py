@@ -1,7 +1,7 @@
 """Faults of a cluster for doctor, each a context: it is there inside, and healed afterwards.
 
-Every function takes the cluster and a private folder that all hosts show; a fault is injected on h2
-unless it says otherwise.
+Every function takes the cluster, a private folder that all hosts show, and the name of the host that is at
+fault.
 """
 
 import importlib.machinery
@@ -62,117 +62,123 @@ def fill(host: Host, folder: Path | str) -> None:
     assert int(host.run(["stat", "-f", "-c", "%a", str(folder)]).stdout) == 0
 
 
-def wrong_key(cluster: Cluster, folder: Path) -> Fault:
-    h2 = cluster.hosts["h2"]
-    return text_instead(h2, home(h2) / ".ssh/authorized_keys", "", folder)
+def wrong_key(cluster: Cluster, folder: Path, name: str) -> Fault:
+    host = cluster.hosts[name]
+    return text_instead(host, home(host) / ".ssh/authorized_keys", "", folder)
 
 
-def unknown_host_key(cluster: Cluster, folder: Path) -> Fault:
-    return text_instead(cluster.head, *without_host_key(cluster.head, "h2"), folder)
+def unknown_host_key(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return text_instead(cluster.head, *without_host_key(cluster.head, name), folder)
 
 
-def changed_host_key(cluster: Cluster, folder: Path) -> Fault:
+def changed_host_key(cluster: Cluster, folder: Path, name: str) -> Fault:
+    """The head knows the key of h3 as that of this host."""
     path = home(cluster.head) / ".ssh/known_hosts"
     lines = {line.partition(",")[0]: line.split() for line in text_of(cluster.head, path).splitlines()}
-    lines["h2"][1:] = lines["h3"][1:]
+    lines[name][1:] = lines["h3"][1:]
     text = "".join(" ".join(words) + "\n" for words in lines.values())
     return text_instead(cluster.head, path, text, folder)
 
 
-def sshd_down(cluster: Cluster, folder: Path) -> Fault:
-    return without_sshd(cluster.hosts["h2"])
+def sshd_down(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return without_sshd(cluster.hosts[name])
 
 
-def unknown_name(cluster: Cluster, folder: Path) -> Fault:
-    return text_instead(cluster.head, NAMES, without_name(cluster.head, "h2"), folder)
+def unknown_name(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return text_instead(cluster.head, NAMES, without_name(cluster.head, name), folder)
 
 
-def own_name_unknown(cluster: Cluster, folder: Path) -> Fault:
-    h2 = cluster.hosts["h2"]
-    return text_instead(h2, NAMES, without_name(h2, "h2"), folder)
+def own_name_unknown(cluster: Cluster, folder: Path, name: str) -> Fault:
+    host = cluster.hosts[name]
+    return text_instead(host, NAMES, without_name(host, name), folder)
 
 
-def other_interface_name(cluster: Cluster, folder: Path) -> Fault:
-    return renamed_interface(cluster.hosts["h2"], "net7")
+def other_interface_name(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return renamed_interface(cluster.hosts[name], "net7")
 
 
-def other_torch(cluster: Cluster, folder: Path) -> Fault:
+def other_torch(cluster: Cluster, folder: Path, name: str) -> Fault:
     version = package("torch") / "version.py"
     text = version.read_text().replace("__version__ = '2.", "__version__ = '1.")
     assert text != version.read_text()
-    return text_instead(cluster.hosts["h2"], version, text, folder)
+    return text_instead(cluster.hosts[name], version, text, folder)
 
 
-def missing_extension(cluster: Cluster, folder: Path) -> Fault:
-    """An extension of h3's Horovod is an empty file."""
+def missing_extension(cluster: Cluster, folder: Path, name: str) -> Fault:
+    """An extension of the host's Horovod is an empty file."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     extension = package("horovod") / f"torch/mpi_lib_v2{suffix}"
-    return text_instead(cluster.hosts["h3"], extension, "", folder)
+    return text_instead(cluster.hosts[name], extension, "", folder)
 
 
 @contextmanager
-def full_shared_memory(cluster: Cluster, folder: Path) -> Iterator[None]:
-    with mounted(cluster.head, "/dev/shm", "4m"):
-        fill(cluster.head, "/dev/shm")
+def full_shared_memory(cluster: Cluster, folder: Path, name: str) -> Iterator[None]:
+    with mounted(cluster.hosts[name], "/dev/shm", "4m"):
+        fill(cluster.hosts[name], "/dev/shm")
         yield
 
 
 @contextmanager
-def full_disk(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """The run directory's disk on the head is full."""
-    with mounted(cluster.head, folder / "runs", "1m"):
-        fill(cluster.head, folder / "runs")
+def full_disk(cluster: Cluster, folder: Path, name: str) -> Iterator[None]:
+    """The run directory's disk is full."""
+    with mounted(cluster.hosts[name], folder / "runs", "1m"):
+        fill(cluster.hosts[name], folder / "runs")
         yield
 
 
-def no_python(cluster: Cluster, folder: Path) -> Fault:
+def no_python(cluster: Cluster, folder: Path, name: str) -> Fault:
     (folder / "empty").mkdir(exist_ok=True)
-    return instead(cluster.hosts["h2"], Path(sys.executable).parent, folder / "empty")
+    return instead(cluster.hosts[name], Path(sys.executable).parent, folder / "empty")
 
 
-def runs_not_shared(cluster: Cluster, folder: Path) -> Fault:
-    return mounted(cluster.hosts["h2"], folder / "runs", "2g")
+def runs_not_shared(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return mounted(cluster.hosts[name], folder / "runs", "2g")
 
 
-def no_working_directory(cluster: Cluster, folder: Path) -> Fault:
-    return mounted(cluster.hosts["h2"], folder.parent, "2g")
+def no_working_directory(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return mounted(cluster.hosts[name], folder.parent, "2g")
 
 
-def host_down(cluster: Cluster, folder: Path) -> Fault:
-    return unplugged(cluster.hosts["h2"])
+def host_down(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return unplugged(cluster.hosts[name])
 
 
-def ports_blocked(cluster: Cluster, folder: Path) -> Fault:
-    return blocked_ports(cluster.hosts["h2"])
+def ports_blocked(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return blocked_ports(cluster.hosts[name])
 
 
 @contextmanager
-def clock_ahead(cluster: Cluster, folder: Path, seconds: int = 10) -> Iterator[None]:
-    """All that ssh starts on h3 sees another time."""
-    h3 = cluster.hosts["h3"]
-    h3.stop_sshd()
-    h3.start_sshd("-o", f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{seconds}")
+def clock_ahead(cluster: Cluster, folder: Path, name: str, seconds: int = 10) -> Iterator[None]:
+    """All that ssh starts on the host sees another time."""
+    host = cluster.hosts[name]
+    host.stop_sshd()
+    host.start_sshd("-o", f"SetEnv=LD_PRELOAD={FAKETIME} FAKETIME=+{seconds}")
     try:
         yield
     finally:
-        h3.stop_sshd()
-        h3.start_sshd()
+        host.stop_sshd()
+        host.start_sshd()
+
+
+def clock_far_ahead(cluster: Cluster, folder: Path, name: str) -> Fault:
+    return clock_ahead(cluster, folder, name, seconds=90)
 
 
 @contextmanager
-def slow_host(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """All that ssh starts on h3 gets a tenth of a core."""
+def slow_host(cluster: Cluster, folder: Path, name: str) -> Iterator[None]:
+    """All that ssh starts on the host gets a tenth of a core."""
+    host = cluster.hosts[name]
     group = CGROUP / f"hvdtrain-{uuid.uuid4().hex}"
     group.mkdir()
     try:
         (group / "cpu.cfs_quota_us").write_text("10000")
         (group / "cpu.cfs_period_us").write_text("100000")
-        for pid in cluster.hosts["h3"].namespaces.pids("sshd"):
+        for pid in host.namespaces.pids("sshd"):
             (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        cluster.hosts["h3"].stop_sshd()
-        cluster.hosts["h3"].start_sshd()
+        host.stop_sshd()
+        host.start_sshd()
         for pid in (group / "cgroup.procs").read_text().split():
             (CGROUP / "cgroup.procs").write_text(pid)
         group.rmdir()

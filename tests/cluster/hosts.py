@@ -17,10 +17,10 @@ import time
 import unittest
 from pathlib import Path
 
-import jobs
 from image_hosts import image_hosts
 from machine_hosts import HostFiles, machine_hosts
 from namespaces import Namespaces
+from support import jobs
 
 _TOOLS = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "unshare", "nsenter", "mount", "env")
 _START_SECONDS = 30

@@ -1,16 +1,22 @@
 """The CPU image built without a container engine, as a folder that tests can run hosts from.
 
+    python tests/cluster/image.py build FOLDER
+    python tests/cluster/image.py remove FOLDER
+
 debootstrap makes the Debian that the Dockerfile starts from, buildah builds on it with chroot
 isolation. Everything lies in a folder of ours; the machine's own images and containers stay alone.
-For development, HVDTRAIN_TEST_IMAGE_ROOT names a root file system that was built before.
+For development, HVDTRAIN_TEST_IMAGE_ROOT names a root file system that was built before;
+HVDTRAIN_TEST_IMAGE_BUILD names the folder of a build that still runs (tests/background.py).
 """
 
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
@@ -21,7 +27,10 @@ ROOT = Path(__file__).parents[2]
 BASE = "docker.io/library/debian:bookworm-slim"
 MIRROR = "http://deb.debian.org/debian"
 ENVIRONMENT = "HVDTRAIN_TEST_IMAGE_ROOT"
-_BUILD_SECONDS = 1500
+BUILD_ENVIRONMENT = "HVDTRAIN_TEST_IMAGE_BUILD"
+_BUILD_SECONDS = 1800
+# What a finished build leaves in its folder: the path of the root file system, or why there is none
+_BUILT, _FAILED = "built", "failed"
 _CERTIFICATES = "/mnt/certificates.crt"
 _TOOLS = ("debootstrap", "buildah", "mount", "chroot")
 # What Debian's own slim image leaves out; dpkg leaves it out of later packages too
@@ -43,6 +52,9 @@ def image_root() -> Iterator[Path]:
     if built := os.environ.get(ENVIRONMENT):
         yield Path(built)
         return
+    if building := os.environ.get(BUILD_ENVIRONMENT):
+        yield awaited(Path(building))
+        return
     if reason := unavailable():
         pytest.skip(reason)
     cache = Path(tempfile.mkdtemp(prefix="hvdtrain-image-"))
@@ -50,6 +62,16 @@ def image_root() -> Iterator[Path]:
         yield build(cache)
     finally:
         remove(cache)
+
+
+def awaited(folder: Path, seconds: float = _BUILD_SECONDS + 300) -> Path:
+    """Wait for the build that runs in a folder, and return the root file system that it made."""
+    deadline = time.monotonic() + seconds
+    while not (folder / _BUILT).exists():
+        assert not (folder / _FAILED).exists(), f"the image was not built: {(folder / _FAILED).read_text()}"
+        assert time.monotonic() < deadline, f"the image was not built in {seconds} s"
+        time.sleep(0.5)
+    return Path((folder / _BUILT).read_text())
 
 
 def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: str) -> Path:
@@ -215,3 +237,27 @@ def _remove_mount_point(path: Path) -> None:
         path.rmdir()
     elif path.is_file() and not path.stat().st_size:
         path.unlink()
+
+
+def main() -> None:
+    """Build the image in a folder, and say there how that ended; or remove a folder."""
+    action, folder = sys.argv[1], Path(sys.argv[2])
+    if action == "remove":
+        remove(folder)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    folder.mkdir()
+    try:
+        assert action == "build", action
+        assert not unavailable(), unavailable()
+        result, text = _BUILT, str(build(folder))
+    except BaseException as error:
+        result, text = _FAILED, str(error)
+        raise
+    finally:
+        (folder / "result").write_text(text)
+        (folder / "result").rename(folder / result)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,8 +18,8 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
-import jobs
 from hosts import Cluster, Host
+from support import jobs
 
 GRACE_SECONDS = 60  # what a preempted job gets between its signal and its end
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "sinfo", "srun", "scancel")

@@ -1,5 +1,7 @@
-"""doctor --hostfile on broken clusters: it names the host and the cause."""
+"""doctor --hostfile on broken clusters names every host and its cause; one examination finds many faults."""
 
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -10,6 +12,7 @@ import pytest
 from hosts import Cluster
 
 SECONDS = 60  # within which every cluster must be seen through
+HOSTS = {"h1": 2, **{f"h{number}": 1 for number in range(2, 10)}}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(folder):
-    with Cluster(faults.SLOTS, shared=folder) as cluster:
+    with Cluster(HOSTS, shared=folder) as cluster:
         yield cluster
 
 
@@ -28,13 +31,20 @@ def doctor(cluster: Cluster, folder: Path, *words: str):
     return cluster.head.run(list(words), cwd=folder / "work", timeout=SECONDS, PYTHONPATH=faults.PYTHONPATH)
 
 
+def hostfile(folder: Path, *names: str, **slots: int) -> str:
+    """Write a host file with some of the hosts, and return its path."""
+    path = folder / f"{'-'.join(names)}.txt"
+    path.write_text("".join(f"{name} slots={slots.get(name, HOSTS[name])}\n" for name in names))
+    return str(path)
+
+
 def document(result) -> dict:
     assert result.stdout.startswith("{"), result.output
     return json.loads(result.stdout)
 
 
 def wrong(result, verdict: str) -> dict[str, set[str]]:
-    """Give the checks with a verdict by host."""
+    """Return the checks with a verdict by host."""
     found: dict[str, set[str]] = {}
     for finding in document(result)["findings"]:
         if finding["verdict"] == verdict:
@@ -47,68 +57,101 @@ def said(result, host: str, check: str) -> str:
     return next(f"{f['found']} | {f['remedy']}" for f in findings if (f["host"], f["check"]) == (host, check))
 
 
-# fault: host, checks that fail there, and what the first of them says
-FAILING = {
+# Faults that one examination finds together: the host at fault, the checks that fail there, and what the
+# first of them says. Hosts that are not named are in order.
+NOT_REACHED = {
     "wrong_key": ("h2", ["ssh"], "refuses the ssh key"),
-    "unknown_host_key": ("h2", ["ssh"], "host key is not known"),
-    "changed_host_key": ("h2", ["ssh"], "host key is another than the one known"),
-    "sshd_down": ("h2", ["ssh"], "nothing listens on its ssh port"),
-    "unknown_name": ("h2", ["name"], "the name h2 does not resolve"),
-    "own_name_unknown": ("h2", ["own name"], "its own name, h2, does not resolve there"),
-    "other_interface_name": ("h2", ["interface"], "net7, but not eth0, which the others have"),
-    "other_torch": ("h2", ["PyTorch", "Horovod for PyTorch"], "on h1, h3 | Install the same version"),
-    "missing_extension": ("h3", ["Horovod for PyTorch"], "file too short"),
-    "full_shared_memory": ("h1", ["/dev/shm"], "No space left"),
-    "full_disk": ("h1", ["run directory's disk"], "No space left"),
-    "no_python": ("h2", ["Python"], "there is no /"),
-    "no_working_directory": ("h2", ["working directory"], "is missing there"),
-    "host_down": ("h2", ["ssh"], "it is down"),
-    "ports_blocked": ("h2", ["ports"], "fail (no answer) from h1, h3 | Let the hosts"),
+    "unknown_host_key": ("h4", ["ssh"], "host key is not known"),
+    "changed_host_key": ("h5", ["ssh"], "host key differs from the one known"),
+    "sshd_down": ("h6", ["ssh"], "nothing listens on its ssh port"),
+    "unknown_name": ("h7", ["name"], "the name h7 does not resolve"),
+    "host_down": ("h8", ["ssh"], "it is down"),
+    "no_python": ("h9", ["Python"], "there is no /"),
 }
+NETWORK = {
+    "own_name_unknown": ("h2", ["own name"], "its own name, h2, does not resolve there"),
+    "other_interface_name": ("h4", ["interface"], "net7, but not eth0, which the others have"),
+    "no_working_directory": ("h5", ["working directory"], "is missing there"),
+    "ports_blocked": ("h6", ["ports"], "fail (no answer) from h1, h2, h3", "| Let the hosts"),
+}
+INSTALLED = {
+    "full_shared_memory": ("h1", ["/dev/shm"], "No space left"),
+    "other_torch": ("h2", ["PyTorch", "Horovod for PyTorch"], "on h1, h3, h4, h5 | Install the same version"),
+    "missing_extension": ("h3", ["Horovod for PyTorch"], "file too short"),
+    "clock_far_ahead": ("h4", ["clock"], "90.0 s ahead of h1"),
+}
+FULL_DISK = {"full_disk": ("h1", ["run directory's disk"], "No space left")}
+# how many hosts each is examined with
+GROUPS = [(NOT_REACHED, 9), (NETWORK, 6), (INSTALLED, 5), (FULL_DISK, 2)]
 
 
-@pytest.mark.parametrize("fault", FAILING)
-def test_a_fault_that_stops_jobs_is_named_with_its_host(fault, cluster, folder):
-    host, checks, cause = FAILING[fault]
-    if fault == "ports_blocked" and not shutil.which("iptables"):
-        pytest.skip("needs iptables")
-    with getattr(faults, fault)(cluster, folder / "work"):
-        result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--quick", "--json")
+@pytest.fixture(scope="module")
+def examined(cluster, folder):
+    """A function that examines the cluster with the faults of a group, once."""
+
+    @functools.cache
+    def examine(number: int):
+        group, hosts = GROUPS[number]
+        with contextlib.ExitStack() as broken:
+            for fault, (host, *_) in group.items():
+                broken.enter_context(getattr(faults, fault)(cluster, folder / "work", host))
+            names = hostfile(folder, *list(HOSTS)[:hosts])
+            return doctor(cluster, folder, "--hostfile", names, "--quick", "--json")
+
+    return examine
+
+
+def needs(*missing: str) -> None:
+    if reasons := [reason for reason in missing if reason]:
+        pytest.skip("; ".join(reasons))
+
+
+def tools_for(group: dict) -> None:
+    needs(
+        "needs iptables" if "ports_blocked" in group and not shutil.which("iptables") else "",
+        "needs libfaketime (apt install faketime)"
+        if "clock_far_ahead" in group and not faults.FAKETIME.exists()
+        else "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"), [(number, fault) for number, (group, _) in enumerate(GROUPS) for fault in group]
+)
+def test_a_fault_that_stops_jobs_is_named_with_its_host(number, fault, examined):
+    tools_for(GROUPS[number][0])
+    host, checks, *texts = GROUPS[number][0][fault]
+    result = examined(number)
+    assert wrong(result, "fail")[host] == set(checks)
+    assert not [text for text in texts if text not in said(result, host, checks[0])]
+
+
+@pytest.mark.parametrize("number", range(len(GROUPS)))
+def test_nothing_else_is_at_fault(number, examined):
+    tools_for(GROUPS[number][0])
+    result = examined(number)
     assert result.returncode == 3, wrong(result, "fail")
-    assert wrong(result, "fail") == {host: set(checks)}
-    assert cause in said(result, host, checks[0])
-
-
-def test_a_run_directory_that_is_not_shared_is_a_warning(cluster, folder):
-    with faults.runs_not_shared(cluster, folder / "work"):
-        result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--quick", "--json")
-    assert result.returncode == 0, result.output[-3000:]
-    assert wrong(result, "warn") == {"h2": {"run directory"}}
-    assert "--resume needs rank 0 on the same host" in said(result, "h2", "run directory")
+    assert wrong(result, "fail") == {host: set(checks) for host, checks, *_ in GROUPS[number][0].values()}
 
 
 @pytest.mark.skipif(not faults.FAKETIME.exists(), reason="needs libfaketime (apt install faketime)")
-@pytest.mark.parametrize(("seconds", "verdict", "code"), [(10, "warn", 0), (90, "fail", 3)])
-def test_a_clock_that_is_ahead_is_named(seconds, verdict, code, cluster, folder):
-    with faults.clock_ahead(cluster, folder, seconds):
-        result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--quick", "--json")
-    assert result.returncode == code, result.output[-3000:]
-    assert wrong(result, verdict) == {"h3": {"clock"}}
-    assert f"{seconds}.0 s ahead of h1" in said(result, "h3", "clock")
-
-
-def test_more_slots_than_cores_are_a_warning(cluster, folder):
+def test_what_a_job_survives_is_a_warning(cluster, folder):
     cores = len(os.sched_getaffinity(0))
-    result = doctor(cluster, folder, "-H", f"h1:1,h2:{cores + 1}", "--quick", "--json")
+    work = folder / "work"
+    names = hostfile(folder, "h1", "h2", "h3", "h4", h4=cores + 1)
+    with faults.runs_not_shared(cluster, work, "h2"), faults.clock_ahead(cluster, work, "h3"):
+        result = doctor(cluster, folder, "--hostfile", names, "--quick", "--json")
     assert result.returncode == 0, result.output[-3000:]
-    assert wrong(result, "warn")["h2"] == {"cores"}
-    assert f"{cores + 1} workers on {cores} cores" in said(result, "h2", "cores")
+    assert wrong(result, "warn") == {"h2": {"run directory"}, "h3": {"clock"}, "h4": {"cores"}}
+    assert "--resume needs rank 0 on the same host" in said(result, "h2", "run directory")
+    assert "10.0 s ahead of h1" in said(result, "h3", "clock")
+    assert f"{cores + 1} workers on {cores} cores" in said(result, "h4", "cores")
 
 
 @pytest.mark.skipif(not faults.CGROUP.is_dir(), reason="needs the cpu controller of cgroup v1")
 def test_a_slow_host_is_a_warning_with_its_ratio(cluster, folder):
-    with faults.slow_host(cluster, folder):
-        result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--json")
+    with faults.slow_host(cluster, folder, "h3"):
+        result = doctor(cluster, folder, "--hostfile", hostfile(folder, "h1", "h2", "h3"), "--json")
     assert result.returncode == 0, result.output[-3000:]
     assert wrong(result, "warn")["h3"] >= {"compute"}
     assert "times slower than the median: it got" in said(result, "h3", "compute")
@@ -116,7 +159,7 @@ def test_a_slow_host_is_a_warning_with_its_ratio(cluster, folder):
 
 
 def test_a_healthy_cluster_is_green(cluster, folder):
-    result = doctor(cluster, folder, "--hostfile", str(cluster.hostfile), "--quick")
+    result = doctor(cluster, folder, "-H", "h1:2,h2:1,h3:1", "--quick")
     assert result.returncode == 0, result.output[-3000:]
     assert "3 hosts: ready\n" in result.stdout
     assert not [word for word in ("FAIL", "warning", " X ", " ! ") if word in result.stdout], result.stdout

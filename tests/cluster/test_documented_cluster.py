@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from cluster_jobs import YIELDING
-from documents import ROOT, blocks, commands
 from hosts import Cluster
+from support.documents import ROOT, blocks, commands
 
 # The reader of a block that starts with `kill` has seen that the job trains.
 TRAINS = "until cat {}/metrics.jsonl >seen 2>/dev/null && [ -s seen ]; do kill -0 $!; sleep 0.1; done\n"

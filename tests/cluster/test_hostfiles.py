@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 from cluster_jobs import train
-from documents import ROOT
 from hosts import Cluster
+from support.documents import ROOT
 
 SLOTS = {
     "local.txt": {"localhost": 2},

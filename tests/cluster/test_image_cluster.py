@@ -4,7 +4,7 @@ import json
 
 import pytest
 from hosts import Cluster
-from jobs import Run
+from support.jobs import Run
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documents import ROOT
-from jobs import started
-from resuming import await_in, last_step
-from resuming import command_for as training
+from support.documents import ROOT
+from support.jobs import started
+from support.resuming import await_in, last_step
+from support.resuming import command_for as training
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a pod's process numbers (unshare --pid) need root")
 # The pod: `kubelet` runs the hook when the file is there, and the pod has ended when both have

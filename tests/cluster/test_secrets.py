@@ -4,9 +4,9 @@ import os
 import time
 from pathlib import Path
 
-import jobs
 import pytest
 from hosts import Cluster
+from support import jobs
 
 SECRET = "rosebud-7f3a9c"
 

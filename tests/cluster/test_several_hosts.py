@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cluster_jobs import launcher, train
 from hosts import Cluster
-from jobs import CONTROLLERS, FRAMEWORKS, Run, shared_run
+from support.jobs import CONTROLLERS, Run, shared_run
 
 SAMPLES, STEPS, TOLERANCE = 1438, 100, 1e-4  # of digits; of the design's promise
 # the job of tests/parallel/test_curves.py, whose runs on one host are shared with these
@@ -20,7 +20,8 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-@pytest.fixture(params=[(controller, framework) for controller in CONTROLLERS for framework in FRAMEWORKS])
+# Each controller and each framework once; test_image_cluster.py trains with the other two pairs
+@pytest.fixture(params=[("mpi", "torch"), ("gloo", "tf")])
 def job(request, cluster, tmp_path_factory):
     """A controller, a framework, and the run that they made on all hosts."""
     if request.param not in RUNS:

@@ -4,9 +4,9 @@ import json
 import sys
 
 import pytest
-from documents import ROOT
 from hosts import unavailable
-from jobs import run
+from support.documents import ROOT
+from support.jobs import run
 
 
 def test_compression_halves_what_a_slow_link_carries(tmp_path):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from cluster_jobs import YIELDING
-from documents import ROOT, blocks
 from hosts import Cluster
 from slurm_daemons import Slurm
+from support.documents import ROOT, blocks
 
 from hvdtrain.cli import cli
 
@@ -17,10 +17,16 @@ NODES = ("n1", "n2", "n3", "n4")  # the command for GPUs asks for four
 LIMIT_SECONDS = 90
 
 
-@pytest.fixture
-def slurm(tmp_path):
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    with Cluster(dict.fromkeys(NODES, 4), shared=tmp_path) as cluster, Slurm(cluster) as slurm:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slurm(shared):
+    with Cluster(dict.fromkeys(NODES, 4), shared=shared) as cluster, Slurm(cluster) as slurm:
         yield slurm
 
 
@@ -53,41 +59,41 @@ def output(folder: Path, job: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm, tmp_path):
-    asks, examines, submits, stops, takes_up, _ = scripts(tmp_path)
-    assert "pmix" in said_by(slurm, asks, tmp_path)
+def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm, shared):
+    asks, examines, submits, stops, takes_up, _ = scripts(shared)
+    assert "pmix" in said_by(slurm, asks, shared)
     if "doctor" in cli.commands:
-        assert "2 hosts: ready" in said_by(slurm, examines, tmp_path)
+        assert "2 hosts: ready" in said_by(slurm, examines, shared)
 
-    said = said_by(slurm, f'{submits}\necho "number $job"', tmp_path)
+    said = said_by(slurm, f'{submits}\necho "number $job"', shared)
     (job,) = re.findall(r"number (\d+)", said)
-    trains(slurm, tmp_path, job)
-    said_by(slurm, stops, tmp_path, job)
+    trains(slurm, shared, job)
+    said_by(slurm, stops, shared, job)
     slurm.await_that(lambda: slurm.shown(job)["Restarts"] == "1", f"job {job} is requeued", LIMIT_SECONDS)
-    assert summary(tmp_path, job)["status"] == "stopped"
+    assert summary(shared, job)["status"] == "stopped"
 
-    slurm.await_that(lambda: "starts from" in output(tmp_path, job), f"job {job} goes on", LIMIT_SECONDS)
-    trains(slurm, tmp_path, job)
+    slurm.await_that(lambda: "starts from" in output(shared, job), f"job {job} goes on", LIMIT_SECONDS)
+    trains(slurm, shared, job)
     cancels, _, submits = takes_up.partition("\n")
-    said_by(slurm, cancels, tmp_path, job)
+    said_by(slurm, cancels, shared, job)
     assert slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS) == "CANCELLED"
-    stopped = summary(tmp_path, job)
+    stopped = summary(shared, job)
     assert (stopped["status"], stopped["error"]) == ("stopped", "SIGTERM came")
 
     short = submits.replace("--epochs 30", f"--steps {stopped['steps'] + 5}")
-    (other,) = re.findall(r"Submitted batch job (\d+)", said_by(slurm, short, tmp_path, job))
+    (other,) = re.findall(r"Submitted batch job (\d+)", said_by(slurm, short, shared, job))
     assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
-    assert summary(tmp_path, job)["status"] == "completed"
-    assert "workers        2 on 1 host (n1: 2)" in output(tmp_path, other)
-    assert f"step {stopped['steps']}" in output(tmp_path, other)
+    assert summary(shared, job)["status"] == "completed"
+    assert "workers        2 on 1 host (n1: 2)" in output(shared, other)
+    assert f"step {stopped['steps']}" in output(shared, other)
     assert slurm.state(job) == "CANCELLED"  # one that were put back would have shown it by now
 
 
-def test_slurm_takes_the_command_for_gpus(slurm, tmp_path):
-    words = scripts(tmp_path)[-1].split()
+def test_slurm_takes_the_command_for_gpus(slurm, shared):
+    words = scripts(shared)[-1].split()
     assert words[0] == "sbatch"
-    slurm.run(["sbatch", "--test-only", *words[1:]], tmp_path)
+    slurm.run(["sbatch", "--test-only", *words[1:]], shared)
     more = [word.replace("gpus-per-node=4", "gpus-per-node=5") for word in words[1:]]
-    refused = slurm.tried(["sbatch", "--test-only", *more], tmp_path)
+    refused = slurm.tried(["sbatch", "--test-only", *more], shared)
     assert refused.returncode
     assert "node configuration is not available" in refused.output

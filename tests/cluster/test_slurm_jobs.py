@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from cluster_jobs import YIELDING
-from documents import ROOT
 from hosts import Cluster
-from jobs import Run
-from resuming import (
+from slurm_daemons import GRACE_SECONDS, Slurm
+from support.documents import ROOT
+from support.jobs import Run
+from support.resuming import (
     TASKS,
     checkpoint_files,
     command_for,
@@ -21,7 +22,6 @@ from resuming import (
     logged,
     trained_steps,
 )
-from slurm_daemons import GRACE_SECONDS, Slurm
 
 SCRIPT = str(ROOT / "examples" / "slurm" / "train.sbatch")
 STEPS = 50
@@ -44,6 +44,14 @@ def cluster(tmp_path_factory):
 def slurm(cluster):
     with Slurm(cluster) as slurm:
         yield slurm
+
+
+@pytest.fixture(autouse=True)
+def _no_job_stays(request):
+    """Cancel what a test that failed has left in the queue: the next one needs the nodes."""
+    yield
+    if "slurm" in request.fixturenames:
+        request.getfixturevalue("slurm").run(["scancel", "--user=root"])
 
 
 @pytest.fixture

@@ -1,15 +1,24 @@
 """What unit tests share: hypothesis without clocks, random starts and files; reports to read."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
-from watching import Watched
+from support.watching import Watched
 
-from hvdtrain import report as report_module
+from hvdtrain.reporting import console, event_file, report
 
 settings.register_profile("unit", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("unit")
+
+
+MOST_PROCESSES = 8  # a process that has loaded both frameworks takes about 1.5 GB
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of test processes for `-n auto`: the cores that this process may use."""
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 @pytest.fixture
@@ -17,7 +26,8 @@ def clock(monkeypatch):
     """The seconds that a report reads, moved by hand."""
     now = SimpleNamespace(seconds=100.0)
     fake = SimpleNamespace(perf_counter=lambda: now.seconds, time=lambda: 1_700_000_000.0)
-    monkeypatch.setattr(report_module, "time", fake)
+    for module in (console, event_file, report):
+        monkeypatch.setattr(module, "time", fake)
     return now
 
 

@@ -1,9 +1,9 @@
 """Agreement before training: everyone goes on, or everyone raises the same."""
 
 import pytest
-from fakes import on_every_rank
+from support.fakes import on_every_rank
 
-from hvdtrain.cluster import agree, on_root
+from hvdtrain.agreement import assert_consistent, run_on_rank_zero
 from hvdtrain.errors import AgreementError, CheckpointError
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
@@ -11,7 +11,7 @@ HOSTS = ["alpha", "alpha", "beta", "beta"]
 
 def disagreement(facts_of_rank, hosts=HOSTS) -> str:
     """Have every rank state its facts; give the message, which all ranks must raise alike."""
-    outcomes = on_every_rank(hosts, lambda workers: agree(workers, facts_of_rank(workers.rank)))
+    outcomes = on_every_rank(hosts, lambda workers: assert_consistent(workers, facts_of_rank(workers.rank)))
     assert {type(outcome) for outcome in outcomes} == {AgreementError}
     assert all(outcome.everywhere for outcome in outcomes)
     (said,) = {str(outcome) for outcome in outcomes}
@@ -21,20 +21,23 @@ def disagreement(facts_of_rank, hosts=HOSTS) -> str:
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_equal_facts_let_everyone_go_on(size):
     facts = {"seed": 1, "shape of a": (3, 4), "lr": 0.1, "none": None}
-    assert on_every_rank(["here"] * size, lambda workers: agree(workers, dict(facts))) == [None] * size
+    assert (
+        on_every_rank(["here"] * size, lambda workers: assert_consistent(workers, dict(facts)))
+        == [None] * size
+    )
 
 
 def test_the_order_of_facts_does_not_matter():
     def work(workers):
         facts = [("a", 1), ("b", 2)]
-        agree(workers, dict(facts if workers.rank else reversed(facts)))
+        assert_consistent(workers, dict(facts if workers.rank else reversed(facts)))
 
     assert on_every_rank(HOSTS, work) == [None] * 4
 
 
 def test_only_a_digest_travels_while_they_agree():
     def work(workers):
-        agree(workers, {f"fact {i}": "x" * 1000 for i in range(100)})
+        assert_consistent(workers, {f"fact {i}": "x" * 1000 for i in range(100)})
         return workers.sent
 
     assert all(len(sent) == 1 and len(sent[0]) < 100 for sent in on_every_rank(HOSTS, work))
@@ -77,12 +80,15 @@ def test_many_differences_fit_on_a_screen():
 
 
 def test_what_rank_0_finds_is_known_to_all():
-    assert on_every_rank(HOSTS, lambda workers: on_root(workers, lambda: {"step": 7})) == [{"step": 7}] * 4
+    assert (
+        on_every_rank(HOSTS, lambda workers: run_on_rank_zero(workers, lambda: {"step": 7}))
+        == [{"step": 7}] * 4
+    )
 
 
 def test_only_rank_0_looks():
     looked = []
-    on_every_rank(HOSTS, lambda workers: on_root(workers, lambda: looked.append(workers.rank)))
+    on_every_rank(HOSTS, lambda workers: run_on_rank_zero(workers, lambda: looked.append(workers.rank)))
     assert looked == [0]
 
 
@@ -91,6 +97,6 @@ def test_what_rank_0_raises_is_raised_by_all_so_that_one_can_speak(size):
     def fail() -> None:
         raise CheckpointError("a: damaged", "Take b.")
 
-    outcomes = on_every_rank(["here"] * size, lambda workers: on_root(workers, fail))
+    outcomes = on_every_rank(["here"] * size, lambda workers: run_on_rank_zero(workers, fail))
     assert [type(outcome) for outcome in outcomes] == [CheckpointError] * size
     assert {(o.problem, o.remedy, o.everywhere) for o in outcomes} == {("a: damaged", "Take b.", True)}

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from image_files import digits, in_colour, write
+from support.image_files import digits, in_colour, write
 
 import hvdtrain
 from hvdtrain.data import Augmented, Crop, Flip, RandomResizedCrop
 from hvdtrain.data.augment import uniform
 from hvdtrain.data.datasets import fetch
-from hvdtrain.data.feed import Reader, Share
+from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.order import BatchPlan, ShuffledOrder, sample_keys
 from hvdtrain.errors import DataError
 from hvdtrain.tasks.images import Images
@@ -140,7 +140,7 @@ def stream_of(data, workers: int, accumulate: int) -> dict[int, np.ndarray]:
     size, steps = len(data), 2 * len(data) // 60
     found = {}
     for rank in range(workers):
-        share = Share(BatchPlan(60, workers, accumulate), rank, 0, 0, steps * 60)
+        share = Shard(BatchPlan(60, workers, accumulate), rank, 0, 0, steps * 60)
         reader = Reader(data, ShuffledOrder(size, 5), share)
         for read in range(len(reader)):
             for batch in reader[read]:

@@ -4,10 +4,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
+from support.twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
 
-from hvdtrain.backends import _keras_averages, _torch_averages
-from hvdtrain.backends._averaging import averaged, holds_averages, share_of_new, without_averages
+from hvdtrain.backends.portable.ema import averaged, holds_averages, share_of_new, without_averages
+from hvdtrain.backends.tensorflow import ema as keras_ema
+from hvdtrain.backends.torch import ema as torch_ema
 from hvdtrain.errors import TaskError
 
 X = np.zeros((1, 4, 3), np.float32)
@@ -42,7 +43,7 @@ def torch_side(decay):
     """Give a model with two biases that act as their sum, whose tensors the portable state cannot tell."""
     module = TorchHolder(torch.nn.Sequential(torch.nn.LSTM(3, 2), torch.nn.BatchNorm1d(2)))
     side = TorchSide(module)
-    averages = _torch_averages.Averages(side.state.model, decay)
+    averages = torch_ema.ExponentialMovingAverage(side.state.model, decay)
     side.state = type(side.state)(side.state.model, side.optimizer, averages)
     return side
 
@@ -52,7 +53,7 @@ def keras_side(decay):
     model.layer.layers[1].name = "1"
     model(X)
     side = KerasSide(model)
-    averages = _keras_averages.Averages(side.state.model, decay)
+    averages = keras_ema.ExponentialMovingAverage(side.state.model, decay)
     side.state = type(side.state)(side.state.model, side.optimizer, averages)
     return side
 

@@ -1,4 +1,4 @@
-"""The two backends, side by side: the same names in the same order, as the interface has them."""
+"""The two backends, side by side: files of the same names with the same public names in the same order."""
 
 import ast
 import re
@@ -9,20 +9,45 @@ import pytest
 import hvdtrain
 
 FOLDER = Path(hvdtrain.__file__).parent / "backends"
-FILES = ("base", "torch", "tensorflow", "_torch_batches", "_keras_batches")
-TREES = {name: ast.parse((FOLDER / f"{name}.py").read_text()) for name in FILES}
-BACKENDS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
+FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
+# files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
+OWN_FILES = {"torch": set(), "tensorflow": {"functions.py", "formulas.py", "distributed_optimizer.py"}}
+# likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
+OWN_NAMES = {
+    "torch/model_state.py": {"Entry"},
+    "tensorflow/model_state.py": {"walk"},
+    "torch/optimizer_state.py": {"fill_slots"},
+    # what is to be known of a library's layers has nothing in common
+    "torch/layouts.py": {"Layout", "Rule", "rules", "left_out"},
+    "tensorflow/layouts.py": {"role", "portable_shape", "children"},
+}
+Functions = dict[str, ast.FunctionDef]
 
 
-def class_of(file: str, name: str) -> ast.ClassDef:
-    (found,) = [node for node in TREES[file].body if isinstance(node, ast.ClassDef) and node.name == name]
-    return found
+def files(framework: str) -> list[str]:
+    return sorted({path.name for path in (FOLDER / framework).glob("*.py")} - OWN_FILES[framework])
 
 
-def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    """Give a class's public methods and its constructor, in order."""
-    found = [child for child in node.body if isinstance(child, ast.FunctionDef)]
-    return {f.name: f for f in found if not f.name.startswith("_") or f.name == "__init__"}
+def tree(file: str) -> ast.Module:
+    return ast.parse((FOLDER / file).read_text())
+
+
+def plain(name: str) -> str:
+    """Give a name without the framework's in front."""
+    return re.sub(r"^(Torch|TensorFlow)(?=[A-Z])", "", name)
+
+
+def definitions(file: str) -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    """Give public classes and functions of a file in order."""
+    nodes = [node for node in tree(file).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    own = OWN_NAMES.get(file, set())
+    return {plain(n.name): n for n in nodes if not n.name.startswith("_") and n.name not in own}
+
+
+def methods(node: ast.AST) -> Functions:
+    """Give a class's public methods, in order."""
+    found = [child for child in getattr(node, "body", []) if isinstance(child, ast.FunctionDef)]
+    return {f.name: f for f in found if not f.name.startswith("_")}
 
 
 def signature(function: ast.FunctionDef) -> str:
@@ -33,53 +58,92 @@ def signature(function: ast.FunctionDef) -> str:
     return ast.unparse(arguments)
 
 
-def public_names(file: str) -> list[str]:
-    """Give public classes and functions in order, without the framework's name in front."""
-    nodes = [node for node in TREES[file].body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    return [
-        re.sub(r"^(Torch|TensorFlow|Keras)(?=[A-Z])", "", n.name) for n in nodes if not n.name.startswith("_")
-    ]
+def is_collective(function: ast.FunctionDef) -> bool:
+    return (ast.get_docstring(function) or "").startswith("Collective.")
 
 
-INTERFACE = {name: f for name, f in methods(class_of("base", "Backend")).items() if name != "__init__"}
+SEAM = definitions("base.py")
+PROTOCOLS = {
+    "Backend": ("backend.py", "Backend"),
+    "ModelFiles": ("backend.py", "Backend"),
+    "PendingMetrics": ("batches.py", "Pending"),
+    "PendingState": ("model_state.py", "Snapshot"),
+}
+METHODS = [(protocol, name) for protocol in PROTOCOLS for name in methods(SEAM[protocol])]
 
 
-def test_both_files_define_the_same_public_names_in_the_same_order():
-    assert public_names("torch") == public_names("tensorflow")
-    assert public_names("torch")[-1] == "Backend"
+def own_method(framework: str, protocol: str, name: str) -> ast.FunctionDef:
+    file, class_name = PROTOCOLS[protocol]
+    return methods(definitions(f"{framework}/{file}")[class_name])[name]
 
 
-@pytest.mark.parametrize("file", BACKENDS)
-def test_a_backend_has_the_methods_of_the_interface_in_its_order(file):
-    own = [name for name in methods(class_of(file, BACKENDS[file])) if name != "__init__"]
-    assert own == list(INTERFACE)
+def test_both_folders_have_the_same_files():
+    assert files("torch") == files("tensorflow")
+    for framework, own in OWN_FILES.items():
+        assert own <= {path.name for path in (FOLDER / framework).glob("*.py")}
 
 
-@pytest.mark.parametrize("method", INTERFACE)
-@pytest.mark.parametrize("file", BACKENDS)
-def test_a_method_takes_what_the_interface_says(file, method):
-    assert signature(methods(class_of(file, BACKENDS[file]))[method]) == signature(INTERFACE[method])
+@pytest.mark.parametrize("file", files("torch"))
+def test_a_pair_of_files_has_the_same_public_names_in_the_same_order(file):
+    assert list(definitions(f"torch/{file}")) == list(definitions(f"tensorflow/{file}"))
 
 
-@pytest.mark.parametrize("method", INTERFACE)
-@pytest.mark.parametrize("file", BACKENDS)
-def test_collective_methods_say_so_in_both_backends(file, method):
-    said = [ast.get_docstring(f).startswith("Collective.") for f in
-            (methods(class_of(file, BACKENDS[file]))[method], INTERFACE[method])]  # fmt: skip
-    assert said[0] == said[1]
+@pytest.mark.parametrize("file", sorted(OWN_NAMES))
+def test_names_of_one_framework_alone_are_there(file):
+    assert OWN_NAMES[file] <= {getattr(node, "name", None) for node in tree(file).body}
 
 
-@pytest.mark.parametrize(
-    ("file", "name"), [("_torch_batches", "TorchPending"), ("_keras_batches", "KerasPending")]
-)
-def test_pending_metrics_have_the_methods_of_the_interface(file, name):
-    own = {name: signature(f) for name, f in methods(class_of(file, name)).items() if name != "__init__"}
-    assert own == {name: signature(f) for name, f in methods(class_of("base", "PendingMetrics")).items()}
+@pytest.mark.parametrize("file", files("torch"))
+def test_methods_that_both_have_stand_in_the_same_order(file):
+    one, other = definitions(f"torch/{file}"), definitions(f"tensorflow/{file}")
+    for name in one:
+        here, there = methods(one[name]), methods(other[name])
+        assert [m for m in here if m in there] == [m for m in there if m in here], name
 
 
-def test_both_have_their_private_parts_in_files_of_the_same_names():
-    parts = {
-        prefix: sorted(path.stem.removeprefix(prefix) for path in FOLDER.glob(f"{prefix}*.py"))
-        for prefix in ("_torch_", "_keras_")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_backend_has_the_methods_of_the_seam_in_its_order_and_no_others(framework):
+    expected = [*methods(SEAM["Backend"]), *methods(SEAM["ModelFiles"])]
+    assert list(methods(definitions(f"{framework}/backend.py")["Backend"])) == expected
+    assert list(definitions(f"{framework}/backend.py")) == ["start", "Backend"]
+    assert FRAMEWORKS[framework] in {
+        getattr(node, "name", None) for node in tree(f"{framework}/backend.py").body
     }
-    assert set(parts["_torch_"]) <= set(parts["_keras_"])
+
+
+@pytest.mark.parametrize(("protocol", "name"), METHODS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_method_takes_what_the_seam_says(framework, protocol, name):
+    expected = signature(methods(SEAM[protocol])[name])
+    assert signature(own_method(framework, protocol, name)) == expected
+
+
+@pytest.mark.parametrize(("protocol", "name"), METHODS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_collective_methods_say_so_in_both_backends(framework, protocol, name):
+    own = own_method(framework, protocol, name)
+    assert is_collective(own) == is_collective(methods(SEAM[protocol])[name])
+
+
+STAGES = ["scale", "backward", "fill_in_unused", "reduce", "unscale_or_skip", "clip", "update", "ema"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_update_has_eight_stages_that_a_step_calls_in_order(framework):
+    update = methods(definitions(f"{framework}/update.py")["Update"])
+    assert [name for name in update if name != "begin"] == STAGES
+    source = (FOLDER / framework / "backend.py").read_text()
+    step = source[source.index("def _train_step") : source.index("def _numbers")]
+    called = re.findall(r"\bupdate\.(\w+)\(", step)
+    # in TensorFlow, two of them are traced for each micro-batch in a function of their own
+    inner = re.findall(r"\bself\._update\.(\w+)\(", source[source.index("def _numbers") :])
+    assert [*called[:1], *inner, *called[1:]] == STAGES
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_reducers_have_the_methods_of_their_protocol(framework):
+    found = definitions(f"{framework}/reduction.py")
+    for name, expected in methods(found["GradientReducer"]).items():
+        own = methods(found["AllReduce"])[name]
+        assert signature(own) == signature(expected)
+        assert is_collective(own) == is_collective(expected) == (name == "finish")

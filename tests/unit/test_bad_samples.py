@@ -5,7 +5,7 @@ import pytest
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import signature
-from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.errors import BadSampleError, DataError
 
@@ -46,8 +46,8 @@ def test_the_next_readable_one_stands_in(data):
     arrays, bad = LocalFetch(data, skip=True)(np.asarray([6, 7, 8, 19, 9]))
     assert arrays["targets"].tolist() == [6, 9, 9, 1, 9]
     assert arrays["inputs"].shape == (5, 2)
-    assert [(b.place, b.index, b.stand_in) for b in bad] == [(1, 7, 9), (2, 8, 9), (3, 19, 1)]
-    assert bad[0].in_words() == "sample 7: photos/7.png is cut off"
+    assert [(b.place, b.index, b.replacement_index) for b in bad] == [(1, 7, 9), (2, 8, 9), (3, 19, 1)]
+    assert str(bad[0]) == "sample 7: photos/7.png is cut off"
 
 
 def test_it_is_changed_by_the_seed_of_the_place():
@@ -74,7 +74,7 @@ def told(plan: BatchPlan, rank: int, replaces: bool) -> tuple[list, list, list, 
     """Give what one worker reads: indices with weight, targets with weight, what it says, its count."""
     data, said = InBatches(), []
     order = ShuffledOrder(SIZE, 5) if replaces else SequentialOrder(SIZE)
-    share = Share(plan, rank, 0, 0, SIZE)
+    share = Shard(plan, rank, 0, 0, SIZE)
     with Feed(Reader(data, order, share, LocalFetch(data, skip=True), replaces), 1, said.append) as feed:
         batches = list(feed)
         count, _ = feed.take_notes()

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import FILES, contents, equal, make_record, make_state, names, saved
+from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain import checkpoint
-from hvdtrain.record import Damage
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 
 VALUES = np.asarray([[0, 1, 2], [3, 0, 5]])
 
 
 def round_trip(folder, state):
-    return checkpoint.verify(checkpoint.write(folder, state, make_record())).read()
+    return verification.verify(checkpoint.write(folder, state, make_record())).read()
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"])
@@ -112,7 +113,7 @@ def test_a_name_says_which_file_it_goes_to(name, expected):
 
 
 def test_the_weights_can_be_read_alone(tmp_path):
-    found = checkpoint.verify(saved(tmp_path))
+    found = verification.verify(saved(tmp_path))
     assert list(found.read_model()) == ["model/a/bias", "model/a/kernel"]
 
 
@@ -163,11 +164,11 @@ RECORDS = st.builds(
 )
 
 
-@given(record=RECORDS)
-def test_any_record_is_read_as_it_was_written(tmp_path_factory, record):
-    path = checkpoint.write(tmp_path_factory.mktemp("c"), {}, record)
-    found = checkpoint.verify(path).record
-    assert found.model_copy(update={"files": {}}) == record
+@given(manifest=RECORDS)
+def test_any_record_is_read_as_it_was_written(tmp_path_factory, manifest):
+    path = checkpoint.write(tmp_path_factory.mktemp("c"), {}, manifest)
+    found = verification.verify(path).manifest
+    assert found.model_copy(update={"files": {}}) == manifest
 
 
 def test_a_record_that_is_no_json_number_leaves_nothing(tmp_path):
@@ -190,7 +191,7 @@ def test_permissions_follow_the_umask(tmp_path, umask, mode):
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     saved(tmp_path, value=1.0)
     path = saved(tmp_path, value=2.0)
-    assert equal(checkpoint.verify(path).read(), make_state(2.0))
+    assert equal(verification.verify(path).read(), make_state(2.0))
     assert names(tmp_path) == ["step-00000120"]
 
 
@@ -201,8 +202,8 @@ def test_what_stands_in_the_way_of_a_step_is_replaced(tmp_path, made):
     for name in made:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
-    checkpoint.verify(saved(tmp_path, step=120))
-    checkpoint.verify(saved(tmp_path, step=121))
+    verification.verify(saved(tmp_path, step=120))
+    verification.verify(saved(tmp_path, step=121))
 
 
 @pytest.mark.parametrize("leftover", [".new-step-00000120", ".new-step-00000007", ".removed-step-00000120"])
@@ -296,8 +297,8 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-from states import make_record, names, saved
-from hvdtrain import checkpoint
+from support.states import make_record, names, saved
+from hvdtrain.checkpoints import storage as checkpoint
 folder, limit, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 saved(folder, 100)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -341,13 +342,13 @@ def test_all_but_what_is_kept_is_deleted(tmp_path):
 def test_a_file_that_has_the_name_of_a_checkpoint_stops_no_later_save(tmp_path):
     (tmp_path / "step-00000007").write_text("mine")
     checkpoint.retain(tmp_path, set())
-    checkpoint.verify(saved(tmp_path))
+    verification.verify(saved(tmp_path))
 
 
 def test_reading_names_a_file_that_is_in_another_format(tmp_path):
-    found = checkpoint.verify(saved(tmp_path))
+    found = verification.verify(saved(tmp_path))
     (found.path / "model.safetensors").write_bytes(b"not arrays")
-    with pytest.raises(Damage, match=r"model\.safetensors: "):
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors: "):
         found.read()
 
 

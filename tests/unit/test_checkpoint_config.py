@@ -6,24 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain import checkpoint, recorded
-from hvdtrain.checkpoint import Checkpoint
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.errors import CheckpointError, UsageError
-from hvdtrain.record import Record
+from hvdtrain.jobs import checkpoint_config
 
 
-def record(step: int = 3, workers: int = 2, **fields: object) -> Record:
+def manifest(step: int = 3, workers: int = 2, **fields: object) -> Manifest:
     config = Config(**{"framework": "torch", "epochs": 1, **fields}).model_dump(mode="json")
-    return Record(step=step, samples=9, data_size=90, seconds=1, workers=workers, config=config, versions={})
+    return Manifest(
+        step=step, samples=9, data_size=90, seconds=1, workers=workers, config=config, versions={}
+    )
 
 
-def resolved(made: Record, *given: Layer) -> Config:
-    return resolve(recorded.layers_of(Checkpoint(Path("c"), made), list(given)))
+def resolved(made: Manifest, *given: Layer) -> Config:
+    return resolve(checkpoint_config.layers_of(Checkpoint(Path("c"), made), list(given)))
 
 
 def test_the_config_is_the_checkpoints_and_the_users_options_are_stronger():
-    made = record(seed=7, compression="fp16", task_options={"split_seed": 3})
+    made = manifest(seed=7, compression="fp16", task_options={"split_seed": 3})
     config = resolved(made, Layer("options", {"framework": "tf", "seed": 8}))
     assert (config.framework, config.seed, config.compression) == ("tf", 8, "fp16")
     assert config.task_options == {"split_seed": 3}
@@ -31,7 +34,7 @@ def test_the_config_is_the_checkpoints_and_the_users_options_are_stronger():
 
 def test_what_was_of_that_training_alone_is_left_out():
     kept = {"keep_best": "loss", "early_stopping": "loss", "label_smoothing": 0.1}
-    made = record(run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, **kept)
+    made = manifest(run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, **kept)
     config = resolved(made)
     assert (config.early_stopping, config.label_smoothing) == (None, 0.0)
     assert (config.run_dir, config.resume, config.init, config.keep_best) == (None,) * 4
@@ -39,7 +42,7 @@ def test_what_was_of_that_training_alone_is_left_out():
 
 
 def test_a_field_that_this_version_does_not_have_is_left_out():
-    made = record()
+    made = manifest()
     made.config["gone"] = 1
     assert resolved(made).framework == "torch"
 
@@ -54,11 +57,11 @@ def test_a_field_that_this_version_does_not_have_is_left_out():
     ],
 )
 def test_a_batch_of_evaluation_is_as_large_as_in_training(fields, size):
-    assert resolved(record(**fields)).eval_batch_size == size
+    assert resolved(manifest(**fields)).eval_batch_size == size
 
 
 def test_a_task_of_the_users_own_must_be_named():
-    made = record(task="my tasks.py:Mine")
+    made = manifest(task="my tasks.py:Mine")
     with pytest.raises(UsageError, match=r"runs only if you name it\nIf .* add: --task 'my tasks\.py:Mine'$"):
         resolved(made)
     assert resolved(made, Layer("options", {"task": "elsewhere.py:Mine"})).task == "elsewhere.py:Mine"
@@ -69,46 +72,46 @@ def test_a_task_of_the_users_own_must_be_named():
     [("/moved/mine.py:Mine", {"size": 3}), ("mine.py:Other", {}), ("digits", {})],
 )
 def test_options_of_another_task_are_left_out(task, options):
-    made = record(task="mine.py:Mine", task_options={"size": 3})
+    made = manifest(task="mine.py:Mine", task_options={"size": 3})
     assert resolved(made, Layer("options", {"task": task})).task_options == options
 
 
 def write(folder: Path, step: int, **fields: object) -> Path:
-    return checkpoint.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, record(step, **fields))
+    return checkpoint.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, manifest(step, **fields))
 
 
 def test_a_runs_newest_record_is_found_and_a_damaged_one_passed_over(tmp_path):
     first, second = (write(tmp_path / "checkpoints", step) for step in (1, 2))
-    assert recorded.find_record(tmp_path).path == second
-    assert recorded.find_record(first).record.step == 1
+    assert checkpoint_config.find_record(tmp_path).path == second
+    assert checkpoint_config.find_record(first).manifest.step == 1
     (second / "trainer.json").write_text("{}")
-    assert recorded.find_record(tmp_path).path == first
+    assert checkpoint_config.find_record(tmp_path).path == first
     with pytest.raises(CheckpointError, match=r"is damaged: trainer\.json is not as it was written"):
-        recorded.find_record(second)
+        checkpoint_config.find_record(second)
 
 
 def test_where_the_newest_is_damaged_the_one_before_must_have_its_config(tmp_path):
     first = write(tmp_path, 1, seed=1)
-    newest = record(2, seed=2)
+    newest = manifest(2, seed=2)
     with pytest.raises(CheckpointError, match=r"trained with another config\nTo use that one, name it"):
-        recorded.verified(tmp_path, newest)
-    assert recorded.verified(tmp_path, record(2, seed=1)).path == first
+        checkpoint_config.verified(tmp_path, newest)
+    assert checkpoint_config.verified(tmp_path, manifest(2, seed=1)).path == first
 
 
 def test_under_a_launcher_it_is_said_that_each_host_needs_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "1")
     with pytest.raises(CheckpointError, match="each host needs it, under this path"):
-        recorded.find_record(tmp_path / "missing")
+        checkpoint_config.find_record(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
     ("path", "folder"), [("r/checkpoints/step-00000003", "r"), ("weights/step-00000000", "weights")]
 )
 def test_the_run_directory_of_a_checkpoint(path, folder):
-    assert recorded.run_dir_of(Checkpoint(Path(path), record())) == Path(folder)
+    assert checkpoint_config.run_dir_of(Checkpoint(Path(path), manifest())) == Path(folder)
 
 
 def test_the_record_on_disk_is_what_the_config_is_made_of(tmp_path):
     path = write(tmp_path, 5, seed=4)
     assert json.loads((path / "trainer.json").read_text())["config"]["seed"] == 4
-    assert resolved(recorded.find_record(path).record).seed == 4
+    assert resolved(checkpoint_config.find_record(path).manifest).seed == 4

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import FILES, contents, equal, make_record, make_state, names, saved
+from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain import checkpoint, record
+from hvdtrain.checkpoints import manifest, verification
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.record import Damage
 
 
 def damage_of(path: Path) -> str:
     """Give what is said of a damaged checkpoint; it must be called damaged by name, too."""
-    with pytest.raises(Damage) as caught:
-        checkpoint.verify(path)
+    with pytest.raises(CorruptCheckpoint) as caught:
+        verification.verify(path)
     with pytest.raises(CheckpointError) as refused:
-        checkpoint.locate(path)
+        verification.locate(path)
     assert refused.value.problem == f"checkpoint {path} is damaged: {caught.value}"
-    assert checkpoint.newest_verified(path.parent) is None
+    assert verification.newest_verified(path.parent) is None
     return str(caught.value)
 
 
@@ -70,7 +71,7 @@ def test_no_edit_verifies(tmp_path_factory, data):
     edited = content[:start] + data.draw(st.binary(max_size=40)) + content[end:]
     file.write_bytes(edited)
     if edited == content:
-        checkpoint.verify(path)
+        verification.verify(path)
     else:
         damage_of(path)
 
@@ -159,8 +160,8 @@ def rewrite_record(path: Path, **changes: object) -> None:
     """Change a record and give it the checksum that belongs to it; None takes a field out."""
     values = json.loads((path / "trainer.json").read_text()) | changes
     values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
-    values["sha256"] = record.checksum(values)
-    (path / "trainer.json").write_bytes(record.in_form(values))
+    values["sha256"] = manifest.checksum(values)
+    (path / "trainer.json").write_bytes(manifest.in_form(values))
 
 
 @pytest.mark.parametrize(
@@ -192,13 +193,13 @@ def test_other_files_beside_are_ignored(tmp_path):
     path = saved(tmp_path)
     (path / "notes.txt").write_text("mine")
     (path / "more").mkdir()
-    assert equal(checkpoint.verify(path).read(), make_state())
+    assert equal(verification.verify(path).read(), make_state())
 
 
 def test_a_checkpoint_that_was_copied_or_renamed_is_good(tmp_path):
     path = saved(tmp_path)
     shutil.copytree(path, tmp_path / "best")
-    assert checkpoint.locate(tmp_path / "best").record.step == 120
+    assert verification.locate(tmp_path / "best").manifest.step == 120
 
 
 def spoil_nothing_there(path: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tm
     good, newest = saved(tmp_path, 100), saved(tmp_path, 120)
     spoil(newest)
     before = contents(tmp_path)
-    found, notes = checkpoint.newest_good(tmp_path)
+    found, notes = verification.newest_good(tmp_path)
     assert found.path == good
     assert notes == [f"checkpoint {newest} is damaged: {said}; set aside as set-aside-step-00000120"]
     assert contents(tmp_path) == {
@@ -250,28 +251,28 @@ def test_a_damaged_newest_one_is_not_reported_as_saved(tmp_path, spoil, said):
     good = saved(tmp_path, 100)
     spoil(saved(tmp_path, 120))
     before = names(tmp_path)
-    assert checkpoint.newest_verified(tmp_path) == good
+    assert verification.newest_verified(tmp_path) == good
     assert names(tmp_path) == before
 
 
 def test_of_good_ones_the_newest_is_taken_and_nothing_said(tmp_path):
     saved(tmp_path, 100)
     newest = saved(tmp_path, 120)
-    found, notes = checkpoint.newest_good(tmp_path)
+    found, notes = verification.newest_good(tmp_path)
     assert (found.path, notes) == (newest, [])
 
 
 def test_an_older_damaged_one_is_left_alone(tmp_path):
     spoil_byte(saved(tmp_path, 100))
     saved(tmp_path, 120)
-    assert checkpoint.newest_good(tmp_path)[1] == []
+    assert verification.newest_good(tmp_path)[1] == []
     assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
 def test_where_all_are_damaged_all_are_set_aside(tmp_path):
     for step in (100, 120):
         spoil_byte(saved(tmp_path, step))
-    found, notes = checkpoint.newest_good(tmp_path)
+    found, notes = verification.newest_good(tmp_path)
     assert found is None
     assert [note.split()[1] for note in notes] == [str(tmp_path / f"step-00000{step}") for step in (120, 100)]
     assert names(tmp_path) == ["set-aside-step-00000100", "set-aside-step-00000120"]
@@ -280,7 +281,7 @@ def test_where_all_are_damaged_all_are_set_aside(tmp_path):
 def test_one_that_is_set_aside_again_gets_another_name(tmp_path):
     for _ in range(3):
         spoil_byte(saved(tmp_path))
-        checkpoint.newest_good(tmp_path)
+        verification.newest_good(tmp_path)
     assert names(tmp_path) == [f"set-aside-step-00000120{suffix}" for suffix in ("", "-2", "-3")]
 
 
@@ -291,7 +292,7 @@ def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    found, notes = checkpoint.newest_good(tmp_path)
+    found, notes = verification.newest_good(tmp_path)
     assert found is None
     assert notes[0].endswith("has changed; it stays where it is (Permission denied)")
 
@@ -299,12 +300,14 @@ def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_where_there_is_none_there_is_none(tmp_path, folder):
     (tmp_path / "empty").mkdir()
-    assert checkpoint.newest_good(tmp_path / folder) == (None, [])
-    assert checkpoint.newest_verified(tmp_path / folder) is None
+    assert verification.newest_good(tmp_path / folder) == (None, [])
+    assert verification.newest_verified(tmp_path / folder) is None
 
 
 @pytest.mark.parametrize("method", ["read_bytes", "open", "iterdir"])
-@pytest.mark.parametrize("find", [checkpoint.newest_good, checkpoint.locate], ids=["newest_good", "locate"])
+@pytest.mark.parametrize(
+    "find", [verification.newest_good, verification.locate], ids=["newest_good", "locate"]
+)
 def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monkeypatch, method, find):
     saved(tmp_path)
     before = contents(tmp_path)
@@ -319,20 +322,20 @@ def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monke
             match=rf"^cannot read the checkpoint {tmp_path}.*: Permission denied\nNothing was",
         ):
             find(tmp_path)
-        assert checkpoint.newest_verified(tmp_path) is None
+        assert verification.newest_verified(tmp_path) is None
     assert contents(tmp_path) == before
 
 
 def test_a_name_that_no_system_takes_is_the_environments_fault():
     with pytest.raises(EnvironmentFault, match="File name too long"):
-        checkpoint.locate(Path("x" * 300))
+        verification.locate(Path("x" * 300))
 
 
 def test_another_format_is_refused_and_stays(tmp_path):
     path = saved(tmp_path)
     rewrite_record(path, format=2)
     said = rf"checkpoint {path} has format 2; this version of hvdtrain reads 1\nUse the version that wrote it"
-    for find in (checkpoint.newest_good, checkpoint.locate):
+    for find in (verification.newest_good, verification.locate):
         with pytest.raises(EnvironmentFault, match=said):
             find(tmp_path)
     assert names(tmp_path) == ["step-00000120"]
@@ -341,11 +344,11 @@ def test_another_format_is_refused_and_stays(tmp_path):
 def test_a_record_can_be_read_by_itself(tmp_path):
     path = saved(tmp_path, metrics={"loss": 0.25})
     (path / "model.safetensors").unlink()
-    assert checkpoint.read_record(path).metrics == {"loss": 0.25}
+    assert verification.read_manifest(path).metrics == {"loss": 0.25}
 
 
 @pytest.mark.parametrize("spoil", [spoil_nothing_there, spoil_file], ids=["nothing", "file"])
 def test_a_damaged_record_is_none(tmp_path, spoil):
     path = saved(tmp_path)
     spoil(path)
-    assert checkpoint.read_record(path) is None
+    assert verification.read_manifest(path) is None

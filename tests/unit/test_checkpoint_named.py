@@ -1,9 +1,9 @@
 """The checkpoint that a user names: found by its directory or a run's, or refused with what is there."""
 
 import pytest
-from states import names, saved
+from support.states import names, saved
 
-from hvdtrain import checkpoint
+from hvdtrain.checkpoints import verification
 from hvdtrain.errors import CheckpointError
 
 
@@ -14,7 +14,7 @@ def _here(tmp_path, monkeypatch):
 
 def refused(path) -> tuple[str, str]:
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.locate(path)
+        verification.locate(path)
     return caught.value.problem, caught.value.remedy
 
 
@@ -26,25 +26,25 @@ def spoil(path) -> None:
 def test_a_checkpoint_is_found_by_its_directory_its_folder_or_its_run(tmp_path, named):
     saved(tmp_path / "run" / "checkpoints", 100)
     saved(tmp_path / "run" / "checkpoints", 120)
-    assert checkpoint.locate(tmp_path / named).record.step == 120
+    assert verification.locate(tmp_path / named).manifest.step == 120
 
 
 def test_an_older_one_can_be_named(tmp_path):
     for step in (100, 120):
         saved(tmp_path, step)
-    assert checkpoint.locate(tmp_path / "step-00000100").record.step == 100
+    assert verification.locate(tmp_path / "step-00000100").manifest.step == 100
 
 
 @pytest.mark.parametrize("name", ["set-aside-step-00000120", "best"])
 def test_one_of_another_name_can_be_named(tmp_path, name):
     saved(tmp_path, 120).rename(tmp_path / name)
-    assert checkpoint.locate(tmp_path / name).record.step == 120
+    assert verification.locate(tmp_path / name).manifest.step == 120
 
 
 def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
     good = saved(tmp_path / "checkpoints", 100)
     spoil(saved(tmp_path / "checkpoints", 120))
-    assert checkpoint.locate(tmp_path).path == good
+    assert verification.locate(tmp_path).path == good
     assert names(tmp_path / "checkpoints") == ["step-00000100", "step-00000120"]
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hvdtrain.compare import print_table
 from hvdtrain.errors import UsageError
+from hvdtrain.reporting.compare import print_table
 
 SUMMARY = {
     "status": "completed",

@@ -187,13 +187,19 @@ def test_every_offence_is_said_at_once():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lr_schedule": "step"}, "lr_schedule step needs lr_step_epochs, such as [30, 60, 80]"),
-        ({"lr_step_epochs": [3, 2]}, "lr_step_epochs must ascend from 0 or more, found [3.0, 2.0]"),
-        ({"resume": "auto"}, "resume: auto looks in the run directory, so give --run-dir, too"),
-        ({"lr_step_epochs": [-1, 2]}, "lr_step_epochs must ascend from 0 or more, found [-1.0, 2.0]"),
+        ({"lr_schedule": "step"}, "lr_schedule step requires lr_step_epochs, for example [30, 60, 80]"),
+        (
+            {"lr_step_epochs": [3, 2]},
+            "lr_step_epochs must be in ascending order and not negative, found [3.0, 2.0]",
+        ),
+        ({"resume": "auto"}, "resume: auto searches the run directory, so --run-dir must be given too"),
+        (
+            {"lr_step_epochs": [-1, 2]},
+            "lr_step_epochs must be in ascending order and not negative, found [-1.0, 2.0]",
+        ),
         (
             {"framework": "tf", "compile": True, "sync_batch_norm": True},
-            "compile: XLA has no messages between workers, so leave out compile or sync_batch_norm",
+            "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm",
         ),
     ],
 )
@@ -265,7 +271,7 @@ def test_an_empty_config_file_sets_nothing(tmp_path):
 @pytest.mark.parametrize(("text", "kind"), [("- seed: 1", "list"), ("seed", "str")])
 def test_a_config_file_must_hold_fields(tmp_path, text, kind):
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=f"must hold field: value lines, found a {kind}"):
+    with pytest.raises(ConfigError, match=f"must contain lines such as epochs: 3, found a {kind}"):
         read_file(tmp_path / "run.yaml")
 
 

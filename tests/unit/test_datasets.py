@@ -274,5 +274,5 @@ def test_as_dataset_is_public():
 )
 def test_two_keys_for_one_name_are_refused(wrap):
     source = wrap({"inputs": np.zeros(2), "image": np.ones(2)})
-    with pytest.raises(DataError, match=r"two keys of \['inputs', 'image'\] stand for one name"):
+    with pytest.raises(DataError, match=r"two keys of \['inputs', 'image'\] would have the same name"):
         as_dataset(source, inputs="image")[0]

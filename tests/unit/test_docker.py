@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documents import ROOT, blocks
+from support.documents import ROOT, blocks
 
 DOCKER = ROOT / "docker"
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "Dockerfile.gpu")

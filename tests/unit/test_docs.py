@@ -5,11 +5,12 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-from documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
+from support.documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
 
-from hvdtrain.best import Best
 from hvdtrain.cli import OPTIONS, cli
 from hvdtrain.config import Config
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 from hvdtrain.tasks.digits import Digits
 
@@ -32,7 +33,8 @@ def config_table() -> str:
         set_by = f"`--{name.replace('_', '-')}`" if name in OPTIONS else f"`--set {name}=...`"
         default = "none: must be given" if field.is_required() else f"`{_as_yaml(field.default)}`"
         meaning = field.description.replace("|", "\\|")
-        rows.append(f"| `{name}` | {set_by} | {_type(field)} | {default} | {meaning} |")
+        kind = ", ".join(f"`{flag}`" for flag in FRAMEWORKS) if name == "framework" else _type(field)
+        rows.append(f"| `{name}` | {set_by} | {kind} | {default} | {meaning} |")
     return "\n".join(rows)
 
 
@@ -50,7 +52,7 @@ def _type(field: Any) -> str:
     kinds = [field.annotation]
     if get_origin(field.annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(field.annotation) if kind is not types.NoneType]
-    kind = get_args(kinds[0])[0] if {Best, Cadence} & set(get_args(kinds[0])) else kinds[0]
+    kind = get_args(kinds[0])[0] if {MetricGoal, Cadence} & set(get_args(kinds[0])) else kinds[0]
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
@@ -59,7 +61,7 @@ def _type(field: Any) -> str:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
     said[Cadence] = "steps, or epochs as `0.5epoch`"
-    said[Best] = "metric, or `metric:min`, `metric:max`"
+    said[MetricGoal] = "metric, or `metric:min`, `metric:max`"
     return said[kind] + _range(field.metadata, kind)
 
 

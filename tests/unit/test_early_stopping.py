@@ -4,24 +4,27 @@ import json
 import math
 
 import pytest
-from abacus import Abacus, make_loop_session
-from fakes import on_every_rank, one_worker
+from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 
-from hvdtrain.best import Best
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.early_stopping import (
+    EarlyStoppingState,
+    MetricGoal,
+    early_stopping_from,
+)
 from hvdtrain.errors import ConfigError
 from hvdtrain.loop import run
-from hvdtrain.patience import Waiting, after_evaluation, in_words, is_over, waiting_from
-from hvdtrain.record import Record
-from hvdtrain.session import Progress
+from hvdtrain.run_state import RunState
+from hvdtrain.training_plan import Progress
 
-LOSS, ACCURACY = Best.parse("loss"), Best.parse("accuracy")
+LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
 
 
 def after(values, rule=LOSS):
-    waiting = waiting_from(rule, None)
+    state = early_stopping_from(rule, None)
     for number, value in enumerate(values):
-        waiting = after_evaluation(waiting, rule, value, 10 * (number + 1))
-    return waiting
+        state = state.update(rule, value, 10 * (number + 1))
+    return state
 
 
 @pytest.mark.parametrize(
@@ -47,17 +50,20 @@ def test_evaluations_without_an_improvement_are_counted(rule, values, expected):
     ("evaluations", "patience", "over"), [(0, 1, False), (1, 1, True), (2, 3, False), (3, 3, True)]
 )
 def test_it_is_over_after_as_many_as_patience_says(evaluations, patience, over):
-    assert is_over(Waiting(metric="loss:min", evaluations=evaluations), patience) == over
+    state = EarlyStoppingState(metric="loss:min", evaluations=evaluations)
+    assert state.should_stop(patience) == over
 
 
-def test_who_does_not_wait_is_never_over():
-    assert not is_over(waiting_from(None, Waiting(metric="loss:min", evaluations=9)), 1)
+def test_a_run_without_early_stopping_has_no_state_for_it():
+    assert early_stopping_from(None, EarlyStoppingState(metric="loss:min", evaluations=9)) is None
 
 
-@pytest.mark.parametrize(("rule", "kept"), [(LOSS, True), (Best.parse("loss:max"), False), (ACCURACY, False)])
+@pytest.mark.parametrize(
+    ("rule", "kept"), [(LOSS, True), (MetricGoal.parse("loss:max"), False), (ACCURACY, False)]
+)
 def test_a_run_goes_on_waiting_for_the_same_metric_only(rule, kept):
     before = after([0.5, 0.6])
-    assert waiting_from(rule, before) == (before if kept else Waiting(metric=str(rule)))
+    assert early_stopping_from(rule, before) == (before if kept else EarlyStoppingState(metric=str(rule)))
 
 
 @pytest.mark.parametrize(
@@ -69,15 +75,15 @@ def test_a_run_goes_on_waiting_for_the_same_metric_only(rule, kept):
     ],
 )
 def test_what_it_waited_for_is_said(values, said):
-    assert in_words(after(values, ACCURACY), ACCURACY) == said
+    assert after(values, ACCURACY).describe(ACCURACY) == said
 
 
 def session_of(tmp_path, workers, losses, patience=2, **fields):
     """Give a session that evaluates at each of its 5 steps (of 4 samples; 3 where two workers share)."""
-    backend = Abacus(workers, eval_losses=losses)
+    backend = FakeBackend(workers, eval_losses=losses)
     options = {"early_stopping": "loss", "early_stopping_patience": patience, "save_every": None, **fields}
     session = make_loop_session(tmp_path, backend, eval_size=7, eval_every=1, **options)
-    session.waiting = waiting_from(session.config.early_stopping, None)
+    session.state.early_stopping = early_stopping_from(session.config.early_stopping, None)
     return session
 
 
@@ -96,8 +102,12 @@ def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
 ):
     session = session_of(tmp_path, one_worker(), losses, patience)
     run(session)
-    assert (session.progress.step, session.saver.steps, session.stopped) == (last_step, [last_step], False)
-    assert session.saver.records[-1].waiting == session.waiting
+    assert (session.state.progress.step, session.saver.steps, session.stopped) == (
+        last_step,
+        [last_step],
+        False,
+    )
+    assert session.saver.manifests[-1].waiting == session.state.early_stopping
     assert bool(session.stopped_early) == (last_step < 5)
 
 
@@ -105,7 +115,7 @@ def test_all_workers_stop_at_the_same_step_and_say_why(tmp_path):
     def work(workers):
         session = session_of(tmp_path, workers, [0.5, 0.6, 0.6], patience=1)
         run(session)
-        return session.progress.step, session.stopped_early
+        return session.state.progress.step, session.stopped_early
 
     said = "stopped early at step 2: loss has not improved for 1 evaluation (best 0.5 at step 1)"
     assert on_every_rank(["here"] * 2, work) == [(2, said)] * 2
@@ -115,9 +125,9 @@ def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
     losses = [0.5, 0.6, 0.7, 0.8, 0.1]
     first = session_of(tmp_path, one_worker(), losses[:], patience=3, steps=2, epochs=None, save_every=2)
     run(first)
-    record = Record.model_validate(json.loads(first.saver.records[-1].model_dump_json()))
+    manifest = Manifest.model_validate(json.loads(first.saver.manifests[-1].model_dump_json()))
     second = session_of(tmp_path, one_worker(), losses[2:], patience=3)
-    second.progress, second.waiting = Progress(2, 8), waiting_from(LOSS, record.waiting)
+    second.state = RunState.from_manifest(manifest, second.config)
     run(second)
     assert second.stopped_early.startswith("stopped early at step 4: loss has not improved for 3 evaluations")
 
@@ -125,11 +135,11 @@ def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
 @pytest.mark.parametrize(("patience", "last_step"), [(2, 3), (3, 4)])
 def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(tmp_path, patience, last_step):
     session = session_of(tmp_path, one_worker(), [0.8, 0.9], patience)
-    session.progress, session.waiting = Progress(3, 12), after([0.5, 0.6, 0.7])
+    session.state.progress, session.state.early_stopping = Progress(3, 12), after([0.5, 0.6, 0.7])
     run(session)
-    assert session.progress.step == last_step
+    assert session.state.progress.step == last_step
     assert session.stopped_early.startswith(f"stopped early at step {last_step}: ")
-    assert ("to go on, raise early_stopping_patience" in " ".join(session.report.notes)) == (patience == 2)
+    assert ("to continue, raise early_stopping_patience" in " ".join(session.report.notes)) == (patience == 2)
 
 
 def test_a_metric_that_there_is_not_is_named(tmp_path):

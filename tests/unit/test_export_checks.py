@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain import export
-from hvdtrain.backends._exchange import Exported, check_fit, compare
+from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import CheckpointError, EnvironmentFault, TaskError, UsageError
-from hvdtrain.forms import FORMS
+from hvdtrain.jobs import export
+from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 
 ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
 
@@ -82,9 +82,9 @@ def test_a_long_list_is_cut():
         check_fit(Path("w.pt"), {f"x{i}": (1,) for i in range(30)}, {})
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_an_output_that_exists_is_refused_without_force(form, tmp_path):
-    output = tmp_path / f"x{FORMS[form].suffix}"
+    output = tmp_path / f"x{EXPORT_FORMATS[form].suffix}"
     export._check_output(output, form, force=False)
     output.touch()
     with pytest.raises(UsageError, match="exists"):
@@ -94,7 +94,7 @@ def test_an_output_that_exists_is_refused_without_force(form, tmp_path):
 
 def test_force_replaces_no_directory_but_a_saved_model(tmp_path):
     for form in ("saved-model", "pt"):
-        output = tmp_path / f"x{FORMS[form].suffix}"
+        output = tmp_path / f"x{EXPORT_FORMATS[form].suffix}"
         output.mkdir()
         with pytest.raises(UsageError, match="--force does not replace it"):
             export._check_output(output, form, force=True)
@@ -170,7 +170,7 @@ def failing(error: Exception) -> SimpleNamespace:
     ],
 )
 def test_what_a_framework_raises_is_said_in_few_lines(error, kind, said):
-    job = SimpleNamespace(config=SimpleNamespace(task="digits"))
+    job = SimpleNamespace(config=SimpleNamespace(task="digits", framework="torch"))
     with pytest.raises(kind, match=said):
         export._write(job, failing(error), "pt", Path("x.pt"), None)
 
@@ -182,6 +182,6 @@ def test_the_batch_is_of_real_samples_again_from_the_start_where_there_are_few()
     assert batch.weights.shape == (1, 5)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_the_line_that_loads_has_the_path(form):
-    assert '"x/y"' in FORMS[form].loading.format(path="x/y")
+    assert '"x/y"' in EXPORT_FORMATS[form].loading.format(path="x/y")

@@ -7,9 +7,7 @@ import time
 
 import pytest
 
-from hvdtrain import ending
-from hvdtrain.backends.base import NO_REQUESTS, Requests
-from hvdtrain.ending import answer_expected, close_in_time, end_worker, interruptible
+from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.errors import (
     AgreementError,
     ConfigError,
@@ -19,6 +17,9 @@ from hvdtrain.errors import (
     TrainingError,
     WorkerFailure,
 )
+from hvdtrain.jobs import failures
+from hvdtrain.jobs.failures import close_in_time, end_worker, expect_answer
+from hvdtrain.jobs.signals import interruptible
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -35,7 +36,7 @@ def _alone(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _signals():
-    handlers = {number: signal.getsignal(number) for number in ending.HANDLED}
+    handlers = {number: signal.getsignal(number) for number in failures.HANDLED}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -52,8 +53,8 @@ def end(monkeypatch, capsys):
             codes.append(code)
             raise Ended
 
-        monkeypatch.setattr(ending.os, "_exit", leave)
-        monkeypatch.setattr(ending.time, "sleep", waited.append)
+        monkeypatch.setattr(failures.os, "_exit", leave)
+        monkeypatch.setattr(failures.time, "sleep", waited.append)
         if rank is not None:
             monkeypatch.setenv("HOROVOD_RANK", str(rank))
         with pytest.raises(Ended):
@@ -140,7 +141,7 @@ def test_rank_0_speaks_first(end, rank, waits):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_lost_a_peer_lets_the_peer_speak_first(end, rank):
-    assert end(PeerLostError("x"), rank)[1] > ending._SPEAK_AFTER_SECONDS
+    assert end(PeerLostError("x"), rank)[1] > failures._SPEAK_AFTER_SECONDS
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -179,11 +180,11 @@ def test_a_second_signal_does_not_disturb_the_ending():
 
 def test_while_it_trains_a_request_to_stop_waits_and_may_be_repeated():
     with interruptible() as signals:
-        with signals.at_a_step():
+        with signals.defer_to_step_boundary():
             for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
                 signal.raise_signal(number)
         signal.raise_signal(signal.SIGTERM)  # a launcher ends the others of one that stopped
-        assert signals.requests() == Requests(stop=True)
+        assert signals.poll() == ControlFlags(stop=True)
         assert signals.number == signal.SIGTERM
 
 
@@ -192,21 +193,25 @@ def test_ctrl_c_ends_also_what_was_asked_to_stop():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Interrupted, match="SIGINT"), interruptible() as signals, signals.at_a_step():
+    with (
+        pytest.raises(Interrupted, match="SIGINT"),
+        interruptible() as signals,
+        signals.defer_to_step_boundary(),
+    ):
         asked_twice()
 
 
 def test_sigusr1_asks_once_for_a_save():
     with interruptible() as signals:
         signal.raise_signal(signal.SIGUSR1)
-        assert signals.requests() == Requests(save=True)
-        assert signals.requests() is NO_REQUESTS
+        assert signals.poll() == ControlFlags(save=True)
+        assert signals.poll() == NO_FLAGS
 
 
 def test_nothing_changes_an_ending_that_is_settled():
     with interruptible() as signals:
         signals.ignore()
-        for number in ending.HANDLED:
+        for number in failures.HANDLED:
             signal.raise_signal(number)
 
 
@@ -239,8 +244,8 @@ def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
         codes.append(code)
         left.set()
 
-    monkeypatch.setattr(ending.os, "_exit", leave)
-    with answer_expected(0.0, rank=2, host="beta"):
+    monkeypatch.setattr(failures.os, "_exit", leave)
+    with expect_answer(0.0, rank=2, host="beta"):
         assert left.wait(10)
     assert codes == [3]
     assert capsys.readouterr().err.startswith(
@@ -249,9 +254,9 @@ def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
 
 
 def test_workers_that_answer_go_on(monkeypatch):
-    monkeypatch.setattr(ending.os, "_exit", lambda code: pytest.fail("ended"))
+    monkeypatch.setattr(failures.os, "_exit", lambda code: pytest.fail("ended"))
     before = set(threading.enumerate())
-    with answer_expected(60.0, rank=0, host="here"):
+    with expect_answer(60.0, rank=0, host="here"):
         (timer,) = set(threading.enumerate()) - before
     timer.join(10)
     assert not timer.is_alive()
@@ -264,7 +269,7 @@ def test_closing_is_waited_for():
 
 
 def test_closing_that_never_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr(ending, "_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(failures, "_CLOSE_SECONDS", 0.01)
     release = threading.Event()
     started = time.monotonic()
     close_in_time(release.wait)

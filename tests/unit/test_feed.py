@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import dataset
+from support.fakes import dataset
 
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
-from hvdtrain.data.feed import Feed, HostBatch, Reader, Share
+from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
-from hvdtrain.data.trace import IndexTrace
+from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.task import where_raised
 
 
@@ -17,7 +17,7 @@ def one_by_one(size: int) -> ItemDataset:
     return ItemDataset([{"inputs": np.full(1, i, np.float32), "targets": i} for i in range(size)], {})
 
 
-def batches(data, order, share: Share, threads: int = 2) -> list[HostBatch]:
+def batches(data, order, share: Shard, threads: int = 2) -> list[HostBatch]:
     with Feed(Reader(data, order, share), threads) as feed:
         return list(feed)
 
@@ -30,7 +30,7 @@ def batches(data, order, share: Share, threads: int = 2) -> list[HostBatch]:
 )
 def test_batches_equal_what_is_fetched_directly(make, plan, rank):
     data, order = make(23), ShuffledOrder(23, seed=1)
-    share = Share(plan, rank, first_step=0, first_sample=0, last_sample=2 * 23)
+    share = Shard(plan, rank, first_step=0, first_sample=0, last_sample=2 * 23)
     found = batches(data, order, share)
     assert [batch.step for batch in found] == list(range(share.steps))
     for batch in found:
@@ -46,14 +46,14 @@ def test_batches_equal_what_is_fetched_directly(make, plan, rank):
 
 @pytest.mark.parametrize("make", [dataset, one_by_one])
 def test_arrays_have_an_axis_of_micro_batches(make):
-    first = batches(make(48), SequentialOrder(48), Share(BatchPlan(24, 2, accumulate=3), 0, 0, 0, 48))[0]
+    first = batches(make(48), SequentialOrder(48), Shard(BatchPlan(24, 2, accumulate=3), 0, 0, 0, 48))[0]
     assert first.arrays["inputs"].shape == (3, 4, 1)
     assert first.arrays["targets"].shape == first.weights.shape == first.indices.shape == (3, 4)
     assert first.weights.dtype == np.float32
 
 
 def test_the_last_step_is_padded_with_weight_zero():
-    last = batches(dataset(10), SequentialOrder(10), Share(BatchPlan(4, 1), 0, 0, 0, 10))[-1]
+    last = batches(dataset(10), SequentialOrder(10), Shard(BatchPlan(4, 1), 0, 0, 0, 10))[-1]
     assert last.weights.tolist() == [[1, 1, 0, 0]]
     assert last.total_weight == 2
     assert last.arrays["targets"].tolist() == [[8, 9, 8, 8]]  # padding repeats the first of the step
@@ -61,7 +61,7 @@ def test_the_last_step_is_padded_with_weight_zero():
 
 def test_the_weights_of_all_workers_add_up_to_the_total_weight():
     plan = BatchPlan(50, 3)
-    parts = [batches(dataset(120), ShuffledOrder(120, 0), Share(plan, rank, 0, 0, 120)) for rank in range(3)]
+    parts = [batches(dataset(120), ShuffledOrder(120, 0), Shard(plan, rank, 0, 0, 120)) for rank in range(3)]
     for step in zip(*parts, strict=True):
         assert sum(batch.weights.sum() for batch in step) == step[0].total_weight
     assert [step[0].total_weight for step in zip(*parts, strict=True)] == [50, 50, 20]
@@ -69,20 +69,20 @@ def test_the_weights_of_all_workers_add_up_to_the_total_weight():
 
 def test_a_feed_begins_where_progress_stands():
     plan, order = BatchPlan(4, 1), ShuffledOrder(10, 0)
-    whole = batches(dataset(10), order, Share(plan, 0, 0, 0, 40))
-    rest = batches(dataset(10), order, Share(plan, 0, first_step=3, first_sample=12, last_sample=40))
+    whole = batches(dataset(10), order, Shard(plan, 0, 0, 0, 40))
+    rest = batches(dataset(10), order, Shard(plan, 0, first_step=3, first_sample=12, last_sample=40))
     assert [batch.step for batch in rest] == [batch.step for batch in whole[3:]]
     assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_batches_come_in_order_at_any_number_of_threads(threads):
-    found = batches(one_by_one(200), SequentialOrder(200), Share(BatchPlan(2, 1), 0, 0, 0, 200), threads)
+    found = batches(one_by_one(200), SequentialOrder(200), Shard(BatchPlan(2, 1), 0, 0, 0, 200), threads)
     assert [int(batch.arrays["targets"][0, 0]) for batch in found] == list(range(0, 200, 2))
 
 
 def test_short_steps_of_arrays_are_read_many_at_a_time():
-    reader = Reader(dataset(1000), SequentialOrder(1000), Share(BatchPlan(2, 1), 0, 0, 0, 1000))
+    reader = Reader(dataset(1000), SequentialOrder(1000), Shard(BatchPlan(2, 1), 0, 0, 0, 1000))
     assert [len(reader[read]) for read in range(len(reader))] == [64] * 7 + [52]
 
 
@@ -94,17 +94,17 @@ def test_large_steps_are_read_one_at_a_time():
         def batch(self, indices: np.ndarray) -> dict:
             return {"inputs": np.zeros((len(indices), 1 << 18), np.float32)}
 
-    reader = Reader(Large(), SequentialOrder(8), Share(BatchPlan(2, 1), 0, 0, 0, 8))
+    reader = Reader(Large(), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 0, 0, 8))
     assert [len(reader[read]) for read in range(len(reader))] == [1] * 4
 
 
 def test_samples_fetched_one_by_one_are_read_step_by_step():
-    reader = Reader(one_by_one(8), SequentialOrder(8), Share(BatchPlan(2, 1), 0, 0, 0, 8))
+    reader = Reader(one_by_one(8), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 0, 0, 8))
     assert [len(reader[read]) for read in range(len(reader))] == [1] * 4
 
 
 def test_a_finished_stretch_has_no_batches():
-    assert batches(dataset(8), SequentialOrder(8), Share(BatchPlan(2, 1), 0, 4, 8, 8)) == []
+    assert batches(dataset(8), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 4, 8, 8)) == []
 
 
 class Unreadable(Exception):
@@ -127,7 +127,7 @@ class Failing:
 
 
 def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
-    share = Share(BatchPlan(4, 1), 0, 0, 0, 40)
+    share = Shard(BatchPlan(4, 1), 0, 0, 0, 40)
     with (
         pytest.raises(Unreadable) as caught,
         Feed(Reader(Failing(), SequentialOrder(40), share), 2) as feed,
@@ -138,7 +138,7 @@ def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
 
 
 def test_batches_before_an_unreadable_one_are_given():
-    share = Share(BatchPlan(4, 1), 0, 0, 0, 40)
+    share = Shard(BatchPlan(4, 1), 0, 0, 0, 40)
     taken = []
     with Feed(Reader(Failing(), SequentialOrder(40), share), 2) as feed:
         reading = iter(feed)
@@ -151,7 +151,7 @@ def test_batches_before_an_unreadable_one_are_given():
 @pytest.mark.parametrize("taken", [0, 1, 1000])
 def test_leaving_a_feed_stops_its_threads(taken):
     before = set(threading.enumerate())
-    share = Share(BatchPlan(1, 1), 0, 0, 0, 1000)
+    share = Shard(BatchPlan(1, 1), 0, 0, 0, 1000)
     with Feed(Reader(one_by_one(1000), SequentialOrder(1000), share), 2) as feed:
         for _ in zip(range(taken), feed, strict=False):
             pass
@@ -175,7 +175,7 @@ def test_reading_ahead_is_bounded():
                 enough.set()
             return {"inputs": np.zeros(1, np.float32)}
 
-    with Feed(Reader(Counting(), SequentialOrder(1000), Share(BatchPlan(1, 1), 0, 0, 0, 1000)), 2) as feed:
+    with Feed(Reader(Counting(), SequentialOrder(1000), Shard(BatchPlan(1, 1), 0, 0, 0, 1000)), 2) as feed:
         next(iter(feed))
         assert enough.wait(10)
     assert len(read) < 50
@@ -183,7 +183,7 @@ def test_reading_ahead_is_bounded():
 
 def test_the_trace_holds_the_samples_trained_on_without_padding(tmp_path):
     path = tmp_path / "indices" / "rank-0000.jsonl"
-    share = Share(BatchPlan(4, 1), 0, first_step=5, first_sample=0, last_sample=10)
+    share = Shard(BatchPlan(4, 1), 0, first_step=5, first_sample=0, last_sample=10)
     with Feed(Reader(dataset(10), SequentialOrder(10), share), 1) as feed, IndexTrace(path) as trace:
         for batch in trace.watch(feed):
             trace.trained(batch.step)
@@ -196,7 +196,7 @@ def test_the_trace_holds_the_samples_trained_on_without_padding(tmp_path):
 
 def test_the_trace_leaves_out_what_was_only_read_ahead(tmp_path):
     path = tmp_path / "trace.jsonl"
-    share = Share(BatchPlan(2, 1), 0, 0, 0, 8)
+    share = Shard(BatchPlan(2, 1), 0, 0, 0, 8)
     with Feed(Reader(dataset(8), SequentialOrder(8), share), 1) as feed, IndexTrace(path) as trace:
         watched = trace.watch(feed)
         first, _ = next(watched), next(watched)
@@ -218,7 +218,7 @@ class Augmented(ArrayDataset):
 
 def test_training_reads_augmented_samples_and_evaluation_reads_them_as_they_are():
     data = Augmented({"inputs": np.arange(6)})
-    share = Share(BatchPlan(3, 1), 0, 0, 0, 6)
+    share = Shard(BatchPlan(3, 1), 0, 0, 0, 6)
     order = ShuffledOrder(6, seed=1)
     for batch in Reader(data, order, share)[0]:
         assert batch.arrays["keys"].tolist() == sample_keys(batch.indices, 1, 0).tolist()

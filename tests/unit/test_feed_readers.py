@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
@@ -37,8 +37,8 @@ class Augmented(ArrayDataset):
         return arrays | {"inputs": arrays["inputs"] + np.stack(noise)}
 
 
-class Told:
-    """Samples that tell of the process that reads them."""
+class Reporting:
+    """Samples that report the process that reads them."""
 
     def __len__(self) -> int:
         return SIZE
@@ -84,7 +84,7 @@ def batches_of_threads() -> list:
 
 def read(data, processes: int, first_step: int = 0) -> list:
     """Read two epochs, or what is left of them after some steps."""
-    share = Share(BatchPlan(6, 2), 1, first_step, 6 * first_step, last_sample=2 * SIZE)
+    share = Shard(BatchPlan(6, 2), 1, first_step, 6 * first_step, last_sample=2 * SIZE)
     with Readers({"data": data}, processes) as readers:
         assert len(readers.pids) == processes
         reader = Reader(data, ShuffledOrder(SIZE, seed=3), share, readers.fetch_from("data"))
@@ -107,14 +107,14 @@ def test_batches_are_the_same_bits_at_any_number_of_readers(batches_of_threads, 
 
 
 def test_a_reader_is_another_process_with_one_thread_and_no_framework():
-    with Readers({"data": Told()}, 2) as readers:
+    with Readers({"data": Reporting()}, 2) as readers:
         fetch = readers.fetch_from("data")
-        told = [fetch(np.arange(2), None)[0] for _ in range(4)]
+        reported = [fetch(np.arange(2), None)[0] for _ in range(4)]
         pids = readers.pids
-    assert {int(pid) for arrays in told for pid in arrays["pid"]} == set(pids)
+    assert {int(pid) for arrays in reported for pid in arrays["pid"]} == set(pids)
     assert os.getpid() not in pids
-    assert {int(n) for arrays in told for n in arrays["threads"]} == {1}
-    assert {int(n) for arrays in told for n in arrays["frameworks"]} == {0}
+    assert {int(n) for arrays in reported for n in arrays["threads"]} == {1}
+    assert {int(n) for arrays in reported for n in arrays["frameworks"]} == {0}
 
 
 def test_readers_leave_nothing_behind():
@@ -191,10 +191,12 @@ def test_readers_end_although_a_sample_hangs():
     assert not psutil.pid_exists(pid)
 
 
-def test_what_cannot_be_handed_over_is_named():
+def test_what_cannot_be_serialized_is_named():
     data = ArrayDataset(numbers())
     data.lock = threading.Lock()
-    with pytest.raises(TaskError, match="the training data cannot be handed to reader processes: TypeError"):
+    with pytest.raises(
+        TaskError, match="the training data cannot be serialized for reader processes: TypeError"
+    ):
         Readers({"training data": data}, 1)
 
 

@@ -1,4 +1,4 @@
-"""How many compute threads a worker gets."""
+"""The number of compute threads of a worker."""
 
 import os
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdtrain import threads
-from hvdtrain.threads import threads_per_worker
+from hvdtrain.host import cores as cores_module
+from hvdtrain.host.cores import threads_per_worker
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,9 @@ def cores(monkeypatch):
             return list(range(launcher))
 
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(own)))
-        monkeypatch.setattr(threads.psutil, "Process", lambda pid: SimpleNamespace(cpu_affinity=affinity))
+        monkeypatch.setattr(
+            cores_module.psutil, "Process", lambda pid: SimpleNamespace(cpu_affinity=affinity)
+        )
 
     return set_cores
 
@@ -57,7 +59,7 @@ def test_this_very_process_gets_what_it_may_use():
     assert 1 <= threads_per_worker(1) <= len(os.sched_getaffinity(0))
 
 
-def test_what_the_user_set_goes_before(cores, monkeypatch):
+def test_what_the_user_set_takes_precedence(cores, monkeypatch):
     cores(8, 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert threads_per_worker(2) == 3

@@ -1,9 +1,9 @@
-"""What hvdtrain sets for Open MPI and Horovod, and what it leaves alone."""
+"""The variables that are set for Open MPI and Horovod, and those that stay as they are."""
 
 import pytest
 
-from hvdtrain import environment
-from hvdtrain.environment import prepare
+from hvdtrain.host import environment
+from hvdtrain.host.environment import prepare
 
 LAUNCHED = {"HOROVOD_RANK": "1"}
 
@@ -26,7 +26,7 @@ def test_without_a_launcher_gloo_coordinates_the_one_worker():
     assert environ == {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
-def test_without_a_launcher_there_is_nothing_to_tell():
+def test_without_a_launcher_nothing_is_reported():
     assert prepare({}) == {}
 
 
@@ -37,7 +37,7 @@ def test_a_stalled_collective_ends_the_job(launched):
 
 
 @pytest.mark.parametrize(("local_size", "yields"), [("1", False), ("2", False), ("3", True), ("4", True)])
-def test_open_mpi_yields_where_threads_outnumber_cores(launched, local_size, yields):
+def test_open_mpi_yields_if_threads_outnumber_cores(launched, local_size, yields):
     set_for_user = prepare({"OMPI_COMM_WORLD_LOCAL_SIZE": local_size})
     assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
 
@@ -51,7 +51,7 @@ def test_workers_of_srun_count_as_those_of_mpirun(launched, tasks, node, yields)
     assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
 
 
-def test_what_the_user_set_stays(launched):
+def test_what_the_user_set_is_not_changed(launched):
     environ = {
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",

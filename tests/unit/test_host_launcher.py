@@ -1,4 +1,4 @@
-"""Where a person watches."""
+"""The rank that a launcher passes, and the terminal that it writes to."""
 
 import os
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdtrain import terminal
-from hvdtrain.terminal import launched_rank, open_console
+from hvdtrain.host import launcher
+from hvdtrain.host.launcher import launched_rank, open_console
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -20,7 +20,7 @@ def _no_launcher(monkeypatch):
 
 @pytest.fixture
 def launched_by(monkeypatch):
-    """Has this process started by a rank 0 launcher of that name, whose output is that file."""
+    """Let this process be rank 0 of a launcher with the given name and output file."""
 
     def start(name: str, output: str | Exception) -> None:
         def readlink(path: str) -> str:
@@ -35,8 +35,8 @@ def launched_by(monkeypatch):
             SimpleNamespace(name=lambda: "bash", pid=43),
         ]
         monkeypatch.setenv("HOROVOD_RANK", "0")
-        monkeypatch.setattr(terminal.psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
-        monkeypatch.setattr(terminal.os, "readlink", readlink)
+        monkeypatch.setattr(launcher.psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+        monkeypatch.setattr(launcher.os, "readlink", readlink)
 
     return start
 
@@ -53,16 +53,16 @@ def test_every_launcher_tells_the_rank(monkeypatch, variable, rank):
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1"])
-def test_what_is_no_rank_is_passed_over(monkeypatch, value):
+def test_an_invalid_rank_is_ignored(monkeypatch, value):
     monkeypatch.setenv("HOROVOD_RANK", value)
     assert launched_rank() is None
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun", "prterun"])
-def test_under_a_launcher_the_console_is_its_terminal(launched_by, launcher):
+@pytest.mark.parametrize("name", ["horovodrun", "mpirun", "prterun"])
+def test_under_a_launcher_the_console_is_its_terminal(launched_by, name):
     controller, shown = os.openpty()
     path = os.ttyname(shown)
-    launched_by(launcher, path)
+    launched_by(name, path)
     console = open_console()
     console.print("hello")
     console.file.close()
@@ -73,7 +73,7 @@ def test_under_a_launcher_the_console_is_its_terminal(launched_by, launcher):
 
 
 @pytest.mark.parametrize("output", ["pipe:[123]", "/tmp/log.txt", OSError("gone"), psutil.NoSuchProcess(42)])
-def test_where_the_launcher_has_no_terminal_lines_go_to_standard_output(launched_by, output, capsys):
+def test_if_the_launcher_has_no_terminal_lines_go_to_standard_output(launched_by, output, capsys):
     launched_by("mpirun", output)
     console = open_console()
     console.print("x" * 200, highlight=False)

@@ -1,21 +1,19 @@
-"""Watching hosts: who connects, who is told, and what is no reason for an alarm."""
+"""The watch of hosts: who is notified of a lost host, and what is not a lost host."""
 
 import socket
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from hvdtrain import watch
 from hvdtrain.errors import PeerLostError
-from hvdtrain.watch import HostWatch, Place, silence_seconds, watch_hosts
+from hvdtrain.jobs.host_connections import HostRanks
+from hvdtrain.jobs.host_watch import HostWatch, silence_seconds, watch_hosts
 
-H1, H2, H3 = Place("h1", 0, (0, 1)), Place("h2", 2, (2,)), Place("h3", 3, (3, 4))
-TOKEN = b"t" * 32
+H1, H2, H3 = HostRanks("h1", 0, (0, 1)), HostRanks("h2", 2, (2,)), HostRanks("h3", 3, (3, 4))
 
 
 class Alarm:
-    """What a watch called."""
+    """Records the calls of a watch."""
 
     def __init__(self) -> None:
         self.errors: list[PeerLostError] = []
@@ -27,7 +25,7 @@ class Alarm:
 
 
 class TimesOut:
-    """A connection of which the kernel has said that the other side is gone."""
+    """A connection that the kernel has ended because the other side is silent."""
 
     def __init__(self) -> None:
         self._socket, self._peer = socket.socketpair()
@@ -60,7 +58,7 @@ def watching():
         one.close()
 
 
-def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching):
+def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_notified(watching):
     here, there = socket.socketpair()
     alarm = watching({TimesOut(): H3, here: H2}, 0)
     assert alarm.rung.wait(5)
@@ -71,7 +69,7 @@ def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching)
     there.close()
 
 
-def test_what_rank_0_tells_is_not_said_twice(watching):
+def test_what_rank_0_reports_is_not_printed_twice(watching):
     here, there = socket.socketpair()
     alarm = watching({here: H1}, 2)
     there.sendall(b"host h3 (ranks 3, 4)")
@@ -81,7 +79,7 @@ def test_what_rank_0_tells_is_not_said_twice(watching):
     there.close()
 
 
-def test_a_process_that_ends_is_no_reason_for_an_alarm(watching):
+def test_a_process_that_ends_is_not_a_lost_host(watching):
     here, there = socket.socketpair()
     other, silent = socket.socketpair()
     alarm = watching({here: H2, other: H3}, 0)
@@ -90,35 +88,8 @@ def test_a_process_that_ends_is_no_reason_for_an_alarm(watching):
     silent.close()
 
 
-def test_the_kernel_is_asked_to_look_within_the_time():
-    one, other = socket.create_server(("127.0.0.1", 0)), socket.socket()
-    with one, other:
-        watch._keep_alive(other, 20)
-        read: Callable[[int], int] = lambda name: other.getsockopt(socket.IPPROTO_TCP, name)  # noqa: E731
-        assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        total = read(socket.TCP_KEEPIDLE) + read(socket.TCP_KEEPINTVL) * read(socket.TCP_KEEPCNT)
-        assert total == 20
-
-
-def test_only_who_shows_the_token_is_let_in():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found: dict = {}
-        accept = threading.Thread(
-            target=lambda: found.update(watch._accept([listener], TOKEN, {2: H2})), name="accept"
-        )
-        accept.start()
-        address = listener.getsockname()
-        assert watch._call([address], b"x" * 32, 2) is None
-        connection = watch._call([address], TOKEN, 2)
-        accept.join(10)
-        assert list(found.values()) == [H2]
-        connection.close()
-        for one in found:
-            one.close()
-
-
 @pytest.mark.parametrize(("given", "seconds"), [(None, 20), ("", 20), ("0", 0), ("45", 45), ("soon", 20)])
-def test_the_user_says_how_long_a_host_may_be_silent(given, seconds):
+def test_the_user_sets_how_long_a_host_may_be_silent(given, seconds):
     environ = {} if given is None else {"HVDTRAIN_HOST_SILENCE_SECONDS": given}
     assert silence_seconds(environ) == seconds
 

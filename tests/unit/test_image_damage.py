@@ -10,9 +10,9 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
-from mutations import every
 from PIL import Image
+from support.image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
+from support.mutations import every
 
 from hvdtrain.data.datasets import fetch
 from hvdtrain.errors import BadSampleError, DataError

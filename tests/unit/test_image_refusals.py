@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
 from PIL import Image
+from support.image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
 
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.tasks.images import Images
@@ -13,23 +13,27 @@ IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
 ALL = np.arange(COUNT)
 
 REFUSED = {
-    "no path": (lambda p: {"path": p / "x"}, DataError, "there is no "),
+    "no path": (lambda p: {"path": p / "x"}, DataError, "x does not exist"),
     "a file": (lambda p: {"path": _file(p / "a.txt", b"x")}, DataError, "neither a folder nor an npz file"),
-    "nothing known": (lambda p: {"path": p}, DataError, "holds no images that are known\nWanted: IDX files"),
+    "nothing known": (
+        lambda p: {"path": p},
+        DataError,
+        "contains no images of a known form\nExpected: IDX files",
+    ),
     "an empty class": (
         lambda p: {"path": (p / "a").mkdir() or p},
         DataError,
-        "a holds no images",
+        "a contains no images",
     ),
     "no labels": (
         lambda p: {"path": _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent},
         DataError,
-        "train-images-idx3-ubyte has no file of labels beside it",
+        "there is no file of labels beside .*train-images-idx3-ubyte",
     ),
     "unequal counts": (
         lambda p: {"path": write_idx(p, IMAGES, LABELS[:150])},
         DataError,
-        "images-idx3-ubyte holds 200 images, and .*labels-idx1-ubyte 150 labels",
+        "images-idx3-ubyte contains 200 images, but .*labels-idx1-ubyte contains 150 labels",
     ),
     "swapped files": (
         lambda p: {
@@ -90,12 +94,12 @@ REFUSED = {
     "other names": (
         lambda p: {"path": _npz(p, a=IMAGES, b=LABELS)},
         DataError,
-        "holds no arrays x_train and y_train, or images and labels; it has a, b",
+        "contains no arrays x_train and y_train, or images and labels; it has a, b",
     ),
     "no images": (
         lambda p: {"path": _npz(p, images=IMAGES[:0], labels=LABELS[:0])},
         DataError,
-        r"images: holds no images \(0 x 8 x 8\)",
+        r"images: contains no images \(0 x 8 x 8\)",
     ),
     "channels first": (
         lambda p: {"path": _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5])},
@@ -110,7 +114,7 @@ REFUSED = {
     "sizes that differ": (
         lambda p: {"path": _two_sizes(p)},
         DataError,
-        "its images differ in size\nGive the size .*task_options.image_size",
+        "its images differ in size\nSet a size .*task_options.image_size",
     ),
     "an unknown model": (
         lambda p: {"path": p, "model": "vgg"},

@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from documents import ROOT
-from image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
 from PIL import Image
+from support.documents import ROOT
+from support.image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
 
 from hvdtrain.data.datasets import fetch, signature
-from hvdtrain.data.images import files
+from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import BadSampleError
 from hvdtrain.tasks.images import Images
 
@@ -112,11 +112,11 @@ def test_images_of_one_colour_are_normalised_without_a_division_by_zero(tmp_path
     assert np.abs(fetch(task.train_data(), ALL[:8])["inputs"]).max() < 1e-4
 
 
-def test_plain_files_are_mapped_and_travel_as_their_place(tmp_path):
+def test_plain_files_are_mapped_and_pickled_as_their_location(tmp_path):
     for form in ("idx", "npz"):
         task = Images(path=write(form, tmp_path, IMAGES, LABELS), eval_fraction=0)
         pixels = task.train_data()._source._pixels
-        assert isinstance(pixels, files.MappedArray)
+        assert isinstance(pixels, MappedArray)
         base = pixels[:].base
         while not isinstance(base, np.memmap):
             base = base.base

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvdtrain.backends.base import initial_value
+from hvdtrain.backends.portable.initial_values import initial_value
 
 
 def test_initial_values_are_pinned():

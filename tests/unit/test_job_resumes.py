@@ -9,16 +9,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from abacus import Abacus
-from fakes import one_worker
-from states import equal, names
+from support.fakes import FakeBackend, one_worker
+from support.states import equal, names
 
-from hvdtrain import checkpoint, opening
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
-from hvdtrain.job import run_job
-from hvdtrain.report import RunReport
-from hvdtrain.saving import BackgroundSaver
+from hvdtrain.jobs import setup as opening
+from hvdtrain.jobs.train import run_job
+from hvdtrain.reporting.report import RunReport
 
 FIELDS = {
     "framework": "torch",
@@ -41,53 +42,29 @@ class Small:
         return {"inputs": np.arange(7.0), "targets": np.arange(7)}
 
     def torch_model(self) -> object:
-        raise AssertionError("the abacus needs none")
+        raise AssertionError("the fake backend needs none")
 
 
-class Learning(Abacus):
-    """An abacus with weights that depend on every sample, in its order, and on the rate.
+class Learning(FakeBackend):
+    """A fake backend with weights that depend on every sample, in its order, and on the rate.
 
     ``at`` holds what to do before a step, by its number.
     """
 
     def __init__(self, at=None) -> None:
-        super().__init__(one_worker())
-        self.state = {"model/w/kernel": np.zeros(2), "optimizer/momentum/w/kernel": np.zeros(2)}
+        state = {"model/w/kernel": np.zeros(2), "optimizer/momentum/w/kernel": np.zeros(2)}
+        super().__init__(one_worker(), state)
         self._at = at or {}
 
-    def describe(self) -> str:
-        return "Abacus 1.0 on the desk"
-
-    def build(self, task, config, accumulate) -> None:
-        pass
-
-    def train_step(self, batch, learning_rate, requests) -> None:
+    def train_step(self, batch, learning_rate, signals):
         self._at.get(batch.step + 1, lambda: None)()
-        super().train_step(batch, learning_rate, requests)
+        pending = super().train_step(batch, learning_rate, signals)
         model, momentum = self.state.values()
         momentum *= 0.9
         for place, index in enumerate(batch.indices[batch.weights > 0]):
             momentum += np.asarray([index, index * place])
         model += learning_rate * momentum
-
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"model/w/kernel": (2,)}
-
-    def snapshot(self):
-        state = self.get_state()
-        return SimpleNamespace(read=lambda: state)
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return {name: array.copy() for name, array in self.state.items()}
-
-    def set_state(self, state) -> None:
-        self.state = {name: state[name].copy() for name in self.state}
-
-    def broadcast_state(self, root) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return pending
 
 
 @pytest.fixture
@@ -114,9 +91,9 @@ def fail() -> None:
 
 def written(folder) -> list[dict]:
     """Give the log without what depends on the clock."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    manifests = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clocked = ("seconds", "samples_per_second", "data_wait_fraction")
-    return [{k: v for k, v in r.items() if k not in clocked} for r in records]
+    return [{k: v for k, v in r.items() if k not in clocked} for r in manifests]
 
 
 def summary(folder) -> dict:
@@ -124,8 +101,8 @@ def summary(folder) -> dict:
 
 
 def final_state(folder):
-    found = checkpoint.locate(folder)
-    assert found.record.step == 5
+    found = verification.locate(folder)
+    assert found.manifest.step == 5
     return found.read()
 
 
@@ -139,7 +116,7 @@ def whole(train, tmp_path):
 def test_a_run_ends_with_a_checkpoint_of_its_last_step(train, tmp_path):
     found = train()
     assert (found.status, found.checkpoint) == ("completed", "run/checkpoints/step-00000005")
-    assert checkpoint.verify(tmp_path / found.checkpoint).record.samples == 20
+    assert verification.verify(tmp_path / found.checkpoint).manifest.samples == 20
     assert summary(tmp_path / "run")["checkpoint"] == found.checkpoint
 
 
@@ -200,7 +177,8 @@ def test_an_interruption_says_what_is_saved(train, tmp_path, capsys):
         train({4: send(signal.SIGINT)}, save_every=1)
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "interrupted by SIGINT at step 3 of 5 (epoch 1.20), run directory run; --resume goes on from" in said
+        "interrupted by SIGINT at step 3 of 5 (epoch 1.20), run directory run; --resume continues from"
+        in said
     )
     assert summary(tmp_path / "run")["error"] == "interrupted by SIGINT"
 
@@ -274,7 +252,7 @@ def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
 def test_a_run_from_the_weights_of_another_starts_at_step_0(train, tmp_path, whole):
     found = train(init="whole", epochs=1)
     assert (found.steps, written(tmp_path / "run")[0]["step"]) == (3, 1)
-    assert not equal(checkpoint.locate(tmp_path / "run").read(), checkpoint.locate(whole).read())
+    assert not equal(verification.locate(tmp_path / "run").read(), verification.locate(whole).read())
 
 
 def test_a_run_is_not_written_over_without_resume(train, tmp_path):

@@ -19,7 +19,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from documents import ROOT, commands
+from support.documents import ROOT, commands
 
 from hvdtrain.cli import cli
 

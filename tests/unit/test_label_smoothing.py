@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends._objective import make_objective
+from hvdtrain.backends.objective import make_objective
 from hvdtrain.errors import ConfigError
 
 SMOOTHING, CLASSES = 0.1, 5
@@ -23,14 +23,14 @@ def reference(logits, targets, smoothing):
 
 def torch_losses():
     torch = pytest.importorskip("torch")
-    from hvdtrain.backends._torch_losses import NAMED
+    from hvdtrain.backends.torch.losses import NAMED
 
     return torch.from_numpy, NAMED
 
 
 def keras_losses():
     tf = pytest.importorskip("tensorflow")
-    from hvdtrain.backends._keras_losses import NAMED
+    from hvdtrain.backends.tensorflow.losses import NAMED
 
     return tf.constant, NAMED
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
+from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
 
-from hvdtrain.backends._keras_large_batch import large_batch_optimizer as keras_optimizer
-from hvdtrain.backends._large_batch import adapts
-from hvdtrain.backends._torch_large_batch import large_batch_optimizer as torch_optimizer
-from hvdtrain.backends._torch_slots import fill_slots
+from hvdtrain.backends.large_batch import adapts
+from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer as keras_optimizer
+from hvdtrain.backends.torch.large_batch import large_batch_optimizer as torch_optimizer
+from hvdtrain.backends.torch.optimizer_state import fill_slots
 from hvdtrain.config import Config
 
 nn, layers = torch.nn, keras.layers
@@ -53,8 +53,7 @@ def torch_side(config):
 
 def keras_side(config):
     model = KerasNet()
-    entries = [entry for entry in KerasSide(model).state.model.entries if entry.trainable]
-    return KerasSide(model, keras_optimizer(config, entries))
+    return KerasSide(model, keras_optimizer(config, KerasSide(model).state.model.trainable_fields()))
 
 
 def torch_step(side, gradients, rate):
@@ -69,8 +68,7 @@ def torch_step(side, gradients, rate):
 
 
 def keras_step(side, gradients, rate):
-    entries = [entry for entry in side.state.model.entries if entry.trainable]
-    by_variable = {id(entry.variable): entry for entry in entries}
+    by_variable = {id(field.variable): field for field in side.state.model.trainable_fields()}
     variables = side.model.trainable_variables
     ordered = [gradients[by_variable[id(v)].name].reshape(v.shape) for v in variables]
     side.optimizer.learning_rate.assign(rate)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain import logs
-from hvdtrain.logs import AppendFile, cut_log
+from hvdtrain.reporting import jsonl as logs
+from hvdtrain.reporting.jsonl import AppendFile, cut_log
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_limit_of_the_system_is_met_as_a_full_disk(tmp_path):
     program = """
 import resource, sys
 from pathlib import Path
-from hvdtrain.logs import AppendFile
+from hvdtrain.reporting.jsonl import AppendFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))
 file = AppendFile(Path(sys.argv[1]))
 print(file.append(b"one two\\n"), file.append(b"three\\n").strerror, Path(sys.argv[1]).read_bytes())

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from abacus import Abacus, make_loop_session, trained
-from fakes import on_every_rank, one_worker
+from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker, trained
 
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
-from hvdtrain.session import Progress
+from hvdtrain.training_plan import Progress
 
 
 def test_a_step_is_read_when_the_next_has_been_launched(tmp_path):
@@ -19,7 +18,7 @@ def test_a_step_is_read_when_the_next_has_been_launched(tmp_path):
 
 def test_training_ends_after_exactly_its_epochs(tmp_path):
     _, report, session = trained(tmp_path, epochs=2)
-    assert (session.progress.step, session.progress.samples, session.epoch) == (5, 20, 2.0)
+    assert (session.state.progress.step, session.state.progress.samples, session.epoch) == (5, 20, 2.0)
     assert report.steps == [1, 2, 3, 4, 5]
 
 
@@ -48,12 +47,12 @@ def test_evaluation_comes_when_due_and_once_at_the_end(tmp_path, eval_every, eva
 def test_evaluation_is_the_exact_mean_over_its_data(tmp_path):
     _, report, session = trained(tmp_path, eval_size=7, eval_every=None)
     assert report.evaluations == [(5, {"loss": 3.0})]  # of the targets 0 to 6
-    assert session.last_eval == {"loss": 3.0}
+    assert session.state.last_eval == {"loss": 3.0}
 
 
 def test_without_evaluation_data_nothing_is_evaluated(tmp_path):
     _, report, session = trained(tmp_path)
-    assert (report.evaluations, session.last_eval) == ([], {})
+    assert (report.evaluations, session.state.last_eval) == ([], {})
 
 
 def test_statistics_are_averaged_before_each_evaluation_and_every_step_is_read(tmp_path):
@@ -82,7 +81,7 @@ def test_neither_the_first_nor_the_last_rate_is_zero(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_a_loss_that_is_no_number_stops_training_and_names_step_and_rate(tmp_path, value, step):
-    backend = Abacus(one_worker(), losses={step: value})
+    backend = FakeBackend(one_worker(), losses={step: value})
     with pytest.raises(NonFiniteLossError) as caught:
         trained(tmp_path, backend, learning_rate=0.25)
     assert caught.value.problem == f"the loss is {value} at step {step}, with learning rate 0.25"
@@ -92,7 +91,7 @@ def test_a_loss_that_is_no_number_stops_training_and_names_step_and_rate(tmp_pat
 
 def test_missing_gradients_are_told_once_with_names_and_ranks(tmp_path):
     def work(workers):
-        backend = Abacus(workers, missing_at=(2, 3))
+        backend = FakeBackend(workers, unused_at=(2, 3))
         return trained(tmp_path, backend, check_replicas_every=1000)[1].notes
 
     outcomes = on_every_rank(["alpha", "beta"], work)
@@ -107,22 +106,22 @@ def test_replicas_are_compared_at_the_start_in_between_and_at_the_end(tmp_path, 
     """Of two workers with steps of 8 samples: 20 samples are 3 steps."""
 
     def work(workers):
-        return trained(tmp_path, Abacus(workers), check_replicas_every=every)[0].calls.count("compare")
+        return trained(tmp_path, FakeBackend(workers), check_replicas_every=every)[0].calls.count("compare")
 
     assert on_every_rank(["here"] * 2, work) == [times] * 2
 
 
 def test_training_goes_on_from_where_the_session_stands(tmp_path):
-    backend = Abacus(one_worker())
+    backend = FakeBackend(one_worker())
     session = make_loop_session(tmp_path, backend)
-    session.progress = Progress(3, 12)
+    session.state.progress = Progress(3, 12)
     run(session)
     assert [call for call in backend.calls if call.startswith("train")] == ["train 4", "train 5"]
 
 
 def test_every_sample_trained_on_is_traced_where_asked(tmp_path):
     def work(workers):
-        trained(tmp_path, Abacus(workers), epochs=1, trace_indices=True)
+        trained(tmp_path, FakeBackend(workers), epochs=1, trace_indices=True)
 
     assert on_every_rank(["here"] * 2, work) == [None, None]
     lines = [

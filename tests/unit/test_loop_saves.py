@@ -4,15 +4,14 @@ import math
 import signal
 
 import pytest
-from abacus import Abacus, Ledger, asks, make_loop_session, trained
-from fakes import on_every_rank, one_worker
+from support.fakes import FakeBackend, FakeSaver, asks, make_loop_session, on_every_rank, one_worker, trained
 
-from hvdtrain.backends.base import Requests
-from hvdtrain.ending import Signals
+from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.errors import ConfigError, NonFiniteLossError
+from hvdtrain.jobs.signals import Signals
 from hvdtrain.loop import run
 
-STOP, SAVE = Requests(stop=True), Requests(save=True)
+STOP, SAVE = ControlFlags(stop=True), ControlFlags(save=True)
 
 
 def saves(tmp_path, backend=None, **fields) -> list[int]:
@@ -40,7 +39,7 @@ def test_a_checkpoint_is_saved_when_due_and_once_at_the_end(tmp_path, fields, sa
 
 def test_only_rank_0_saves_and_all_average_their_statistics_for_it(tmp_path):
     def work(workers):
-        backend, _, session = trained(tmp_path, Abacus(workers), save_every=None)
+        backend, _, session = trained(tmp_path, FakeBackend(workers), save_every=None)
         return session.saver.steps, backend.calls.count("average")
 
     assert on_every_rank(["here"] * 2, work) == [([3], 1), ([], 1)]
@@ -60,7 +59,7 @@ def test_every_step_is_read_before_a_save(tmp_path):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_nothing_is_saved_of_a_loss_that_is_no_number(tmp_path, step, value):
-    session = make_loop_session(tmp_path, Abacus(one_worker(), losses={step: value}), save_every=1)
+    session = make_loop_session(tmp_path, FakeBackend(one_worker(), losses={step: value}), save_every=1)
     with pytest.raises(NonFiniteLossError):
         run(session)
     assert session.saver.steps == list(range(1, step))
@@ -68,31 +67,31 @@ def test_nothing_is_saved_of_a_loss_that_is_no_number(tmp_path, step, value):
 
 def test_a_record_says_where_training_stands(tmp_path):
     session = trained(tmp_path, save_every=2)[2]
-    found = session.saver.records[1]
+    found = session.saver.manifests[1]
     assert (found.step, found.samples, found.data_size, found.workers) == (4, 16, 10, 1)
     assert found.epoch == 1.6
     assert found.config == session.config.model_dump(mode="json")
-    assert found.versions["Abacus"] == "1.0"
+    assert found.versions["Fake"] == "1.0"
 
 
 def test_a_record_has_the_metrics_of_its_own_step_only_and_the_last_ones_beside(tmp_path):
-    backend = Abacus(one_worker(), eval_losses=[0.5, 0.25])
-    records = trained(tmp_path, backend, eval_size=7, save_every=1)[2].saver.records
-    assert [record.metrics for record in records] == [{}, {}, {"loss": 0.5}, {}, {"loss": 0.25}]
-    assert [record.last_metrics for record in records] == [
+    backend = FakeBackend(one_worker(), eval_losses=[0.5, 0.25])
+    manifests = trained(tmp_path, backend, eval_size=7, save_every=1)[2].saver.manifests
+    assert [manifest.metrics for manifest in manifests] == [{}, {}, {"loss": 0.5}, {}, {"loss": 0.25}]
+    assert [manifest.last_metrics for manifest in manifests] == [
         {}, {}, {"loss": 0.5}, {"loss": 0.5}, {"loss": 0.25},
     ]  # fmt: skip
 
 
 def test_a_metric_that_is_no_number_is_null_in_the_record(tmp_path):
-    backend = Abacus(one_worker(), eval_losses=[math.nan])
-    record = trained(tmp_path, backend, eval_size=7, eval_every=None)[2].saver.records[-1]
-    assert (record.metrics, record.last_metrics) == ({"loss": None}, {"loss": None})
+    backend = FakeBackend(one_worker(), eval_losses=[math.nan])
+    manifest = trained(tmp_path, backend, eval_size=7, eval_every=None)[2].saver.manifests[-1]
+    assert (manifest.metrics, manifest.last_metrics) == ({"loss": None}, {"loss": None})
 
 
 def test_a_record_has_the_window_that_it_lies_in(tmp_path):
-    records = trained(tmp_path, log_every=3, save_every=1)[2].saver.records
-    assert [(record.window, record.window_weight) for record in records] == [
+    manifests = trained(tmp_path, log_every=3, save_every=1)[2].saver.manifests
+    assert [(manifest.window, manifest.window_weight) for manifest in manifests] == [
         ({"loss": 4.0}, 4.0), ({"loss": 12.0}, 8.0), ({}, 0.0), ({"loss": 16.0}, 4.0), ({}, 0.0),
     ]  # fmt: skip
 
@@ -110,20 +109,20 @@ def test_a_record_has_the_window_that_it_lies_in(tmp_path):
     ids=str,
 )
 def test_the_best_evaluation_so_far_is_saved_too(tmp_path, keep_best, losses, saved_at):
-    backend = Abacus(one_worker(), eval_losses=losses)
+    backend = FakeBackend(one_worker(), eval_losses=losses)
     fields = {"eval_size": 7, "eval_every": 1, "save_every": None, "keep_best": keep_best}
     assert saves(tmp_path, backend, **fields) == saved_at
 
 
 def test_what_was_best_before_this_job_counts(tmp_path):
-    backend = Abacus(one_worker(), eval_losses=[0.5, 0.4, 0.2, 0.3, 0.3])
+    backend = FakeBackend(one_worker(), eval_losses=[0.5, 0.4, 0.2, 0.3, 0.3])
     session = make_loop_session(
         tmp_path, backend, eval_size=7, eval_every=1, save_every=None, keep_best="loss"
     )
-    session.best_value = 0.3
+    session.state.best_value = 0.3
     run(session)
     assert session.saver.steps == [3, 5]
-    assert session.best_value == 0.2
+    assert session.state.best_value == 0.2
 
 
 def test_a_metric_that_there_is_not_is_named_on_every_worker(tmp_path):
@@ -133,7 +132,7 @@ def test_a_metric_that_there_is_not_is_named_on_every_worker(tmp_path):
     assert caught.value.everywhere
 
 
-def requested(tmp_path, at: dict[int, Requests], **fields):
+def requested(tmp_path, at: dict[int, ControlFlags], **fields):
     """Train five steps with requests at some of them; give the session."""
     session = make_loop_session(tmp_path, **{"save_every": None, **fields})
     run(session, asks(at, session.backend))
@@ -145,7 +144,7 @@ def requested(tmp_path, at: dict[int, Requests], **fields):
 )
 def test_a_save_on_request_comes_a_step_later_and_training_goes_on(tmp_path, asked_at, saved_at):
     session = requested(tmp_path, {asked_at: SAVE})
-    assert (session.saver.steps, session.progress.step, session.stopped) == (saved_at, 5, False)
+    assert (session.saver.steps, session.state.progress.step, session.stopped) == (saved_at, 5, False)
 
 
 def test_two_requests_to_save_are_two_saves(tmp_path):
@@ -155,82 +154,82 @@ def test_two_requests_to_save_are_two_saves(tmp_path):
 @pytest.mark.parametrize("asked_at", [1, 2, 3])
 def test_a_stop_on_request_comes_a_step_later_and_is_saved_once(tmp_path, asked_at):
     session = requested(tmp_path, {asked_at: STOP})
-    assert (session.saver.steps, session.progress.step) == ([asked_at + 1], asked_at + 1)
+    assert (session.saver.steps, session.state.progress.step) == ([asked_at + 1], asked_at + 1)
     assert session.stopped
 
 
 @pytest.mark.parametrize("asked_at", [4, 5])
 def test_a_stop_at_the_end_is_no_stop(tmp_path, asked_at):
     session = requested(tmp_path, {asked_at: STOP})
-    assert (session.saver.steps, session.progress.step, session.stopped) == ([5], 5, False)
+    assert (session.saver.steps, session.state.progress.step, session.stopped) == ([5], 5, False)
 
 
 def test_a_stop_that_comes_with_a_save_that_is_due_needs_no_second_one(tmp_path):
     session = requested(tmp_path, {2: STOP}, save_every=2)
-    assert (session.saver.steps, session.progress.step, session.stopped) == ([2], 2, True)
+    assert (session.saver.steps, session.state.progress.step, session.stopped) == ([2], 2, True)
 
 
 def test_a_stop_wins_over_a_save(tmp_path):
     session = requested(tmp_path, {1: SAVE, 2: STOP}, log_every=100)
-    assert session.saver.steps[-1] == session.progress.step
+    assert session.saver.steps[-1] == session.state.progress.step
     assert session.stopped
 
 
 def test_a_stop_that_is_asked_for_again_and_again_is_one(tmp_path):
     session = requested(tmp_path, dict.fromkeys(range(1, 6), STOP))
-    assert (session.saver.steps, session.progress.step) == ([2], 2)
+    assert (session.saver.steps, session.state.progress.step) == ([2], 2)
 
 
 def test_a_signal_stops_training_at_a_step(tmp_path):
     signals, session = Signals(), make_loop_session(tmp_path, save_every=None)
     step = session.backend.train_step
 
-    def train_step(batch, learning_rate, requests):
+    def train_step(batch, learning_rate, outgoing):
         if batch.step == 0:
             signals.handle(signal.SIGTERM, None)
-        step(batch, learning_rate, requests)
+        return step(batch, learning_rate, outgoing)
 
     session.backend.train_step = train_step
-    with signals.at_a_step():
-        run(session, signals.requests)
+    with signals.defer_to_step_boundary():
+        run(session, signals.poll)
     assert (session.saver.steps, session.stopped) == ([3], True)
 
 
 @pytest.mark.parametrize("asking", [{0}, {1}, {0, 1}])
 def test_one_workers_request_stops_all_at_one_step_with_one_save(tmp_path, asking):
     def work(workers):
-        session = make_loop_session(tmp_path, Abacus(workers), save_every=None, train_size=100)
+        session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None, train_size=100)
         at = {2: STOP} if workers.rank in asking else {}
         run(session, asks(at, session.backend))
-        return session.progress.step, session.saver.steps, session.stopped
+        return session.state.progress.step, session.saver.steps, session.stopped
 
     assert on_every_rank(["here"] * 2, work) == [(3, [3], True), (3, [], True)]
 
 
 def test_workers_that_ask_at_different_steps_stop_at_the_first(tmp_path):
     def work(workers):
-        session = make_loop_session(tmp_path, Abacus(workers), save_every=None, train_size=100)
+        session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None, train_size=100)
         run(session, asks({4 - workers.rank: STOP}, session.backend))
-        return session.progress.step, session.saver.steps
+        return session.state.progress.step, session.saver.steps
 
     assert on_every_rank(["here"] * 2, work) == [(4, [4]), (4, [])]
 
 
 def test_one_workers_request_to_save_lets_all_go_on(tmp_path):
     def work(workers):
-        session = make_loop_session(tmp_path, Abacus(workers), save_every=None)
+        session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None)
         run(session, asks({1: SAVE} if workers.rank else {}, session.backend))
-        return session.progress.step, session.saver.steps
+        return session.state.progress.step, session.saver.steps
 
     assert on_every_rank(["here"] * 2, work) == [(3, [2, 3]), (3, [])]
 
 
 def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):
     def work(workers):
-        session = make_loop_session(tmp_path, Abacus(workers), train_size=100, save_every=None)
-        session.saver = Ledger(failed=workers.rank == 0)
+        session = make_loop_session(tmp_path, FakeBackend(workers), train_size=100, save_every=None)
+        session.saver = FakeSaver(failed=workers.rank == 0)
         run(session)
-        return session.progress.step, session.stopped
+        return session.state.progress.step, session.stopped
 
     assert on_every_rank(["here"] * 2, work) == [(2, True), (2, True)]
 
@@ -238,7 +237,7 @@ def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):
 def test_a_stop_leaves_the_window_to_the_run_that_goes_on(tmp_path):
     session = requested(tmp_path, {1: STOP}, log_every=3)
     assert session.report.windows == []
-    assert session.saver.records[-1].window == {"loss": 4.0 + 8.0}
+    assert session.saver.manifests[-1].window == {"loss": 4.0 + 8.0}
 
 
 def test_the_time_of_a_save_is_not_in_the_throughput(tmp_path, monkeypatch):
@@ -251,8 +250,8 @@ def test_the_time_of_a_save_is_not_in_the_throughput(tmp_path, monkeypatch):
         now[0] += 1
         return now[0]
 
-    class Slow(Ledger):
-        def save(self, backend, record):
+    class Slow(FakeSaver):
+        def save(self, backend, manifest):
             now[0] += 1000
 
     made = make_loop_session(tmp_path, save_every=2, log_every=100)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import as_dataset, fetch
-from hvdtrain.data.mapped import mapped_root, open_in_file, open_shared, place_in_file, share
+from hvdtrain.data.memory_map import file_location, map_location, memmap_base
+from hvdtrain.data.shared_memory import copy_to_shared_memory, map_shared_memory
 
 ROWS, WIDTH = 64, 1 << 14  # of 64-bit floats: 8 MiB
 
@@ -49,30 +50,30 @@ def test_a_batch_of_an_array_in_a_file_takes_the_memory_of_the_batch(form, tmp_p
 @pytest.mark.parametrize("wrap", [np.asarray, np.array, lambda a: a[1:, ::3], lambda a: a.T])
 def test_a_view_of_a_mapped_array_is_told_from_a_copy(wrap, tmp_path):
     array = wrap(in_file(tmp_path))
-    assert (mapped_root(array) is None) == (wrap is np.array)
+    assert (memmap_base(array) is None) == (wrap is np.array)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[7:, 4::5], lambda a: a[::-1].T], ids=[*"abc"])
 def test_another_process_would_open_the_same_values(form, view, tmp_path):
     array = np.asarray(view(in_file(tmp_path, **form)))
-    opened = open_in_file(*place_in_file(array), array.dtype, array.shape, array.strides)
+    opened = map_location(*file_location(array), array.dtype, array.shape, array.strides)
     np.testing.assert_array_equal(opened, array)
     assert not opened.flags.writeable
 
 
 def test_an_array_that_was_changed_since_it_was_mapped_has_no_place_in_its_file(tmp_path):
     in_file(tmp_path)
-    assert place_in_file(np.memmap(tmp_path / "array", "f8", "c")) is None
-    assert place_in_file(np.zeros(3)) is None
+    assert file_location(np.memmap(tmp_path / "array", "f8", "c")) is None
+    assert file_location(np.zeros(3)) is None
 
 
 @pytest.mark.parametrize("dtype", ["f4", ">i2", "c16", [("a", "u1"), ("b", "f8")]], ids=str)
 def test_a_shared_array_has_the_same_values_and_changes_on_one_side_only(dtype):
     array = np.arange(12).reshape(3, 4).astype(dtype)
-    number = share(array[:, ::2])
+    number = copy_to_shared_memory(array[:, ::2])
     try:
-        one, other = (open_shared(number, array.dtype, (3, 2)) for _ in range(2))
+        one, other = (map_shared_memory(number, array.dtype, (3, 2)) for _ in range(2))
     finally:
         os.close(number)
     np.testing.assert_array_equal(one, array[:, ::2])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hvdtrain.best import Best
+from hvdtrain.early_stopping import MetricGoal
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,19 @@ from hvdtrain.best import Best
     ],
 )
 def test_a_metric_is_best_when_highest_unless_its_name_or_the_user_says_otherwise(text, metric, highest):
-    assert Best.parse(text) == Best(metric, highest)
+    assert MetricGoal.parse(text) == MetricGoal(metric, highest)
 
 
 @pytest.mark.parametrize("text", ["", ":min", "score:", "score:low", "score:min:max", "score: min"])
 def test_another_form_is_refused_with_the_rule(text):
     with pytest.raises(ValueError, match="must be the name of a metric, or NAME:min or NAME:max"):
-        Best.parse(text)
+        MetricGoal.parse(text)
 
 
 @pytest.mark.parametrize("text", ["accuracy:max", "loss:min", "loss:max"])
 def test_it_is_said_as_it_can_be_read(text):
-    assert str(Best.parse(text)) == text
-    assert Best.parse(Best.parse(text)) == Best.parse(text)
+    assert str(MetricGoal.parse(text)) == text
+    assert MetricGoal.parse(MetricGoal.parse(text)) == MetricGoal.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_it_is_said_as_it_can_be_read(text):
 def test_a_number_is_better_than_none_and_a_tie_is_no_improvement(new, old, better, highest):
     sign = 1 if highest else -1
     signed = [value if value is None else sign * value for value in (new, old)]
-    assert Best("score", highest).improves(*signed) == better
+    assert MetricGoal("score", highest).improves(*signed) == better

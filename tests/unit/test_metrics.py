@@ -2,27 +2,28 @@
 
 import pytest
 
-from hvdtrain.backends.base import Totals
-from hvdtrain.metrics import LateReader, StepMark, Window, is_finite
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
 
 
 class Pending:
-    """Totals that tell when they are read."""
+    """StepMetrics that tell when they are read."""
 
     def __init__(self, step: int, read: list[int]) -> None:
         self._step, self._read = step, read
 
-    def read(self) -> Totals:
+    def read(self) -> StepMetrics:
         self._read.append(self._step)
-        return Totals({"loss": float(self._step)}, 1.0)
+        return StepMetrics({"loss": float(self._step)}, 1.0)
 
 
-def mark(step: int) -> StepMark:
-    return StepMark(step, step - 1, step, step / 100, 1, 0.1, float(step))
+def mark(step: int) -> StepInfo:
+    return StepInfo(step, step - 1, step, step / 100, 1, 0.1, float(step))
 
 
 def test_totals_are_read_when_the_next_step_has_been_launched():
-    late, read = LateReader(), []
+    late, read = DelayedMetrics(), []
     taken = []
     for step in (1, 2, 3):
         taken.append([m.step for m, _ in late.push(mark(step), Pending(step, read))])
@@ -31,7 +32,7 @@ def test_totals_are_read_when_the_next_step_has_been_launched():
 
 
 def test_a_flush_gives_the_last_step_once():
-    late = LateReader()
+    late = DelayedMetrics()
     list(late.push(mark(1), Pending(1, [])))
     assert [(m.step, totals.sums) for m, totals in late.flush()] == [(1, {"loss": 1.0})]
     assert list(late.flush()) == []
@@ -39,28 +40,28 @@ def test_a_flush_gives_the_last_step_once():
 
 def test_a_mean_is_over_samples_not_over_steps():
     window = Window(started_seconds=0.0)
-    window.add(Totals({"loss": 6.0, "accuracy": 2.0}, weight=3.0), 1.0)
-    window.add(Totals({"loss": 4.0, "accuracy": 1.0}, weight=1.0), 2.0)
+    window.add(StepMetrics({"loss": 6.0, "accuracy": 2.0}, weight=3.0), 1.0)
+    window.add(StepMetrics({"loss": 4.0, "accuracy": 1.0}, weight=1.0), 2.0)
     assert window.means() == {"loss": 2.5, "accuracy": 0.75}
 
 
 def test_throughput_counts_from_the_windows_start_to_its_last_step():
     window = Window(started_seconds=10.0)
-    window.add(Totals({"loss": 1.0}, weight=30.0), 11.0)
-    window.add(Totals({"loss": 1.0}, weight=30.0), 14.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 11.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 14.0)
     assert window.samples_per_second() == 15.0
 
 
 def test_the_share_of_waiting_is_the_mean_over_workers():
     window = Window(started_seconds=10.0)
-    window.add(Totals({"loss": 1.0}, weight=1.0, waited_seconds=1.0), 11.0)
-    window.add(Totals({"loss": 1.0}, weight=1.0, waited_seconds=1.0), 14.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=1.0, statistics=StepStatistics(data_wait_seconds=1.0)), 11.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=1.0, statistics=StepStatistics(data_wait_seconds=1.0)), 14.0)
     assert window.data_wait_fraction(workers=2) == 0.25
 
 
 def test_throughput_survives_a_clock_that_stands_still():
     window = Window(started_seconds=5.0)
-    window.add(Totals({"loss": 1.0}, weight=1.0), 5.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=1.0), 5.0)
     assert window.samples_per_second() > 0
 
 
@@ -69,22 +70,22 @@ def test_throughput_survives_a_clock_that_stands_still():
     [(0.0, True), (-1e30, True), (float("nan"), False), (float("inf"), False), (float("-inf"), False)],
 )
 def test_only_a_number_is_finite(loss, finite):
-    assert is_finite(Totals({"loss": loss, "accuracy": float("nan")}, 1.0)) == finite
+    assert is_finite(StepMetrics({"loss": loss, "accuracy": float("nan")}, 1.0)) == finite
 
 
 def test_a_window_that_goes_on_has_the_mean_of_all_its_samples():
     window = Window({"loss": 6.0}, 3.0, untimed_weight=3.0, started_seconds=0.0)
-    window.add(Totals({"loss": 4.0}, weight=1.0), 1.0)
+    window.add(StepMetrics({"loss": 4.0}, weight=1.0), 1.0)
     assert window.means() == {"loss": 2.5}
 
 
 def test_throughput_leaves_out_what_another_process_did():
     window = Window({"loss": 1.0}, 1000.0, untimed_weight=1000.0, started_seconds=10.0)
-    window.add(Totals({"loss": 1.0}, weight=30.0), 12.0)
+    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 12.0)
     assert window.samples_per_second() == 15.0
 
 
 def test_a_window_that_goes_on_may_meet_a_metric_that_it_had_not():
     window = Window({"loss": 6.0}, 3.0)
-    window.add(Totals({"loss": 2.0, "accuracy": 1.0}, weight=1.0), 1.0)
+    window.add(StepMetrics({"loss": 2.0, "accuracy": 1.0}, weight=1.0), 1.0)
     assert window.means() == {"loss": 2.0, "accuracy": 0.25}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends._objective import check_comparable, check_per_sample, make_objective
+from hvdtrain.backends.objective import check_comparable, check_per_sample, make_objective
 from hvdtrain.errors import TaskError
 
 TABLE = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.feed import Share
+from hvdtrain.data.feed import Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, mix, permute
 
 
@@ -131,7 +131,7 @@ def test_padded_places_can_be_read(plan, data):
 @given(plan=plans(), size=st.integers(1, 40), epochs=st.integers(1, 4), seed=st.integers(0, 99))
 def test_the_stream_holds_every_epoch_exactly_once(plan, size, epochs, seed):
     order = ShuffledOrder(size, seed)
-    shares = [Share(plan, rank, 0, 0, epochs * size) for rank in range(plan.workers)]
+    shares = [Shard(plan, rank, 0, 0, epochs * size) for rank in range(plan.workers)]
     seen: list[int] = []
     for step in range(shares[0].steps):
         of_step = [share.positions(step) for share in shares]
@@ -147,7 +147,7 @@ def test_the_same_samples_follow_at_any_worker_count(one, other, size):
     """A stretch that begins in the middle goes on where the stream of other workers stood."""
 
     def stream(plan: BatchPlan, first: int, last: int) -> list[int]:
-        shares = [Share(plan, rank, 0, first, last) for rank in range(plan.workers)]
+        shares = [Shard(plan, rank, 0, first, last) for rank in range(plan.workers)]
         return [
             position
             for step in range(shares[0].steps)

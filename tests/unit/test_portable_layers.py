@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from twins import RANDOM, Joint, TorchSide, check, keras, pair, torch
+from support.twins import RANDOM, Joint, TorchSide, check, keras, pair, torch
 
 nn, layers = torch.nn, keras.layers
 

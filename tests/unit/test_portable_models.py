@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from twins import RANDOM, KerasSide, TorchSide, assert_same, check, keras, model_part, torch
+from support.twins import RANDOM, KerasSide, TorchSide, assert_same, check, keras, model_part, torch
 
 from hvdtrain.errors import TaskError
 

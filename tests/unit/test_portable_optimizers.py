@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from twins import RANDOM, KerasSide, TorchSide, assert_same, keras, optimizer_part, torch
+from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, optimizer_part, torch
 
-from hvdtrain.backends._torch_slots import fill_slots
+from hvdtrain.backends.torch.optimizer_state import fill_slots
 from hvdtrain.errors import TaskError
 
 nn, layers = torch.nn, keras.layers

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fakes import FakeBackend, on_every_rank
+from support.fakes import FakeBackend, on_every_rank
 
 from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.replicas import check_replicas

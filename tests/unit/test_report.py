@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from watching import MEANS, TOTALS, mark, summary
+from support.watching import MEANS, METRICS, step_info, summary
 
-from hvdtrain.report import SilentReport
+from hvdtrain.reporting.report import SilentReport
 
 
 def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
-    plain.report.start(100, 0)
+    plain.report.on_start(100, 0)
     shown = []
     for step, seconds in [(10, 0.0), (20, 1.0), (30, 4.9), (40, 5.0), (50, 9.9), (60, 10.5)]:
         clock.seconds = 100.0 + seconds
@@ -20,14 +20,14 @@ def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain
 
 
 def test_the_last_window_is_always_a_line(plain):
-    plain.report.start(20, 0)
+    plain.report.on_start(20, 0)
     plain.log(10)
     plain.log(20)
     assert [line.split()[2] for line in plain.lines] == ["10/20", "20/20"]
 
 
 def test_a_line_says_what_matters(plain):
-    plain.report.start(20, 0)
+    plain.report.on_start(20, 0)
     plain.log(6)
     assert plain.lines == [
         "train step      6/20  epoch   1.50  loss 0.5000  accuracy 0.7500  lr 0.0312  2,000 samples/s"
@@ -37,9 +37,9 @@ def test_a_line_says_what_matters(plain):
 def test_plain_text_holds_no_control_characters(plain):
     plain.report.say("the plan [with brackets]: 1,797 samples")
     plain.report.note("careful")
-    plain.report.start(1, 0)
+    plain.report.on_start(1, 0)
     plain.log(1)
-    plain.report.finish(summary())
+    plain.report.on_end(summary())
     text = plain.file.getvalue()
     assert text.isascii()
     assert "\x1b" not in text
@@ -47,14 +47,14 @@ def test_plain_text_holds_no_control_characters(plain):
 
 
 def test_an_evaluation_is_a_line_of_its_own(plain):
-    plain.report.start(20, 0)
+    plain.report.on_start(20, 0)
     plain.step(6)
-    plain.report.evaluated(mark(6), MEANS, 3000.0)
+    plain.report.on_evaluation(step_info(6), MEANS, 3000.0)
     assert plain.lines == ["eval  step      6  epoch   1.50  loss 0.5000  accuracy 0.7500"]
 
 
 def test_the_bar_shows_steps_values_and_time_left(live, clock):
-    live.report.start(3, 0)
+    live.report.on_start(3, 0)
     clock.seconds += 1
     live.log(2)
     live.report.close()
@@ -65,36 +65,36 @@ def test_the_bar_shows_steps_values_and_time_left(live, clock):
 
 
 def test_the_bar_ends_at_the_last_step_however_fast_it_came(live):
-    live.report.start(3, 0)
+    live.report.on_start(3, 0)
     for step in (1, 2, 3):
         live.log(step)
-    live.report.finish(summary())
+    live.report.on_end(summary())
     bars = [line for line in live.file.getvalue().replace("\r", "\n").splitlines() if "/3" in line]
     assert "3/3" in bars[-1]
     assert "loss 0.5000" in bars[-1]
 
 
 def test_a_bar_goes_on_where_a_run_stood(live):
-    live.report.start(10, 4)
+    live.report.on_start(10, 4)
     live.report.close()
     assert " 4/10" in live.file.getvalue()
 
 
 def test_the_bar_is_gone_before_the_result_is_said(live):
-    live.report.start(3, 0)
+    live.report.on_start(3, 0)
     live.log(3)
-    live.report.finish(summary())
+    live.report.on_end(summary())
     assert "train" not in live.file.getvalue().rpartition("done:")[2]
 
 
 def test_closing_twice_is_harmless(live):
-    live.report.start(3, 0)
+    live.report.on_start(3, 0)
     live.report.close()
     live.report.close()
 
 
 def test_the_result_is_short(plain, tmp_path):
-    plain.report.finish(summary())
+    plain.report.on_end(summary())
     assert plain.lines == [
         "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s",
         f"run directory: {tmp_path}",
@@ -103,7 +103,7 @@ def test_the_result_is_short(plain, tmp_path):
 
 
 def test_the_result_names_the_checkpoint(plain):
-    plain.report.finish(summary(checkpoint="runs/x/checkpoints/step-00001234"))
+    plain.report.on_end(summary(checkpoint="runs/x/checkpoints/step-00001234"))
     assert plain.lines[-1] == "checkpoint: runs/x/checkpoints/step-00001234"
 
 
@@ -111,11 +111,14 @@ def test_the_result_names_the_checkpoint(plain):
     ("checkpoint", "lines"),
     [
         (None, []),
-        ("c/step-00000003", ["checkpoint: c/step-00000003; the same command with --resume goes on from it"]),
+        (
+            "c/step-00000003",
+            ["checkpoint: c/step-00000003; the same command with --resume continues from it"],
+        ),
     ],
 )
 def test_a_run_that_was_stopped_says_how_to_go_on(plain, checkpoint, lines):
-    plain.report.finish(summary(status="stopped", checkpoint=checkpoint))
+    plain.report.on_end(summary(status="stopped", checkpoint=checkpoint))
     assert plain.lines == lines
 
 
@@ -127,18 +130,18 @@ def test_a_run_that_was_stopped_says_how_to_go_on(plain, checkpoint, lines):
     ],
 )
 def test_failed_saves_are_counted_at_the_end(plain, number, checkpoint, said):
-    plain.report.finish(summary(failed_saves=number, save_error="step 9: full", checkpoint=checkpoint))
+    plain.report.on_end(summary(failed_saves=number, save_error="step 9: full", checkpoint=checkpoint))
     assert plain.lines[0] == said
 
 
 def test_a_run_without_evaluation_says_so(plain):
-    plain.report.finish(summary(final={}))
+    plain.report.on_end(summary(final={}))
     assert plain.lines[0].startswith("done: no evaluation; ")
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
 def test_a_run_that_did_not_end_well_is_not_called_done(plain, tmp_path, status):
-    plain.report.finish(summary(status=status, error="the loss is nan"))
+    plain.report.on_end(summary(status=status, error="the loss is nan"))
     assert plain.lines == []
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["error"]) == (status, "the loss is nan")
@@ -149,11 +152,11 @@ def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monk
     silent = SilentReport()
     silent.say("x")
     silent.note("x")
-    silent.start(3, 0)
-    silent.stepped(mark(1), TOTALS)
-    silent.trained(mark(1), MEANS, 1.0)
-    silent.evaluated(mark(1), MEANS, 1.0)
-    silent.finish(summary())
+    silent.on_start(3, 0)
+    silent.on_step(step_info(1), METRICS)
+    silent.on_window(step_info(1), MEANS, 1.0)
+    silent.on_evaluation(step_info(1), MEANS, 1.0)
+    silent.on_end(summary())
     silent.close()
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
@@ -162,6 +165,6 @@ def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monk
 def test_seconds_count_from_the_start_of_training(clock):
     silent = SilentReport()
     clock.seconds += 7
-    silent.start(3, 0)
+    silent.on_start(3, 0)
     clock.seconds += 2
     assert silent.seconds() == 2

@@ -5,19 +5,26 @@ import io
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
-from watching import MEANS, Watched, mark, records, summary
+from support.watching import MEANS, Watched, records, run_context, step_info, summary
 
-from hvdtrain import logs
-from hvdtrain import report as report_module
-from hvdtrain.report import RunReport, write_json
+from hvdtrain.reporting import event_file
+from hvdtrain.reporting import jsonl as logs
+from hvdtrain.reporting.event_file import EventFile
+from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.report import RunReport
 
 
 def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     clock.seconds += 1.5
     plain.log(6)
     assert records(tmp_path) == [
@@ -38,9 +45,9 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
 
 
 def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     plain.step(6)
-    plain.report.evaluated(mark(6), MEANS, 3000.0)
+    plain.report.on_evaluation(step_info(6), MEANS, 3000.0)
     assert records(tmp_path) == [
         {
             "phase": "eval",
@@ -58,7 +65,7 @@ def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
 
 
 def test_lines_are_on_disk_while_the_run_goes_on(plain, tmp_path):
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     plain.log(1)
     plain.log(2)
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
@@ -67,7 +74,7 @@ def test_lines_are_on_disk_while_the_run_goes_on(plain, tmp_path):
 def test_a_second_part_of_a_run_is_added_to_its_metrics(tmp_path, clock):
     for step in (1, 2):
         watched = Watched(tmp_path, terminal=False)
-        watched.report.start(2, 0)
+        watched.report.on_start(2, 0)
         watched.log(step)
         watched.report.close()
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
@@ -90,8 +97,8 @@ def events(monkeypatch):
 
 
 def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
-    plain.report.start(10, 0)
-    plain.report.evaluated(mark(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
+    plain.report.on_start(10, 0)
+    plain.report.on_evaluation(step_info(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert records(tmp_path)[0]["recall"] is None
 
@@ -101,17 +108,17 @@ def test_tensorboard_drops_the_events_that_a_resumed_run_does_again(
     tmp_path, events, monkeypatch, resumed_step, kept
 ):
     for part, done in enumerate([None, resumed_step]):
-        fake = SimpleNamespace(perf_counter=lambda: 0.0, time=lambda part=part: 1_700_000_000.0 + part)
-        monkeypatch.setattr(report_module, "time", fake)
-        report = RunReport(Console(file=io.StringIO()), tmp_path, done)
+        fake = SimpleNamespace(time=lambda part=part: 1_700_000_000.0 + part)
+        monkeypatch.setattr(event_file, "time", fake)
+        report = RunReport(Console(file=io.StringIO()), run_context(tmp_path), done)
         for step in (1, 2, 3, 4) if part == 0 else (5,):
-            report.trained(mark(step), MEANS, 1.0)
+            report.on_window(step_info(step), MEANS, 1.0)
         report.close()
     assert [step for step, _ in events(tmp_path)["train/loss"]] == [*kept, 5]
 
 
 def test_the_clock_goes_on_where_a_run_stood(plain, tmp_path, clock):
-    plain.report.start(10, 4, seconds_before=30.0)
+    plain.report.on_start(10, 4, seconds_before=30.0)
     clock.seconds += 2
     plain.log(5)
     assert records(tmp_path)[0]["seconds"] == 32.0
@@ -127,7 +134,7 @@ def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, 
         return write(descriptor, data)
 
     monkeypatch.setattr(logs.os, "write", write_or_fail)
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     plain.log(1)
     plain.log(2)
     full = False
@@ -136,19 +143,19 @@ def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, 
     assert len(notes) == 2
     assert notes[0] == (
         f"note: cannot write {tmp_path / 'metrics.jsonl'}: No space left on device; "
-        "training goes on, it is tried again"
+        "training continues, it is tried again"
     )
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
 
 
 def test_a_summary_that_cannot_be_written_is_said(plain, tmp_path):
     (tmp_path / "summary.json").mkdir()
-    plain.report.finish(summary(status="failed"))
+    plain.report.on_end(summary(status="failed"))
     assert plain.lines[0].startswith(f"note: cannot write {tmp_path / 'summary.json'}: ")
 
 
 def test_what_was_logged_can_be_waited_for(plain):
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     plain.log(1)
     plain.report.sync()
     plain.report.close()
@@ -156,9 +163,9 @@ def test_what_was_logged_can_be_waited_for(plain):
 
 
 def test_tensorboard_reads_the_events(plain, tmp_path, events):
-    plain.report.start(10, 0)
+    plain.report.on_start(10, 0)
     plain.log(3)
-    plain.report.evaluated(mark(3), MEANS, 3000.0)
+    plain.report.on_evaluation(step_info(3), MEANS, 3000.0)
     plain.log(4)
     assert events(tmp_path) == {
         "train/loss": [(3, 0.5), (4, 0.5)],
@@ -173,8 +180,42 @@ def test_tensorboard_reads_the_events(plain, tmp_path, events):
     }
 
 
+def events_by_tensorboard(values: dict[str, float], step: int, resumed_step: int | None) -> bytes:
+    """Encode an event file with TensorBoard's own code, at the time of the clock that tests move."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    seconds = 1_700_000_000.0
+    events = [Event(wall_time=seconds, file_version="brain.Event:2")]
+    if resumed_step is not None:
+        start = SessionLog(status=SessionLog.START)
+        events.append(Event(wall_time=seconds, step=resumed_step + 1, session_log=start))
+    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    events.append(Event(wall_time=seconds, step=step, summary=Summary(value=scalars)))
+    encoded = io.BytesIO()
+    writer = RecordWriter(encoded)
+    for event in events:
+        writer.write(event.SerializeToString())
+    return encoded.getvalue()
+
+
+@given(
+    values=st.dictionaries(st.text(min_size=1, max_size=200), st.floats() | st.floats(width=32), max_size=12),
+    step=st.integers(0, 2**40),
+    resumed_step=st.none() | st.integers(0, 2**40),
+)
+def test_events_are_encoded_as_tensorboard_encodes_them(values, step, resumed_step):
+    fake = SimpleNamespace(time=lambda: 1_700_000_000.0)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(event_file, "time", fake):
+        file = EventFile(Path(folder), resumed_step)
+        assert file.add(values, step) is None
+        file.close()
+        assert file.path.read_bytes() == events_by_tensorboard(values, step, resumed_step)
+
+
 def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
-    plain.report.finish(summary())
+    plain.report.on_end(summary())
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "status": "completed",
         "framework": "torch",
@@ -195,7 +236,7 @@ def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
     "wrong", [{}, {"error": "SIGTERM came"}, {"failed_saves": 2, "save_error": "step 9: full"}], ids=str
 )
 def test_the_summary_says_what_went_wrong_only_where_something_did(plain, tmp_path, wrong):
-    plain.report.finish(summary(**wrong))
+    plain.report.on_end(summary(**wrong))
     written = json.loads((tmp_path / "summary.json").read_text())
     assert {
         name: written[name] for name in ("error", "failed_saves", "save_error") if name in written

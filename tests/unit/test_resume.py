@@ -5,16 +5,17 @@ import shutil
 
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeWorkers, one_worker
-from states import contents, equal, make_record, make_state, names, saved
+from support.fakes import FakeBackend, on_every_rank, one_worker
+from support.states import contents, equal, make_record, make_state, names, saved
 
 import hvdtrain
-from hvdtrain import checkpoint
-from hvdtrain.checkpoint import step_of
+from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.session import Progress
-from hvdtrain.starting import Start, find_start, with_nan
+from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.run_state import RunState
+from hvdtrain.training_plan import Progress
 
 BASE = {"framework": "torch", "epochs": 1}
 
@@ -28,17 +29,17 @@ def make_backend(value: float = 0.0, **changes: np.ndarray) -> FakeBackend:
     return FakeBackend(one_worker(), {**make_state(value), **changes})
 
 
-def start(backend=None, data_size: int = 100, **fields) -> Start:
-    return find_start(Config(**{**BASE, **fields}), backend or make_backend(), data_size)
+def start(backend=None, data_size: int = 100, **fields) -> ResumePoint:
+    return restore(Config(**{**BASE, **fields}), backend or make_backend(), data_size)
 
 
 def refused(backend=None, data_size: int = 100, **fields) -> CheckpointError:
     """Give the error; the backend must be as it was."""
     backend = backend or make_backend(9.0)
-    before = backend.get_state()
+    before = backend.local_state()
     with pytest.raises(CheckpointError) as caught:
         start(backend, data_size, **fields)
-    assert equal(backend.get_state(), before)
+    assert equal(backend.local_state(), before)
     return caught.value
 
 
@@ -54,8 +55,8 @@ def spoil(path) -> None:
 def test_a_new_run_starts_from_nothing(tmp_path):
     make_run(tmp_path / "run")
     backend = make_backend(9.0)
-    assert start(backend, run_dir="run") == Start()
-    assert equal(backend.get_state(), make_state(9.0))
+    assert start(backend, run_dir="run") == ResumePoint()
+    assert equal(backend.local_state(), make_state(9.0))
 
 
 def test_auto_takes_the_newest_good_one(tmp_path):
@@ -65,7 +66,7 @@ def test_auto_takes_the_newest_good_one(tmp_path):
     assert found.origin == f"{newest}: step 120, sample 480 (epoch 4.80)"
     assert (found.progress, found.resumed_step, found.newest) == (Progress(120, 480), 120, newest)
     assert (found.notes, found.changes) == ((), ())
-    assert equal(backend.get_state(), make_state(120.0))
+    assert equal(backend.local_state(), make_state(120.0))
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -73,7 +74,7 @@ def test_auto_starts_from_nothing_where_there_is_none(tmp_path, made):
     """In the directory that is there, if it is."""
     if made:
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert start(resume="auto", run_dir="run") == Start(resumed_step=0)
+    assert start(resume="auto", run_dir="run") == ResumePoint(resumed_step=0)
 
 
 def test_auto_sets_a_damaged_newest_one_aside_and_takes_the_one_before(tmp_path):
@@ -90,7 +91,7 @@ def test_auto_starts_from_nothing_where_all_are_damaged_and_says_so(tmp_path):
     for path in make_run(tmp_path / "run"):
         spoil(path)
     found = start(resume="auto", run_dir="run")
-    assert (found.progress, found.resumed_step, found.record) == (Progress(), 0, None)
+    assert (found.progress, found.resumed_step, found.manifest) == (Progress(), 0, None)
     assert [("is damaged" in note) for note in found.notes] == [True, True]
 
 
@@ -254,14 +255,17 @@ def test_what_changed_in_the_config_is_said(tmp_path, fields, said):
 
 def test_another_number_of_workers_is_said(tmp_path):
     make_run(tmp_path / "run", workers=2)
-    backend = FakeBackend(FakeWorkers(0, ["here"] * 4, None, []), make_state())
-    assert start(backend, resume="run").changes == ("workers 2 -> 4",)
+
+    def work(workers):
+        return start(FakeBackend(workers, make_state()), resume="run").changes
+
+    assert on_every_rank(["here"] * 4, work) == [("workers 2 -> 4",)] * 4
 
 
 @pytest.mark.parametrize(
     ("versions", "said"),
     [
-        ({"Abacus": "0.9"}, ("Abacus 0.9 -> 1.0",)),
+        ({"Fake": "0.9"}, ("Fake 0.9 -> 1.0",)),
         ({"hvdtrain": "0.0"}, (f"hvdtrain 0.0 -> {hvdtrain.__version__}",)),
         ({"Slide rule": "3"}, ()),
     ],
@@ -291,12 +295,12 @@ def test_init_takes_the_weights_and_leaves_optimizer_and_progress(tmp_path):
     make_run(tmp_path / "run")
     backend = make_backend(9.0)
     found = start(backend, init="run", run_dir="elsewhere")
-    assert found == Start(origin="weights of run/checkpoints/step-00000120, step 120")
+    assert found == ResumePoint(origin="weights of run/checkpoints/step-00000120, step 120")
     expected = {
         name: (make_state(9.0) if name.startswith("optimizer") else make_state(120.0))[name]
         for name in make_state()
     }
-    assert equal(backend.get_state(), expected)
+    assert equal(backend.local_state(), expected)
 
 
 def test_init_takes_weights_of_another_task_and_other_data(tmp_path):
@@ -315,7 +319,7 @@ def test_a_run_that_goes_on_does_not_start_from_init_again(tmp_path):
     make_run(tmp_path / "run", (120,))
     backend = make_backend()
     assert start(backend, init="before", resume="auto", run_dir="run").progress.step == 120
-    assert equal(backend.get_state(), make_state(120.0))
+    assert equal(backend.local_state(), make_state(120.0))
 
 
 def test_a_run_that_has_nothing_yet_starts_from_init(tmp_path):
@@ -339,7 +343,7 @@ def test_the_best_value_so_far_is_known_again(tmp_path, keep_best, values, best)
     for step, value in enumerate(values, 1):
         make_run(tmp_path / "run", (step,), metrics={"accuracy": value})
     config = Config(**BASE, resume="auto", run_dir="run", keep_best=keep_best)
-    assert find_start(config, make_backend(), 100).best_value(config) == best
+    assert restore(config, make_backend(), 100).best_value(config) == best
 
 
 def test_values_are_told_by_checkpoint(tmp_path):
@@ -351,7 +355,8 @@ def test_values_are_told_by_checkpoint(tmp_path):
 
 
 def test_null_is_no_number():
-    found = with_nan({"loss": None, "accuracy": 0.5})
+    manifest = make_record(120, last_metrics={"loss": None, "accuracy": 0.5})
+    found = RunState.from_manifest(manifest, Config(**BASE)).last_eval
     assert math.isnan(found["loss"])
     assert found["accuracy"] == 0.5
 
@@ -363,7 +368,7 @@ def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
     checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **AVERAGES}, make_record(120))
     backend = make_backend()
     assert "ema_decay" not in " ".join(start(backend, run_dir="run", resume="auto").notes)
-    assert equal(backend.get_state(), make_state(1.0))
+    assert equal(backend.local_state(), make_state(1.0))
 
 
 def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
@@ -378,4 +383,4 @@ def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
     backend = make_backend(5.0)
     assert start(backend, init="run").origin.startswith(said)
     expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])
-    np.testing.assert_array_equal(backend.get_state()["model/a/kernel"], expected)
+    np.testing.assert_array_equal(backend.local_state()["model/a/kernel"], expected)

@@ -1,40 +1,26 @@
-"""A run that goes on from a record does what the uninterrupted one would have done."""
+"""A run that continues from a manifest does what the uninterrupted one would have done."""
 
 import json
 
 import pytest
-from abacus import Abacus, Ledger, Recorder, asks, make_loop_session
-from fakes import dataset, one_worker
+from support.fakes import asks, make_loop_session
 
-from hvdtrain import job
-from hvdtrain.backends.base import Requests
-from hvdtrain.config import Config
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.loop import run
-from hvdtrain.opening import Job, Material
-from hvdtrain.record import Record
-from hvdtrain.saving import BackgroundSaver
-from hvdtrain.session import Progress, Session
-from hvdtrain.starting import Start
+from hvdtrain.run_state import RunState
+from hvdtrain.session import Session
+from hvdtrain.training_plan import Progress
 
 
 @pytest.fixture
-def resume(tmp_path, monkeypatch):
-    """Opens a session, as a job does, that goes on from a record."""
+def resume(tmp_path):
+    """Open a session that continues from a manifest, read as it lies on the disk."""
 
-    def open_session(record: Record, eval_size: int = 0, backend=None, **fields) -> Session:
-        config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
-        evaluation = dataset(eval_size) if eval_size else None
-        read = Record.model_validate(json.loads(record.model_dump_json()))
-        start = Start(progress=Progress(read.step, read.samples), record=read)
-        monkeypatch.setattr(job, "open_run", lambda *_: (Recorder(), tmp_path))
-        session = job._open_session(
-            Job(config, None, "", {}),
-            backend or Abacus(one_worker()),
-            Material(None, dataset(10), evaluation, {}),
-            start,
-        )
-        assert isinstance(session.saver, BackgroundSaver)
-        session.saver = Ledger()
+    def open_session(manifest: Manifest, eval_size: int = 0, backend=None, **fields) -> Session:
+        session = make_loop_session(tmp_path, backend, eval_size, **fields)
+        read = Manifest.model_validate(json.loads(manifest.model_dump_json()))
+        session.state = RunState.from_manifest(read, session.config)
         return session
 
     return open_session
@@ -43,8 +29,8 @@ def resume(tmp_path, monkeypatch):
 def stopped_at(tmp_path, step: int, **fields) -> Session:
     """Train to that step; where all are saved, all are read, and a request is met at its own step."""
     session = make_loop_session(tmp_path, save_every=1, **fields)
-    run(session, asks({step: Requests(stop=True)}, session.backend))
-    assert (session.progress.step, session.stopped) == (step, True)
+    run(session, asks({step: ControlFlags(stop=True)}, session.backend))
+    assert (session.state.progress.step, session.stopped) == (step, True)
     return session
 
 
@@ -60,11 +46,11 @@ def test_windows_and_evaluations_are_those_of_the_uninterrupted_run(tmp_path, re
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
     first = stopped_at(tmp_path, step, **fields)
-    second = resume(first.saver.records[-1], **fields)
+    second = resume(first.saver.manifests[-1], **fields)
     run(second)
     assert first.report.windows + second.report.windows == whole.report.windows
     assert first.report.evaluations + second.report.evaluations == whole.report.evaluations
-    assert (second.progress, second.last_eval) == (whole.progress, whole.last_eval)
+    assert (second.state.progress, second.state.last_eval) == (whole.state.progress, whole.state.last_eval)
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
@@ -73,7 +59,7 @@ def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, st
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
     first = stopped_at(tmp_path, step, **fields)
-    second = resume(first.saver.records[-1], **fields)
+    second = resume(first.saver.manifests[-1], **fields)
     run(second)
     assert first.report.steps + second.report.steps == whole.report.steps
     assert first.backend.rates + second.backend.rates == whole.backend.rates
@@ -81,37 +67,41 @@ def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, st
 
 def test_the_throughput_counts_what_this_process_did(tmp_path, resume):
     first = stopped_at(tmp_path, 2, log_every=3)
-    second = resume(first.saver.records[-1], log_every=3)
-    assert (second.window.weight, second.window.untimed_weight) == (8.0, 8.0)
+    second = resume(first.saver.manifests[-1], log_every=3)
+    assert (second.state.window.weight, second.state.window.untimed_weight) == (8.0, 8.0)
 
 
 def test_time_and_last_evaluation_are_carried_on(tmp_path, resume):
     first = stopped_at(tmp_path, 4, eval_size=7)
-    record = first.saver.records[-1].model_copy(update={"seconds": 40.0})
-    second = resume(record, eval_size=7)
-    assert (second.seconds_before, second.last_eval, second.last_eval_step) == (40.0, {"loss": 3.0}, None)
+    manifest = first.saver.manifests[-1].model_copy(update={"seconds": 40.0})
+    second = resume(manifest, eval_size=7)
+    assert (second.state.seconds_before, second.state.last_eval, second.state.last_eval_step) == (
+        40.0,
+        {"loss": 3.0},
+        None,
+    )
 
 
 def test_the_report_learns_how_much_is_done_and_how_long_it_took(tmp_path, resume):
     first = stopped_at(tmp_path, 3)
     assert first.report.started == (5, 0, 0.0)
-    second = resume(first.saver.records[-1].model_copy(update={"seconds": 40.0}))
+    second = resume(first.saver.manifests[-1].model_copy(update={"seconds": 40.0}))
     run(second)
     assert second.report.started == (5, 3, 40.0)
-    assert second.saver.records[-1].seconds >= 40.0
+    assert second.saver.manifests[-1].seconds >= 40.0
 
 
-def finished(tmp_path, **fields) -> Record:
+def finished(tmp_path, **fields) -> Manifest:
     session = make_loop_session(tmp_path, **fields)
     run(session)
-    return session.saver.records[-1]
+    return session.saver.manifests[-1]
 
 
 def test_a_finished_run_that_was_evaluated_has_nothing_left_to_do(tmp_path, resume):
     session = resume(finished(tmp_path, eval_size=7), eval_size=7)
     run(session)
     assert (session.report.steps, session.report.evaluations, session.saver.steps) == ([], [], [])
-    assert session.last_eval == {"loss": 3.0}
+    assert session.state.last_eval == {"loss": 3.0}
     assert session.stopped is False
 
 
@@ -126,7 +116,7 @@ def test_a_run_that_is_past_its_new_end_trains_no_step(tmp_path, resume, fields,
     session = resume(finished(tmp_path, eval_size=7), eval_size=7, **fields)
     run(session)
     assert (session.report.steps, len(session.report.evaluations)) == ([], evaluations)
-    assert session.progress == Progress(5, 20)
+    assert session.state.progress == Progress(5, 20)
 
 
 @pytest.mark.parametrize("fields", [{"epochs": 3}, {"epochs": None, "steps": 8}], ids=str)
@@ -147,16 +137,16 @@ def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
     ids=str,
 )
 def test_a_run_goes_on_with_another_batch_from_the_same_sample(tmp_path, resume, fields, steps, samples):
-    record = stopped_at(tmp_path, 2).saver.records[-1]
-    session = resume(record, **fields)
+    manifest = stopped_at(tmp_path, 2).saver.manifests[-1]
+    session = resume(manifest, **fields)
     run(session)
-    assert (session.report.steps, session.progress.samples) == (steps, samples)
+    assert (session.report.steps, session.state.progress.samples) == (steps, samples)
 
 
 def test_the_samples_left_are_trained_on_exactly_once(tmp_path, resume):
     """Over a stop and another batch size: two epochs are every sample twice."""
     fields = {"trace_indices": True}
-    record = stopped_at(tmp_path, 3, **fields).saver.records[-1]
-    run(resume(record, batch_size=3, **fields))
+    manifest = stopped_at(tmp_path, 3, **fields).saver.manifests[-1]
+    run(resume(manifest, batch_size=3, **fields))
     lines = (tmp_path / "indices" / "rank-0000.jsonl").read_text().splitlines()
     assert sorted(i for line in lines for i in json.loads(line)["indices"]) == sorted([*range(10)] * 2)

@@ -1,15 +1,16 @@
 """The plan in words: what a person is told before training."""
 
 import re
+from dataclasses import replace
 
 import pytest
-from fakes import FakeWorkers, make_session
+from support.fakes import FakeWorkers, make_session
+from support.states import make_record
 
-from hvdtrain.plan import plan_in_words
-from hvdtrain.session import Progress
-from hvdtrain.starting import Start
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.run_plan import describe_plan
 
-NEW = Start()
+NEW = ResumePoint()
 
 
 def plan(
@@ -20,16 +21,17 @@ def plan(
     start=NEW,
     found="",
     norms=0,
+    reduction="fp32, sent uncompressed",
     **fields,
 ) -> dict[str, str]:
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
-    session.backend.batch_norm_layers = lambda: norms
-    session.progress = start.progress
-    text = plan_in_words(
+    session.state.progress = start.progress
+    text = describe_plan(
         session,
-        session.layout(),
+        session.plan(),
+        model=replace(session.backend.model_info(), batch_norm_layers=norms, reduction=reduction),
         hosts=list(hosts),
         build="0.28.1 with MPI",
         settings=settings or {},
@@ -42,7 +44,7 @@ def plan(
 
 
 def test_the_title_names_task_and_framework():
-    assert plan()[""].endswith(": digits with Abacus 1.0 on the desk")
+    assert plan()[""].endswith(": digits with Fake 1.0 on the desk")
 
 
 def test_the_plan_names_everything_that_decides_the_run():
@@ -196,9 +198,9 @@ def test_the_optimizer_is_said_with_what_it_uses(fields, said):
     assert plan(**{"weight_decay": 0.0, **fields})["optimizer"] == said
 
 
-@pytest.mark.parametrize(("compression", "word"), [("none", "uncompressed"), ("fp16", "fp16")])
-def test_compression_is_said(compression, word):
-    assert word in plan(compression=compression)["gradients"]
+@pytest.mark.parametrize("reduction", ["fp32, sent uncompressed", "fp32, sent as fp16"])
+def test_how_gradients_are_reduced_is_said_as_the_backend_describes_it(reduction):
+    assert plan(reduction=reduction)["gradients"] == reduction
 
 
 def test_the_model_is_counted():
@@ -260,9 +262,9 @@ def test_an_optimizer_of_the_task_is_called_so():
     assert plan(own_optimizer=True, clip_norm=2)["optimizer"] == "the task's own, gradient clipped to norm 2"
 
 
-RESUMED = Start(
+RESUMED = ResumePoint(
     origin="runs/y/checkpoints/step-00000004: step 4, sample 512 (epoch 0.28)",
-    progress=Progress(4, 512),
+    manifest=make_record(4, samples=512),
     changes=("batch_size 64 -> 32", "workers 2 -> 4"),
 )
 

@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from fakes import on_every_rank
+from support.fakes import on_every_rank
 
-from hvdtrain import rundir
 from hvdtrain.config import Config, read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.metrics import StepMark
-from hvdtrain.report import RunReport, SilentReport
-from hvdtrain.rundir import open_run
+from hvdtrain.jobs import run_directory as rundir
+from hvdtrain.jobs.run_directory import open_run
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.report import RunReport, SilentReport
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
     error = refused(run_dir="run")
     assert isinstance(error, ConfigError)
     assert str(error) == (
-        f"run_dir: run already holds a run ({name})\nAdd --resume to go on with it, choose another "
+        f"run_dir: run already holds a run ({name})\nAdd --resume to continue it, choose another "
         "--run-dir, or move it away."
     )
     assert [path.name for path in (folder / "run").iterdir()] == [name]
@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_has_logs_up_to_its_step(earlier):
 
 def test_a_run_that_goes_on_adds_to_its_log(earlier):
     ((report, _),) = on_every_rank(["here"], lambda workers: open_run(config(run_dir="run"), workers, 2))
-    report.trained(StepMark(3, 8, 12, 0.1, 1, 0.1, 0.0), {"loss": 0.5}, 1.0)
+    report.on_window(StepInfo(3, 8, 12, 0.1, 1, 0.1, 0.0), {"loss": 0.5}, 1.0)
     report.close()
     written = (earlier / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in written] == [1, 2, 3]

@@ -135,7 +135,7 @@ def test_cadence_survives_being_written_and_read(cadence):
     ],
 )
 def test_cadence_in_words(cadence, words):
-    assert cadence.in_words() == words
+    assert cadence.describe() == words
 
 
 def due_steps(cadence: Cadence, batch: int, steps: int, data_size: int) -> list[int]:

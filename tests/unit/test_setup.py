@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain import opening
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, HorovodBuildError, TaskError, UsageError
-from hvdtrain.opening import Job, Material, open_material, prepare
+from hvdtrain.jobs import setup as opening
+from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
 
 
 class Small:
@@ -39,12 +39,12 @@ def _alone(monkeypatch):
     monkeypatch.setattr(opening.environment, "prepare", lambda: {"SET": "1"})
 
 
-def prepared(task_class: type = Small, **options: object) -> Job:
+def prepared(task_class: type = Small, **options: object) -> JobSpec:
     return prepare([Layer("options", {"framework": "torch", "task": "small", **options})], task_class)
 
 
-def opened(task_class: type = Small, **options: object) -> Material:
-    return open_material(prepared(task_class, **options))
+def opened(task_class: type = Small, **options: object) -> TaskData:
+    return open_task_data(prepared(task_class, **options))
 
 
 def variant(**members: object) -> type:
@@ -150,7 +150,7 @@ DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 def test_a_metric_that_will_not_be_there_is_told_before_training(fields, members, said):
     job = prepared(variant(**members), **fields)
     with pytest.raises(ConfigError, match=said):
-        opening._check_metrics(job.config, open_material(job))
+        opening._check_metrics(job.config, open_task_data(job))
 
 
 def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from hvdtrain.backends.base import NO_REQUESTS, Requests
-from hvdtrain.ending import HANDLED, Signals, interruptible
+from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.errors import Interrupted, PeerLostError
+from hvdtrain.jobs.signals import HANDLED, Signals, interruptible
 
 ORDERLY = [signal.SIGTERM, signal.SIGUSR2]
 
@@ -21,9 +21,9 @@ def _handlers():
 
 @pytest.mark.parametrize("number", ORDERLY)
 def test_while_training_a_stop_waits_for_a_step(number):
-    with interruptible() as signals, signals.at_a_step():
+    with interruptible() as signals, signals.defer_to_step_boundary():
         signal.raise_signal(number)
-        assert signals.requests() == Requests(stop=True)
+        assert signals.poll() == ControlFlags(stop=True)
     assert signals.number == number
 
 
@@ -38,7 +38,7 @@ def test_before_training_a_stop_comes_at_once(number):
 def test_after_training_a_stop_comes_at_once(number):
     def stop_late() -> None:
         with interruptible() as signals:
-            with signals.at_a_step():
+            with signals.defer_to_step_boundary():
                 pass
             signal.raise_signal(number)
 
@@ -47,13 +47,17 @@ def test_after_training_a_stop_comes_at_once(number):
 
 
 def test_ctrl_c_never_waits():
-    with pytest.raises(Interrupted, match="SIGINT"), interruptible() as signals, signals.at_a_step():
+    with (
+        pytest.raises(Interrupted, match="SIGINT"),
+        interruptible() as signals,
+        signals.defer_to_step_boundary(),
+    ):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_ctrl_c_ends_what_waits_for_a_step():
     def stop_twice() -> None:
-        with interruptible() as signals, signals.at_a_step():
+        with interruptible() as signals, signals.defer_to_step_boundary():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
 
@@ -63,10 +67,10 @@ def test_ctrl_c_ends_what_waits_for_a_step():
 
 @pytest.mark.parametrize("number", ORDERLY)
 def test_a_second_stop_changes_nothing_while_the_first_waits(number):
-    with interruptible() as signals, signals.at_a_step():
+    with interruptible() as signals, signals.defer_to_step_boundary():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(number)
-        assert signals.requests() == Requests(stop=True)
+        assert signals.poll() == ControlFlags(stop=True)
 
 
 @pytest.mark.parametrize("number", HANDLED)
@@ -87,25 +91,25 @@ def test_after_an_interruption_no_signal_disturbs_the_ending(number):
 
 def test_a_stop_is_asked_for_at_every_step_until_it_is_met():
     signals = Signals()
-    with signals.at_a_step():
+    with signals.defer_to_step_boundary():
         signals.handle(signal.SIGTERM, None)
-        assert [signals.requests(), signals.requests()] == [Requests(stop=True)] * 2
+        assert [signals.poll(), signals.poll()] == [ControlFlags(stop=True)] * 2
 
 
 def test_a_save_is_asked_for_once_for_each_signal():
     with interruptible() as signals:
-        asked = [signals.requests()]
+        asked = [signals.poll()]
         for _ in range(2):
             signal.raise_signal(signal.SIGUSR1)
-            asked += [signals.requests(), signals.requests()]
-    assert asked == [NO_REQUESTS, *[Requests(save=True), NO_REQUESTS] * 2]
+            asked += [signals.poll(), signals.poll()]
+    assert asked == [NO_FLAGS, *[ControlFlags(save=True), NO_FLAGS] * 2]
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_request_to_save_interrupts_nothing(training):
     with interruptible() as signals:
         if training:
-            with signals.at_a_step():
+            with signals.defer_to_step_boundary():
                 signal.raise_signal(signal.SIGUSR1)
         else:
             signal.raise_signal(signal.SIGUSR1)
@@ -114,19 +118,19 @@ def test_a_request_to_save_interrupts_nothing(training):
 
 def test_a_save_and_a_stop_are_asked_for_together():
     signals = Signals()
-    with signals.at_a_step():
+    with signals.defer_to_step_boundary():
         signals.handle(signal.SIGUSR1, None)
         signals.handle(signal.SIGTERM, None)
-        assert signals.requests() == Requests(stop=True, save=True)
+        assert signals.poll() == ControlFlags(stop=True, save=True)
 
 
 def test_where_nothing_came_nothing_is_asked():
-    assert Signals().requests() is NO_REQUESTS
+    assert Signals().poll() == NO_FLAGS
 
 
 def test_an_error_after_a_signal_counts_as_the_signal():
     def fail(signals: Signals) -> None:
-        with signals.go_first():
+        with signals.signals_take_precedence():
             signals.number = signal.SIGTERM
             raise PeerLostError("left alone")
 
@@ -136,7 +140,7 @@ def test_an_error_after_a_signal_counts_as_the_signal():
 
 
 def test_an_error_without_a_signal_stays_itself():
-    with pytest.raises(PeerLostError), Signals().go_first():
+    with pytest.raises(PeerLostError), Signals().signals_take_precedence():
         raise PeerLostError("left alone")
 
 

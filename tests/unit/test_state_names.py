@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends._names import Renaming, check_state, check_unique, state_problems
+from hvdtrain.backends.portable.names import Renaming, check_state, check_unique, state_problems
 from hvdtrain.errors import TaskError
 
 

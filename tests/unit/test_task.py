@@ -214,7 +214,7 @@ def why(task_class: object, options: dict, framework: str = "torch") -> str:
             TakesTwo,
             {},
             "task it: missing a required argument: 'path'\n"
-            "Give it with --set task_options.NAME=VALUE or in the config file.",
+            "Set it with --set task_options.NAME=VALUE or in the config file.",
         ),
     ],
 )
@@ -241,7 +241,7 @@ def test_what_a_task_says_itself_is_not_wrapped():
 @pytest.mark.parametrize("missing", ["train_data", "eval_data"])
 def test_a_task_without_data_is_named(missing):
     task_class = type("Part", (Base,), {missing: None})
-    assert why(task_class, {}) == f"task it has no method {missing}()\ndocs/tasks.md shows what a task needs."
+    assert why(task_class, {}) == f"task it has no method {missing}()\ndocs/tasks.md lists what a task needs."
 
 
 @pytest.mark.parametrize(

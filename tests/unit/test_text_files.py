@@ -139,7 +139,7 @@ UTF16 = "text".encode("utf-16")
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"good\xffbad", "0.txt is not UTF-8 text: byte 4 (0xff) fits no character"),
+        (b"good\xffbad", "0.txt is not UTF-8 text: byte 4 (0xff) is not part of a valid character"),
         (b"0123456789\xc3", "0.txt is not UTF-8 text: byte 10 (0xc3)"),
         ("0123é".encode()[:-1] + b"x" * 20, "0.txt is not UTF-8 text: byte 4 (0xc3)"),
         (b"\xed\xa0\x80", "0.txt is not UTF-8 text: byte 0 (0xed)"),
@@ -180,5 +180,5 @@ def test_a_file_that_has_become_other_text_is_noticed(tmp_path):
     [path] = written(tmp_path, ["é" * 4000])
     tokens = CharacterTokens(MappedFiles([path]))
     path.write_bytes(b"\xf0\x9f\x99\x82" * 2000)
-    with pytest.raises(DataError, match="has changed while it was read"):
+    with pytest.raises(DataError, match="changed while it was being read"):
         tokens.read(np.asarray([3000]), 100)

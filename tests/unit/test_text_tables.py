@@ -118,7 +118,7 @@ BAD_ROWS = {
     "surrogate": (
         "a.jsonl",
         b'{"text": "\\ud800", "label": 1}\n',
-        r"holds '\ud800', which is no character",
+        r"contains '\ud800', which is not a character",
         0,
     ),
 }
@@ -140,13 +140,13 @@ def test_a_bad_row_is_told_with_its_place_or_counted(tmp_path, name):
 # what no reading of single rows can mend
 BAD_TABLES = {
     "empty": ("a.csv", b"", "a.csv is empty (0 bytes)"),
-    "ending": ("a.txt", b"x", "a.txt: its name tells no kind of table"),
+    "ending": ("a.txt", b"x", "a.txt has an unknown suffix for a table"),
     "column": ("a.csv", b"txt,label\nx,a\n", "a.csv has no column 'text'; its columns are 'txt', 'label'"),
     "twice": ("a.csv", b"text,label,text\nx,a,y\n", "has more than one column 'text'"),
     "open quote": (
         "a.csv",
         b'text,label\nx,a\n"y,a\nz,b\n',
-        "a.csv, line 3: a quote that opens there is never closed",
+        "a.csv, line 3: a quote that begins there is never closed",
     ),
     "one line": (
         "a.csv",
@@ -249,8 +249,8 @@ def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("x", "a"), ("y", "a")], "all texts have the label 'a'; there must be two labels or more"),
-        ([(" ", "a")], "has no row that can be used; left out: 1"),
+        ([("x", "a"), ("y", "a")], "all texts have the label 'a'; there must be at least two labels"),
+        ([(" ", "a")], "has no valid row; left out: 1"),
         ([(f"x{i}", str(i)) for i in range(10_001)], "has more than 10,000 different labels"),
     ],
 )
@@ -267,5 +267,5 @@ def test_a_split_takes_every_text_once_and_the_same_ones_each_time():
     assert split([10], 0.25, 4)[1].tolist() != evaluation.tolist()
     assert [len(part) for part in split([10], 0, 3)] == [10, 0]
     assert [len(part) for part in split([10, 4], 0.5, 3)] == [10, 4]
-    with pytest.raises(DataError, match="none of 1 texts is left to train on"):
+    with pytest.raises(DataError, match="leaves none of 1 texts for training"):
         split([1], 0.1, 0)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import yaml
-from documents import ROOT
+from support.documents import ROOT
 
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.data.datasets import fetch
@@ -135,12 +135,12 @@ def test_synthetic_data_are_the_same_each_time_and_take_little_memory():
 
 REFUSED = [
     ("text", {"context": 0}, "task_options.context must be a whole number from 1 to 1048576, found 0"),
-    ("text", {"context": 10**6}, "a window takes 1,000,001 (context 1,000,000 and a target)"),
+    ("text", {"context": 10**6}, "a window needs 1,000,001 (context 1,000,000 and a target)"),
     ("text", {"level": "words"}, "task_options.level must be one of characters, bytes, found 'words'"),
     ("text", {"path": 5}, "task_options.path must be text, found 5"),
     ("text", {"path": "a\0b"}, "task_options.path must be text, found 'a\\x00b'"),
     ("text", {"path": "nowhere.txt"}, "nowhere.txt does not exist (looked in "),
-    ("text", {"path": "/", "pattern": "/*"}, "'/*' is no pattern for files"),
+    ("text", {"path": "/", "pattern": "/*"}, "'/*' is not a valid file pattern"),
     ("text", {"stride": True}, "task_options.stride must be a whole number of at least 1, found True"),
     (
         "text",
@@ -186,7 +186,7 @@ def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("x" * 500)
     with pytest.raises(
-        DataError, match="has 500 characters, of which 50 are there to evaluate; a window takes 65"
+        DataError, match="has 500 characters, of which 50 are for evaluation; a window needs 65"
     ):
         made("text", path=str(path))
     assert len(made("text", path=str(path), eval_fraction=0).train_data()) == 7
@@ -196,7 +196,7 @@ def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
 def test_the_page_lists_every_option_with_its_default(name):
     page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
     table = page.partition(f"| option of `{name}` |")[2].partition("\n\n")[0]
-    found = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`|must be given) \|", table, re.MULTILINE))
+    found = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`|required) \|", table, re.MULTILINE))
     options = inspect.signature(load_task_class(name)).parameters.values()
     assert found == {o.name: "" if o.default is o.empty else repr(o.default) for o in options}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.trace import IndexTrace
+from hvdtrain.reporting.index_trace import IndexTrace
 
 
 def batch(step: int) -> HostBatch:

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
-from hvdtrain.session import Layout, Progress
+from hvdtrain.training_plan import Progress, TrainingPlan
 
 
-def layout(workers: int = 4, data_size: int = 1437, **fields: object) -> Layout:
-    return Layout.of(Config(**{"framework": "torch", "epochs": 2, **fields}), workers, data_size)
+def layout(workers: int = 4, data_size: int = 1437, **fields: object) -> TrainingPlan:
+    return TrainingPlan.of(Config(**{"framework": "torch", "epochs": 2, **fields}), workers, data_size)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_a_global_batch_smaller_than_its_slots_is_refused(fields, slots):
         layout(global_batch_size=slots - 1, **fields)
 
 
-def going_on(step: int, samples: int, **fields: object) -> Layout:
+def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:
     """Give the layout of one worker over 100 samples that goes on from there."""
     config = Config(**{"framework": "torch", "epochs": 2, **fields})
-    return Layout.of(config, 1, 100, Progress(step, samples))
+    return TrainingPlan.of(config, 1, 100, Progress(step, samples))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdtrain.backends._workers import HorovodWorkers, first_line, peer_errors
+from hvdtrain.backends.workers import HorovodWorkers, first_line, peer_errors
 from hvdtrain.errors import EnvironmentFault, PeerLostError
 
 

@@ -1,15 +1,19 @@
-"""Fakes of what a build of Horovod finds: packages, programs, a cache."""
+"""Horovod's source, and fakes of what a build of it finds: packages, programs, a cache."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import mpi, plan, toolchain
-from hvdtrain.horovod_build.cache import BuildCache
-from hvdtrain.horovod_build.frameworks import Framework
+from hvdtrain.horovod_build.cache import BuildCache, default_cache_folder
+from hvdtrain.horovod_build.frameworks import InstalledFramework
+from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
+from hvdtrain.horovod_build.source import fetch_source, unpack
 
 SUFFIX = ".cpython-fake.so"
 
@@ -20,8 +24,42 @@ OURS = {
     "have_mpi": True,
     "have_gloo": True,
     "have_nccl": False,
-    "hvdtrain": {"key": "k" * 16, "edits": "e" * 12, "mpi": "Open MPI 5.0.11"},
+    "hvdtrain": {"key": "k" * 16, "patches": "e" * 12, "mpi": "Open MPI 5.0.11"},
 }
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """Horovod's source as it was published, from the cache of builds or the package index."""
+    try:
+        archive = fetch_source(BuildCache(default_cache_folder()))
+    except HorovodBuildError as error:
+        pytest.skip(f"Horovod's source is neither in the cache nor to be had: {error}")
+    return unpack(archive, tmp_path_factory.mktemp("pristine"))
+
+
+def copy_patched_files(source: Path, target: Path) -> Path:
+    """Copy the files that some patch changes, and no others."""
+    for file in {diff.file for patch in horovod_patches() for diff in patch.files}:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / file, target / file)
+    return target
+
+
+@pytest.fixture
+def tree(pristine, tmp_path) -> Path:
+    """The files that some patch changes, unchanged, to be written to."""
+    return copy_patched_files(pristine, tmp_path / "tree")
+
+
+@pytest.fixture(scope="session")
+def patched(pristine, tmp_path_factory) -> Path:
+    """Horovod's patched source. Its runner can be imported: it is Python alone."""
+    folder = tmp_path_factory.mktemp("patched")
+    shutil.copytree(pristine / "horovod", folder / "horovod")
+    copy_patched_files(pristine, folder)
+    apply_patches(folder, horovod_patches())
+    return folder
 
 
 @pytest.fixture
@@ -42,7 +80,10 @@ def the_plan() -> plan.Plan:
     """A build for both frameworks with an MPI of the environment."""
     prefix = Path(sys.prefix)
     return plan.Plan(
-        frameworks={"torch": Framework("torch", "2.13.0+cpu"), "tf": Framework("tf", "2.21.0")},
+        frameworks={
+            "torch": InstalledFramework("torch", "2.13.0+cpu"),
+            "tf": InstalledFramework("tf", "2.21.0"),
+        },
         mpi=mpi.Mpi("Open MPI", "5.0.11", prefix / "bin", (prefix / "lib",)),
         gpu=None,
         toolchain=toolchain.Toolchain("c++", "c++ 12.2.0", Path("cmake")),

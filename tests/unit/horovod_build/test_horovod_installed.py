@@ -36,8 +36,14 @@ def test_a_build_for_gpus_without_mpi_is_described(site):
 
 def test_a_stock_horovod_is_told_from_ours(site):
     site.horovod(extensions=["torch"], pytorch=TORCH)
-    assert installed_build().edits == ""
+    assert installed_build().patches == ""
     assert installed_build().describe() == "0.28.1 for torch 2.13.0+cpu; not built by hvdtrain"
+
+
+def test_a_build_from_before_there_were_patches_is_ours(site):
+    site.ours(hvdtrain={"key": "k" * 16, "edits": "e" * 12})
+    assert installed_build().patches == "e" * 12
+    assert "not built by hvdtrain" not in installed_build().describe()
 
 
 def test_unreadable_metadata_does_not_raise(site):
@@ -51,13 +57,13 @@ def test_a_fitting_build_is_accepted(site, framework):
     site.torch()
     site.tensorflow()
     site.ours()
-    assert require_horovod(framework).edits
+    assert require_horovod(framework).patches
 
 
 def test_a_fitting_stock_horovod_is_accepted(site):
     site.torch()
     site.horovod(extensions=["torch"], pytorch=TORCH)
-    assert require_horovod("torch").edits == ""
+    assert require_horovod("torch").patches == ""
 
 
 def refused(framework: str) -> HorovodBuildError:

@@ -1,89 +1,50 @@
-"""The edit table, and how the edited launcher ends its workers."""
+"""How Horovod's patched launcher answers questions, passes signals on and ends its workers.
+
+Every test runs the patched source: the real modules, in this process or in one of their own.
+"""
 
 import contextlib
 import ctypes
-import dataclasses
+import importlib
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import edit_ending_texts as ending
-from hvdtrain.horovod_build import edit_launcher_texts as launcher
-from hvdtrain.horovod_build import edit_texts as texts
-from hvdtrain.horovod_build.edit_table import EDITS
-from hvdtrain.horovod_build.edits import Edit, apply_edits, edits_digest
 
-DOCS = Path(__file__).parents[3] / "docs" / "horovod.md"
+@pytest.fixture
+def horovod(patched):
+    """Import modules of the patched source, whichever Horovod is installed."""
 
+    def ours(name: str) -> bool:
+        return name == "horovod" or name.startswith("horovod.")
 
-def made_up_source(folder: Path) -> Path:
-    for edit in EDITS:
-        path = folder / edit.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_text() if path.exists() else "# head\n"
-        path.write_text(before + f"# {edit.name}\n" + edit.find * edit.times + "\n")
-    return folder
-
-
-def test_every_edit_applies_to_a_source_that_has_its_text(tmp_path):
-    tree = made_up_source(tmp_path)
-    apply_edits(tree, EDITS)
-    for edit in EDITS:
-        text = (tree / edit.file).read_text()
-        assert text.count(edit.replacement) >= edit.times, edit.name
-        assert edit.find in edit.replacement or edit.find not in text, edit.name
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
+    sys.path.insert(0, str(patched))
+    yield importlib.import_module
+    sys.path.remove(str(patched))
+    for name in list(sys.modules):
+        if ours(name):
+            del sys.modules[name]
+    sys.modules.update(kept)
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
-def test_a_source_that_differs_stops_the_build_naming_the_edit(tmp_path, edit):
-    tree = made_up_source(tmp_path)
-    path = tree / edit.file
-    path.write_text(path.read_text().replace(edit.find, "something else\n"))
-    with pytest.raises(HorovodBuildError, match=re.escape(repr(edit.name))) as error:
-        apply_edits(tree, EDITS)
-    assert edit.file in error.value.problem
+@pytest.fixture
+def shell_exec(horovod):
+    """The module that runs workers."""
+    return horovod("horovod.runner.common.util.safe_shell_exec")
 
 
-def test_a_text_that_occurs_too_often_stops_the_build(tmp_path):
-    (tmp_path / "a.txt").write_text("x x")
-    with pytest.raises(HorovodBuildError, match="2 times there, not 1"):
-        apply_edits(tmp_path, [Edit("twice", "a.txt", "x", "y", "", "")])
-
-
-def test_a_missing_file_stops_the_build(tmp_path):
-    with pytest.raises(HorovodBuildError, match=r"no file gone\.txt"):
-        apply_edits(tmp_path, [Edit("missing", "gone.txt", "x", "y", "", "")])
-
-
-def test_the_digest_follows_what_is_done_and_not_the_reasons():
-    edit = Edit("a", "file", "x", "y", "because", "none found")
-    assert edits_digest([edit]) == edits_digest([dataclasses.replace(edit, why="other", upstream="#1")])
-    for field in ("file", "find", "replacement"):
-        assert edits_digest([edit]) != edits_digest([dataclasses.replace(edit, **{field: "z"})])
-
-
-def test_the_documented_table_has_the_same_edits():
-    section = DOCS.read_text().split("## The edits")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(.+?)` \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
-    assert rows == [(edit.name, edit.file, edit.why, edit.upstream) for edit in EDITS]
-
-
-def test_every_edit_says_why_and_names_an_upstream_thread_or_none():
-    for edit in EDITS:
-        assert edit.why, edit.name
-        assert re.search(r"none found|[\w.-]+/[\w.-]+#\d+", edit.upstream), edit.name
-
-
-def test_the_record_file_is_the_one_that_cmake_reads():
-    assert f"/{texts.RECORD_FILE}" in texts.METADATA_NEW
+@pytest.fixture
+def build_record(horovod, monkeypatch, tmp_path):
+    """The module that reads the record of a build, with its package moved to the test's folder."""
+    util = horovod("horovod.common.util")
+    monkeypatch.setattr(util, "__file__", str(tmp_path / "common" / "util.py"))
+    return util
 
 
 @pytest.mark.parametrize(
@@ -96,51 +57,16 @@ def test_the_record_file_is_the_one_that_cmake_reads():
         ("torch", "running with GPU", None),
     ],
 )
-def test_horovodrun_reads_what_was_built(tmp_path, extension, question, answer):
+def test_horovodrun_reads_what_was_built(build_record, tmp_path, extension, question, answer):
     metadata = {"pytorch": "2.13.0", "have_mpi": True, "have_gloo": True, "have_nccl": False}
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    names: dict = {"__file__": str(tmp_path / "common" / "util.py")}
-    exec("import json, os\n" + texts.RECORDED, names)
-    assert names["_recorded"](extension, question) is answer
+    assert build_record._recorded(extension, question) is answer
+    if answer is not None:
+        assert build_record._check_extension_lambda(extension, None, question, verbose=False) is answer
     (tmp_path / "metadata.json").unlink()
-    assert names["_recorded"](extension, question) is None
+    assert build_record._recorded(extension, question) is None
 
 
-# What stands between the edited parts of safe_shell_exec.py.
-BEFORE_TERMINATE = """\
-    try:
-        p = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return
-
-"""
-BETWEEN = """
-    for child in alive:
-        try:
-            for grandchild in child.children(recursive=True):
-                try:
-                    grandchild.kill()
-                except psutil.NoSuchProcess:
-                    pass
-            child.kill()
-        except psutil.NoSuchProcess:
-            pass
-
-"""
-MIDDLEMAN = "def _exec_middleman(command, env, stdout_w, stderr_w, r, stdin_data=None):\n"
-MIDDLEMAN_END = "    sys.exit(executor_shell.wait() % 256)\n\n\n"
-EXECUTE = "def execute(w, middleman, index, events):\n    stop = threading.Event()\n"
-SHELL_PARTS = (
-    ending.GRACE_OLD, BEFORE_TERMINATE, ending.TERMINATE_OLD, BETWEEN, ending.KILL_OLD, "\n\n", MIDDLEMAN,
-    ending.MIDDLEMAN_OLD, ending.PARENT_OLD, MIDDLEMAN_END, ending.PIPES_OLD, "    pass\n\n\n", EXECUTE,
-    ending.EVENTS_OLD, ending.JOINED_OLD.replace("    stdout_fwd.join()\n", ""),
-)  # fmt: skip
-IMPORTS = "import os, signal, subprocess, sys, threading, time\nimport psutil\n"
-THREADS = """
-def in_thread(target, args=()):
-    threading.Thread(target=target, args=args, daemon=True).start()
-
-"""
 SAVES = """
 import signal, sys, time
 def save(*_):
@@ -156,27 +82,6 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
 time.sleep(60)
 """
-
-
-def edited(text: str, file: str) -> str:
-    """Give a text of Horovod's as the edits of a file leave it."""
-    for edit in EDITS:
-        if edit.file.endswith(file) and edit.find in text:
-            assert text.count(edit.find) == 1
-            text = text.replace(edit.find, edit.replacement)
-    return text
-
-
-def launcher_part() -> dict:
-    """Give the launcher's functions as the edits leave them."""
-    names: dict = {}
-    exec(IMPORTS + THREADS + edited("".join(SHELL_PARTS), "safe_shell_exec.py"), names)
-    return names
-
-
-def terminate(pid: int, grace_seconds: float) -> None:
-    """Runs the launcher's function as the edits leave it."""
-    launcher_part()["terminate_executor_shell_and_children"](pid, grace_s=grace_seconds)
 
 
 @pytest.fixture
@@ -206,29 +111,32 @@ SHELLS = pytest.mark.parametrize("shell", ["{command}; exit $?", "exec {command}
 
 
 @SHELLS
-def test_a_worker_gets_sigterm_and_its_exit_code_is_kept(worker, shell):
+def test_a_worker_gets_sigterm_and_its_exit_code_is_kept(shell_exec, worker, shell):
     process = worker(SAVES, shell)
-    terminate(process.pid, grace_seconds=30)
+    shell_exec.terminate_executor_shell_and_children(process.pid, grace_s=30)
     assert process.stdout.readline() == "saved\n"
     assert process.wait(timeout=30) == 75
 
 
 @SHELLS
-def test_a_worker_that_ignores_sigterm_is_killed_when_the_grace_is_over(worker, shell):
+def test_a_worker_that_ignores_sigterm_is_killed_when_the_grace_is_over(shell_exec, worker, shell):
     process = worker(IGNORES, shell)
     children = psutil.Process(process.pid).children()
-    terminate(process.pid, grace_seconds=0.2)
+    shell_exec.terminate_executor_shell_and_children(process.pid, grace_s=0.2)
     assert process.wait(timeout=30) == -signal.SIGKILL
     assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 @pytest.mark.parametrize(("given", "asked", "failed"), [(None, 30, 5), ("2.5", 2.5, 2.5)])
-def test_the_grace_time_is_longer_where_somebody_asked_unless_it_is_set(monkeypatch, given, asked, failed):
+def test_the_grace_time_is_longer_after_a_request_unless_it_is_set(
+    horovod, monkeypatch, given, asked, failed
+):
     monkeypatch.delenv("HOROVOD_GRACEFUL_TERMINATION_SECONDS", raising=False)
     if given:
         monkeypatch.setenv("HOROVOD_GRACEFUL_TERMINATION_SECONDS", given)
-    names = launcher_part()
-    assert (names["GRACEFUL_TERMINATION_TIME_S"], names["FAILURE_TERMINATION_TIME_S"]) == (asked, failed)
+    module = horovod("horovod.runner.common.util.safe_shell_exec")
+    found = module.GRACEFUL_TERMINATION_TIME_S, module.FAILURE_TERMINATION_TIME_S
+    assert found == (asked, failed)
 
 
 TELLS = """
@@ -246,54 +154,63 @@ time.sleep(60)
 
 @SHELLS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_middleman_passes_on_what_was_asked(worker, shell, number):
+def test_the_intermediate_process_passes_on_what_was_requested(shell_exec, worker, shell, number):
     process = worker(TELLS, shell)
-    names = launcher_part()
-    names["_pass_signal_on"](process.pid, signal.SIGUSR1)
+    shell_exec._pass_signal_on(process.pid, signal.SIGUSR1)
     assert process.stdout.readline() == "SIGUSR1\n"
-    names["_pass_signal_on"](process.pid, number)
+    shell_exec._pass_signal_on(process.pid, number)
     assert process.stdout.readline() == f"{number.name}\n"
     assert process.wait(timeout=30) == 75
 
 
-def test_an_ssh_client_is_not_signalled_before_the_grace_is_over(tmp_path):
+def test_an_ssh_client_is_not_signalled_before_the_grace_is_over(shell_exec, monkeypatch, tmp_path):
     ssh = tmp_path / "ssh"
     ssh.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(ssh), "60"])
-    names = launcher_part()
-    names["GRACEFUL_TERMINATION_TIME_S"] = 0.2
-    names["_pass_signal_on"](process.pid, signal.SIGUSR1)
+    monkeypatch.setattr(shell_exec, "GRACEFUL_TERMINATION_TIME_S", 0.2)
+    shell_exec._pass_signal_on(process.pid, signal.SIGUSR1)
     assert process.poll() is None
-    names["_pass_signal_on"](process.pid, signal.SIGTERM)
+    shell_exec._pass_signal_on(process.pid, signal.SIGTERM)
     assert process.wait(timeout=30) == -signal.SIGKILL
 
 
-MIDDLEMAN_RUNS = """
-def on_event(*args, **options):
-    pass
+INTERMEDIATE = """
+import sys, threading
+sys.path.insert(0, {source!r})
+from horovod.runner.common.util.safe_shell_exec import _exec_middleman
 
 
-class Pipe:
+class End:
+    def __init__(self, number=None):
+        self.number = number
+
     def fileno(self):
-        return 0
+        return self.number
+
+    def close(self):
+        pass
 
 
-_exec_middleman("exec {python} {worker}", None, None, None, Pipe())
+_exec_middleman({command!r}, None, threading.Event(), (End(), End(1)), (End(), End(2)), (End(0), End()))
 """
 
 
 @pytest.fixture
-def middleman(tmp_path):
-    """Starts a middleman, with the pipe of its orders for standard input, and a worker under it."""
+def intermediate(patched, tmp_path):
+    """Starts an intermediate process and a worker under it; its standard input is its pipe of messages."""
     started = []
 
     def start(script: str) -> subprocess.Popen:
         (tmp_path / "worker.py").write_text(script)
-        runs = MIDDLEMAN_RUNS.format(python=sys.executable, worker=tmp_path / "worker.py")
-        text = IMPORTS + THREADS + edited("".join(SHELL_PARTS), "safe_shell_exec.py") + runs
-        (tmp_path / "middleman.py").write_text(text)
-        command = [sys.executable, str(tmp_path / "middleman.py")]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        command = f"exec {sys.executable} {tmp_path / 'worker.py'}"
+        text = INTERMEDIATE.format(source=str(patched), command=command)
+        (tmp_path / "intermediate.py").write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "intermediate.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
         started.append(process)
         assert process.stdout.readline() == b"up\n"
         return process
@@ -307,8 +224,8 @@ def middleman(tmp_path):
         process.stdout.close()
 
 
-def test_a_middleman_follows_its_orders(middleman):
-    process = middleman(TELLS)
+def test_the_intermediate_process_follows_its_messages(intermediate):
+    process = intermediate(TELLS)
     process.stdin.write(bytes([signal.SIGUSR1]))
     assert process.stdout.readline() == b"SIGUSR1\n"
     process.stdin.write(bytes([signal.SIGTERM]))
@@ -316,15 +233,15 @@ def test_a_middleman_follows_its_orders(middleman):
     assert process.wait(timeout=30) == 75
 
 
-def test_a_middleman_whose_launcher_is_gone_ends_its_worker(middleman):
-    process = middleman(TELLS)
+def test_an_intermediate_process_whose_launcher_is_gone_ends_its_worker(intermediate):
+    process = intermediate(TELLS)
     process.stdin.close()
     assert process.stdout.readline() == b"SIGTERM\n"
     assert process.wait(timeout=30) == 75
 
 
-def test_a_middleman_outlives_a_signal_to_every_process(middleman):
-    process = middleman(TELLS)
+def test_the_intermediate_process_outlives_a_signal_to_every_process(intermediate):
+    process = intermediate(TELLS)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)
     time.sleep(0.2)
@@ -334,14 +251,13 @@ def test_a_middleman_outlives_a_signal_to_every_process(middleman):
 
 
 RUNS_MPIRUN = """
-import copy, ctypes, os, signal, subprocess, sys, threading, time
-import psutil
-class safe_shell_exec:
-    GRACEFUL_TERMINATION_TIME_S = {grace}
+import ctypes, sys
+sys.path.insert(0, {source!r})
+from horovod.runner import mpi_run
+mpi_run.safe_shell_exec.GRACEFUL_TERMINATION_TIME_S = {grace}
 if {without_prctl}:
     ctypes.CDLL = lambda name: object()
-{function}    pass
-sys.exit(_run_and_pass_signals_on({command!r}, None))
+sys.exit(mpi_run._run_and_pass_signals_on({command!r}, None))
 """
 STAYS = """
 import os, signal, sys, time
@@ -354,7 +270,7 @@ while True:
 
 
 @pytest.fixture
-def horovodrun(tmp_path):
+def horovodrun(patched, tmp_path):
     """Starts the part of horovodrun that runs mpirun, here another script; gives both processes."""
     found = []
 
@@ -362,7 +278,7 @@ def horovodrun(tmp_path):
         (tmp_path / "mpirun.py").write_text(script)
         command = f"{sys.executable} {tmp_path / 'mpirun.py'}"
         text = RUNS_MPIRUN.format(
-            grace=grace, without_prctl=without_prctl, function=launcher.MPIRUN_FUNCTION, command=command
+            source=str(patched), grace=grace, without_prctl=without_prctl, command=command
         )
         (tmp_path / "horovodrun.py").write_text(text)
         process = subprocess.Popen(
@@ -413,7 +329,7 @@ def test_an_mpirun_that_does_not_end_in_time_gets_sigterm(horovodrun):
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
 
 
-def test_sigint_reaches_mpirun_where_there_is_no_terminal(horovodrun):
+def test_sigint_reaches_mpirun_without_a_terminal(horovodrun):
     process, _ = horovodrun(STAYS.replace("signal.SIGUSR1,", "signal.SIGUSR1, signal.SIGINT,"))
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "SIGINT\n"

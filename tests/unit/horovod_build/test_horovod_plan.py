@@ -10,21 +10,23 @@ import pytest
 
 from hvdtrain.errors import ConfigError, HorovodBuildError
 from hvdtrain.horovod_build import BuildRequest, gpu, mpi, plan, toolchain
-from hvdtrain.horovod_build.edit_table import EDITS
-from hvdtrain.horovod_build.frameworks import Framework
+from hvdtrain.horovod_build.frameworks import InstalledFramework
+from hvdtrain.horovod_build.patching import horovod_patches
 
-TORCH = Framework("torch", "2.13.0+cpu")
-TENSORFLOW = Framework("tf", "2.21.0")
+TORCH = InstalledFramework("torch", "2.13.0+cpu")
+TENSORFLOW = InstalledFramework("tf", "2.21.0")
 
 
 MPI = mpi.Mpi("Open MPI", "5.0.11", Path(sys.prefix) / "bin", (Path(sys.prefix) / "lib",))
 GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
 CHANGES = {
-    "torch": {"frameworks": {"torch": Framework("torch", "2.12.0"), "tf": TENSORFLOW}},
-    "torch cuda": {"frameworks": {"torch": Framework("torch", "2.13.0+cpu", "13.0"), "tf": TENSORFLOW}},
+    "torch": {"frameworks": {"torch": InstalledFramework("torch", "2.12.0"), "tf": TENSORFLOW}},
+    "torch cuda": {
+        "frameworks": {"torch": InstalledFramework("torch", "2.13.0+cpu", "13.0"), "tf": TENSORFLOW}
+    },
     "torch abi": {"frameworks": {"torch": dataclasses.replace(TORCH, cxx11_abi=False), "tf": TENSORFLOW}},
     "no torch": {"frameworks": {"tf": TENSORFLOW}},
-    "tensorflow": {"frameworks": {"torch": TORCH, "tf": Framework("tf", "2.20.0")}},
+    "tensorflow": {"frameworks": {"torch": TORCH, "tf": InstalledFramework("tf", "2.20.0")}},
     "no tensorflow": {"frameworks": {"torch": TORCH}},
     "no mpi": {"mpi": None},
     "mpi version": {"mpi": dataclasses.replace(MPI, version="4.1.4")},
@@ -51,10 +53,10 @@ def test_the_key_changes_with_every_part_of_the_plan(the_plan, name):
     assert key not in {the_plan.key, *keys.values()}
 
 
-def test_the_key_changes_with_the_edits_the_recipe_the_python_and_the_flags(the_plan, monkeypatch):
+def test_the_key_changes_with_the_patches_the_recipe_the_python_and_the_flags(the_plan, monkeypatch):
     keys = {the_plan.key}
     for change in (
-        lambda: monkeypatch.setattr(plan, "EDITS", EDITS[1:]),
+        lambda: monkeypatch.setattr(plan, "horovod_patches", lambda: horovod_patches()[1:]),
         lambda: monkeypatch.setattr(plan, "RECIPE", plan.RECIPE + 1),
         lambda: monkeypatch.setattr(plan.importlib.machinery, "EXTENSION_SUFFIXES", [".cpython-399.so"]),
         lambda: monkeypatch.setattr(plan.sysconfig, "get_platform", lambda: "linux-riscv64"),

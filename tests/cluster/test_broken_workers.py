@@ -1,0 +1,60 @@
+"""Hosts whose workers cannot train, or go away while they do: the job says which, and leaves nothing."""
+
+import re
+import time
+
+import pytest
+from broken import instead, left_running, package, text_instead, unplugged
+from broken_jobs import LIMIT_SECONDS, command, fails, nothing_left
+from hosts import Cluster
+from support import jobs
+
+BOTH = pytest.mark.parametrize("controller", jobs.CONTROLLERS)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster({"h1": 2, "h2": 1}, shared=tmp_path_factory.mktemp("broken")) as cluster:
+        yield cluster
+
+
+@BOTH
+def test_horovod_without_an_extension(cluster, tmp_path, controller):
+    (tmp_path / "empty").mkdir()
+    with instead(cluster.hosts["h2"], package("horovod") / "torch", tmp_path / "empty"):
+        fails(cluster, controller, tmp_path, "rank 2 on h2: .*no extension for PyTorch")
+
+
+@BOTH
+def test_another_version_of_torch(cluster, tmp_path, controller):
+    version = package("torch") / "version.py"
+    other = re.sub(r"(__version__ = ')[\d.]+", r"\g<1>1.2.3", version.read_text())
+    with text_instead(cluster.hosts["h2"], version, other, tmp_path):
+        fails(cluster, controller, tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
+
+
+@BOTH
+def test_a_host_that_goes_away_while_training(cluster, tmp_path, controller):
+    words = command(cluster, controller, tmp_path / "run", "--steps", "1000000", "--log-every", "1")
+    log = tmp_path / "run" / "metrics.jsonl"
+    host = cluster.hosts["h2"]
+    with cluster.head.started(words, cwd=tmp_path) as job:
+        deadline = time.monotonic() + 90
+        while not log.exists() or log.read_text().count("\n") < 5:
+            assert job.process.poll() is None, job.result().output
+            assert time.monotonic() < deadline, job.result().output
+            time.sleep(0.1)
+        with unplugged(host):
+            result = job.wait(LIMIT_SECONDS)
+            nothing_left(cluster, but="h2")
+            # the host itself gives up, too: its worker at once, Open MPI's daemon somewhat later
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while any(p.startswith("python") for p in left_running(cluster).get("h2", [])):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        host.namespaces.kill("prted")
+    assert result.returncode == 3, result.output
+    assert "rank 0 on h1: host h2 (rank 2) is gone" in result.output
+    summary = jobs.Run(tmp_path / "run", result).summary
+    assert summary["status"] == "failed"
+    assert "host h2 (rank 2) is gone" in summary["error"]

@@ -1,0 +1,219 @@
+"""The patches for Horovod's source: complete, exact, documented, and part of every installation."""
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build import compiling
+from hvdtrain.horovod_build.patch_table import patch_table
+from hvdtrain.horovod_build.patching import apply_patches, horovod_patches, parse_patch, patches_digest
+from hvdtrain.horovod_build.unified_diff import split_lines
+
+REPOSITORY = Path(__file__).parents[3]
+DOCS = REPOSITORY / "docs" / "horovod.md"
+PATCHES = horovod_patches()
+HUNKS = [(patch, diff.file, hunk) for patch in PATCHES for diff in patch.files for hunk in diff.hunks]
+
+HEADER = "Subject: a change\nNeeded: always\nWhy: because\n of this\nUpstream: none found\n\n"
+DIFF = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-x\n+y\n"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_patch_applies_to_horovods_source(tree):
+    for patch in PATCHES:
+        apply_patches(tree, [patch])
+        for diff in patch.files:
+            lines = split_lines((tree / diff.file).read_bytes().decode())
+            shift = 0
+            for hunk in diff.hunks:
+                first = hunk.start - 1 + shift
+                assert tuple(lines[first : first + len(hunk.after)]) == hunk.after, patch.name
+                assert hunk.before != hunk.after, patch.name
+                shift += len(hunk.after) - len(hunk.before)
+
+
+def test_all_patches_at_once_do_what_each_one_does_in_turn(tree, patched):
+    apply_patches(tree, PATCHES)
+    for path in contents(tree):
+        assert path.read_bytes() == (patched / path.relative_to(tree)).read_bytes()
+
+
+@pytest.mark.may_skip
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_git_makes_the_same_of_the_patches(tree, patched):
+    for patch in PATCHES:
+        file = files("hvdtrain.horovod_build") / "patches" / f"{patch.name}.patch"
+        subprocess.run(["git", "apply", "--whitespace=nowarn", str(file)], cwd=tree, check=True)
+    for path in contents(tree):
+        assert path.read_bytes() == (patched / path.relative_to(tree)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("patch", "file", "hunk"), HUNKS, ids=[f"{patch.name} {file} {hunk.start}" for patch, file, hunk in HUNKS]
+)
+def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, file, hunk):
+    number = PATCHES.index(patch)
+    apply_patches(tree, PATCHES[:number])
+    lines = split_lines((tree / file).read_bytes().decode())
+    lines[hunk.start - 1] = "something else\n"
+    (tree / file).write_text("".join(lines))
+    before = contents(tree)
+    with pytest.raises(HorovodBuildError) as error:
+        apply_patches(tree, PATCHES[number:])
+    for part in (patch.name, file, hunk.title, f"line {hunk.start};", "'something else\\n'"):
+        assert part in error.value.problem
+    assert contents(tree) == before
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_source_whose_lines_have_moved_stops_the_build(tree, patch):
+    number = PATCHES.index(patch)
+    apply_patches(tree, PATCHES[:number])
+    file = patch.files[-1].file
+    (tree / file).write_bytes(b"\n" + (tree / file).read_bytes())
+    with pytest.raises(HorovodBuildError, match=re.escape(f"Patch {patch.name} does not match {file}")):
+        apply_patches(tree, [patch])
+
+
+def test_a_text_that_stands_elsewhere_stops_the_build(tmp_path):
+    (tmp_path / "a.txt").write_text("z\nx\nx\n")
+    with pytest.raises(
+        HorovodBuildError, match=r"build/0001-twice does not match a\.txt: .* differs at line 1"
+    ):
+        apply_patches(tmp_path, [parse_patch("build/0001-twice", HEADER + DIFF)])
+
+
+def test_a_missing_file_stops_the_build_before_anything_is_written(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n")
+    patches = [
+        parse_patch("build/0001-there", HEADER + DIFF),
+        parse_patch("build/0002-missing", HEADER + DIFF.replace("a.txt", "gone.txt")),
+    ]
+    with pytest.raises(HorovodBuildError, match=r"build/0002-missing: .* no file gone\.txt"):
+        apply_patches(tmp_path, patches)
+    assert (tmp_path / "a.txt").read_text() == "x\n"
+
+
+def test_the_digest_follows_what_is_done_and_not_the_reasons():
+    patch = parse_patch("build/0001-one", HEADER + DIFF)
+    assert patches_digest([patch]) == patches_digest([dataclasses.replace(patch, why="other", upstream="#1")])
+    other_reason = parse_patch("build/0009-renamed", HEADER.replace("because", "for") + DIFF)
+    assert patches_digest([patch]) == patches_digest([other_reason])
+    for part in ("a.txt", "-x", "+y"):
+        changed = parse_patch("build/0001-one", HEADER + DIFF.replace(part, f"{part}z"))
+        assert patches_digest([patch]) != patches_digest([changed])
+    digests = {patches_digest(PATCHES), *(patches_digest(PATCHES[:count]) for count in range(len(PATCHES)))}
+    assert len(digests) == len(PATCHES) + 1
+
+
+def test_the_fields_of_a_header_are_read():
+    patch = parse_patch("build/0001-one", HEADER + DIFF)
+    assert (patch.subject, patch.needed, patch.why, patch.upstream) == (
+        "a change", "always", "because of this", "none found",
+    )  # fmt: skip
+    assert patch.diff == DIFF
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("build/0001-a", HEADER.replace("Upstream: none found\n", "") + DIFF, "header must have the fields"),
+        ("build/0001-a", HEADER.replace("Needed: always\n", "") + DIFF, "Subject, Needed, Why, Upstream"),
+        ("launcher/0001-a", HEADER + DIFF, "Subject, Why, Upstream"),
+        ("build/0001-a", HEADER.replace("because\n of this", "") + DIFF, "header must have the fields"),
+        ("build/0001-a", DIFF, "header must have the fields"),
+        ("build/0001-a", HEADER, "is malformed"),
+        ("build/0001-a", HEADER + DIFF + "words\n", "is malformed"),
+    ],
+)
+def test_a_malformed_patch_is_an_error_that_names_it(name, text, message):
+    with pytest.raises(HorovodBuildError, match=f"Patch {name}.*{message}"):
+        parse_patch(name, text)
+
+
+def test_every_patch_says_why_and_names_an_upstream_thread_or_none():
+    for patch in PATCHES:
+        assert patch.why, patch.name
+        assert re.search(r"none found|[\w.-]+/[\w.-]+#\d+", patch.upstream), patch.name
+
+
+def test_patches_are_numbered_without_gaps_in_each_set():
+    names = [patch.name for patch in PATCHES]
+    for group in ("build", "launcher"):
+        numbers = [int(name.partition("/")[2][:4]) for name in names if name.startswith(group)]
+        assert numbers == list(range(1, len(numbers) + 1))
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["build", "launcher"])
+def test_the_documented_tables_are_those_of_the_headers(name):
+    assert f"\n\n{patch_table(name, PATCHES)}\n\n" in DOCS.read_text()
+
+
+def test_the_tables_hold_every_patch_and_can_be_printed():
+    printed = subprocess.run(
+        [sys.executable, "-m", "hvdtrain.horovod_build.patch_table"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    rows = re.findall(r"^\| `(\d{4}-.+?)` \|", printed, re.MULTILINE)
+    assert rows == [patch.name.partition("/")[2] for patch in PATCHES]
+    assert printed == "\n\n".join(patch_table(name, PATCHES) for name in ("build", "launcher")) + "\n"
+
+
+def test_the_record_file_is_the_one_that_cmake_reads(patched):
+    assert (
+        f'file(READ "${{PROJECT_SOURCE_DIR}}/{compiling.RECORD_FILE}"'
+        in (patched / "CMakeLists.txt").read_text()
+    )
+
+
+def build_distribution(source: Path, kind: str, folder: Path) -> Path:
+    """Build the "sdist" or "wheel" of a source tree without the network."""
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return next(folder.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
+
+
+def test_a_wheel_that_is_built_from_the_source_distribution_holds_the_patches(tmp_path):
+    source = tmp_path / "hvdtrain"
+    shutil.copytree(
+        REPOSITORY / "hvdtrain", source / "hvdtrain", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(REPOSITORY / name, source / name)
+    sdist = build_distribution(source, "sdist", tmp_path / "sdist")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
+    unpacked = tmp_path / "unpacked" / sdist.name.removesuffix(".tar.gz")
+    with zipfile.ZipFile(build_distribution(unpacked, "wheel", tmp_path / "wheel")) as wheel:
+        for patch in PATCHES:
+            path = f"hvdtrain/horovod_build/patches/{patch.name}.patch"
+            assert wheel.read(path) == (REPOSITORY / path).read_bytes()
+
+
+def test_an_installation_without_patches_builds_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("hvdtrain.horovod_build.patching.files", lambda package: tmp_path)
+    with pytest.raises(HorovodBuildError, match="has no patches for Horovod"):
+        horovod_patches.__wrapped__()

@@ -1,0 +1,345 @@
+"""Callbacks: which are taken, when they are called, and what an exception in one does."""
+
+import re
+import threading
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.documents import ROOT, blocks
+from support.fakes import on_every_rank
+from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
+
+from hvdtrain.callbacks import HOOKS, Callback, RunContext, find_callbacks
+from hvdtrain.config import Config
+from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
+from hvdtrain.jobs.run_directory import open_run
+from hvdtrain.reporting.report import CallbackReport, RunReport, SilentReport
+
+RATES = {"learning_rate": 0.03125, "samples_per_second": 2000.0}
+
+
+class Notebook:
+    """A callback of no class of hvdtrain's, which remembers every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def __getattr__(self, name: str):
+        if name not in HOOKS:
+            raise AttributeError(name)
+        return lambda *args: self.calls.append((name, *args))
+
+    @property
+    def hooks(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+class EndsOnly:
+    """A callback with one of the methods."""
+
+    def __init__(self) -> None:
+        self.summaries: list = []
+
+    def on_end(self, summary) -> None:
+        self.summaries.append(summary)
+
+
+class Failing(Callback):
+    """A callback that fails in one hook, and remembers the hooks that were called."""
+
+    def __init__(self, hook: str, error: Exception | None = None, errors_end_job: bool = True) -> None:
+        self.hook, self.error, self.errors_end_job = hook, error or ValueError("boom"), errors_end_job
+        self.called: list[str] = []
+
+    def _call(self, hook: str) -> None:
+        self.called.append(hook)
+        if hook == self.hook:
+            raise self.error
+
+    def on_start(self, context):
+        self._call("on_start")
+
+    def on_evaluation(self, step, metrics):
+        self._call("on_evaluation")
+
+    def on_checkpoint(self, step, path):
+        self._call("on_checkpoint")
+
+    def on_end(self, summary):
+        self._call("on_end")
+
+
+def told_everything(report, end: bool = True) -> None:
+    """Tell a report of a short run."""
+    report.on_start(20, 4)
+    report.on_step(step_info(5), METRICS)
+    report.on_window(step_info(5), MEANS, 2000.0, 0.25)
+    report.on_evaluation(step_info(5), MEANS, 2000.0)
+    report.on_checkpoint(5, Path("step-00000005"))
+    if end:
+        report.on_end(summary())
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Makes a report with callbacks on a console that a test can read."""
+    made: list[Watched] = []
+
+    def make(*callbacks, **fields) -> Watched:
+        made.append(Watched(tmp_path, callbacks=callbacks, **fields))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.report.close()
+
+
+def notes(watched: Watched) -> list[str]:
+    return [line for line in watched.lines if line.startswith("note: ")]
+
+
+def test_every_hook_is_called_with_what_it_promises(watched, tmp_path):
+    notebook = Notebook()
+    model = object()
+    told_everything(watched(notebook, model=model).report)
+    (_, context), *calls = notebook.calls
+    assert calls == [
+        ("on_step", step_info(5), METRICS),
+        ("on_window", step_info(5), {**MEANS, **RATES, "data_wait_fraction": 0.25}),
+        ("on_evaluation", step_info(5), {**MEANS, **RATES}),
+        ("on_checkpoint", 5, Path("step-00000005")),
+        ("on_end", summary()),
+    ]
+    assert context.model is model
+    assert (context.rank, context.workers, context.steps, context.steps_done) == (0, 2, 20, 4)
+    assert context.run_dir == tmp_path
+
+
+def test_a_callback_may_have_some_of_the_methods_only(watched):
+    callback = EndsOnly()
+    told_everything(watched(callback).report)
+    assert callback.summaries == [summary()]
+
+
+def test_callbacks_are_called_in_the_order_of_their_list(watched):
+    order = []
+    first, second = (SimpleNamespace(on_step=lambda *_, n=n: order.append(n)) for n in (1, 2))
+    told_everything(watched(first, second).report)
+    assert order == [1, 2]
+
+
+def test_the_built_in_ones_come_first(watched, tmp_path):
+    seen = []
+    callback = SimpleNamespace(on_evaluation=lambda *_: seen.append(len(records(tmp_path))))
+    told_everything(watched(callback).report)
+    assert seen == [2]
+
+
+def test_nothing_is_called_after_the_end(watched):
+    notebook = Notebook()
+    report = watched(notebook).report
+    told_everything(report)
+    report.on_checkpoint(6, Path("step-00000006"))
+    report.on_end(summary())
+    assert notebook.hooks == list(HOOKS)
+
+
+def test_a_job_that_fails_before_its_first_step_does_not_end_what_never_started(watched):
+    notebook = Notebook()
+    watched(notebook).report.on_end(summary(status="failed"))
+    assert notebook.calls == []
+
+
+def test_the_context_notes_logs_and_tells_the_time(watched, tmp_path, clock):
+    kept = []
+    shown = watched(SimpleNamespace(on_start=kept.append))
+    shown.report.on_start(20, 4, seconds_before=30.0)
+    (context,) = kept
+    context.note("seven are wrong")
+    context.log(step_info(6), {"wrong": 7, "mean": np.float32(0.5)})
+    clock.seconds += 2
+    assert shown.lines == ["note: seven are wrong"]
+    (record,) = records(tmp_path)
+    assert (record["phase"], record["step"], record["wrong"], record["mean"]) == ("callback", 6, 7, 0.5)
+    assert context.seconds() == 32.0
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_evaluation", "on_checkpoint", "on_end"])
+def test_an_exception_ends_the_job_with_the_names_of_callback_and_hook(watched, hook):
+    with pytest.raises(WorkerFailure) as raised:
+        told_everything(watched(Failing(hook)).report)
+    assert raised.value.problem.startswith(f"callback Failing failed in {hook}: {__file__}, line ")
+    assert raised.value.problem.endswith(": ValueError: boom")
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_callback_that_failed_is_told_of_the_end(watched):
+    failing, notebook = Failing("on_evaluation"), Notebook()
+    report = watched(failing, notebook).report
+    with pytest.raises(WorkerFailure):
+        told_everything(report)
+    report.on_end(summary(status="failed"))
+    assert failing.called == ["on_start", "on_evaluation", "on_end"]
+    assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_an_exception_at_the_end_leaves_the_outcome_of_a_job_that_did_not_complete(watched, status):
+    shown = watched(Failing("on_end"))
+    told_everything(shown.report, end=False)
+    shown.report.on_end(summary(status=status))
+    (note,) = notes(shown)
+    assert note.startswith("note: callback Failing failed in on_end: ")
+
+
+def test_an_exception_at_the_end_keeps_nobody_from_ending(watched):
+    notebook = Notebook()
+    with pytest.raises(WorkerFailure):
+        told_everything(watched(Failing("on_end"), notebook).report)
+    assert notebook.hooks[-1] == "on_end"
+
+
+def test_an_error_of_hvdtrain_keeps_its_exit_code(watched):
+    with pytest.raises(PeerLostError):
+        told_everything(watched(Failing("on_evaluation", PeerLostError("gone"), False)).report)
+
+
+def test_an_exception_that_does_not_end_the_job_is_noted_once(watched):
+    failing = Failing("on_evaluation", errors_end_job=False)
+    shown = watched(failing)
+    told_everything(shown.report, end=False)
+    shown.report.on_evaluation(step_info(9), MEANS, 2000.0)
+    shown.report.on_end(summary())
+    (note,) = notes(shown)
+    assert note.startswith(f"note: callback Failing failed in on_evaluation: {__file__}, line ")
+    said = " ".join(" ".join(shown.lines).split())  # long notes are wrapped
+    assert said.count(": ValueError: boom; its on_evaluation is not called again") == 1
+    assert failing.called == ["on_start", "on_evaluation", "on_checkpoint", "on_end"]
+
+
+def test_a_callback_that_could_not_start_is_not_called_again(watched):
+    failing = Failing("on_start", errors_end_job=False)
+    shown = watched(failing)
+    told_everything(shown.report)
+    assert failing.called == ["on_start"]
+    assert "; the callback is not called again" in " ".join(" ".join(shown.lines).split())
+
+
+def test_an_interruption_is_no_failure_of_the_callback(watched):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        told_everything(watched(SimpleNamespace(on_step=interrupt, errors_end_job=False)).report)
+
+
+def test_a_callback_of_every_rank_shows_nothing_on_others(tmp_path, capfd):
+    notebook = Notebook()
+    report = CallbackReport(run_context(tmp_path), [notebook])
+    told_everything(report)
+    notebook.calls[0][1].note("hidden")
+    notebook.calls[0][1].log(step_info(5), {"wrong": 7})
+    assert notebook.hooks == list(HOOKS)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_on_another_rank_is_noted_on_standard_error(tmp_path, capfd):
+    context = run_context(tmp_path, rank=3)
+    told_everything(CallbackReport(context, [Failing("on_evaluation", errors_end_job=False)]))
+    assert capfd.readouterr().err.startswith("note: rank 3: callback Failing failed in on_evaluation: ")
+
+
+@pytest.mark.parametrize(
+    ("every_rank", "kinds"),
+    [
+        (False, [RunReport, SilentReport, SilentReport]),
+        (True, [RunReport, CallbackReport, CallbackReport]),
+    ],
+)
+def test_other_ranks_call_those_that_ask_for_it(tmp_path, monkeypatch, every_rank, kinds):
+    monkeypatch.chdir(tmp_path)
+    callbacks = [Notebook() for _ in range(3)]
+
+    def train(workers):
+        callback = callbacks[workers.rank]
+        callback.every_rank = every_rank
+        config = Config(framework="torch", epochs=1, run_dir="run")
+        report, _ = open_run(config, workers, callbacks=[callback])
+        report.on_start(3, 0)
+        report.close()
+        return report
+
+    reports = on_every_rank(["here"] * 3, train)
+    assert [type(report) for report in reports] == kinds
+    contexts = [callback.calls[0][1] for callback in callbacks if callback.calls]
+    assert [context.rank for context in contexts] == ([0, 1, 2] if every_rank else [0])
+    assert {(context.workers, context.run_dir) for context in contexts} == {(3, Path("run"))}
+
+
+def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
+    mine, given = Notebook(), Notebook()
+    with_list = SimpleNamespace(callbacks=[mine])
+    with_method = SimpleNamespace(callbacks=lambda: (mine,))
+    for task in (with_list, with_method):
+        assert find_callbacks(task, "my.py:Task", [given]) == [mine, given]
+    assert find_callbacks(object(), "my.py:Task") == []
+    assert find_callbacks(SimpleNamespace(callbacks=None), "my.py:Task") == []
+
+
+def test_the_callbacks_of_the_page_are_callbacks():
+    names: dict = {}
+    for block in blocks(ROOT / "docs" / "callbacks.md"):
+        if block.language == "python":
+            exec(block.text, names)
+    shown = [names["WrongPredictions"](), names["Tracker"]()]
+    assert find_callbacks(object(), "t", shown) == shown
+    assert not names["Tracker"].errors_end_job
+
+
+def test_the_page_describes_every_method_and_all_of_the_context():
+    text = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(on_\w+)\(", text, re.MULTILINE)) == set(HOOKS)
+    table = text.partition("## The context")[2].partition("##")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    described = re.findall(r"`(\w+)(?:\(.*?\))?`", " ".join(rows))
+    assert set(described) == {field.name for field in fields(RunContext)}
+
+
+def test_an_object_without_any_of_the_methods_is_refused():
+    with pytest.raises(TaskError) as raised:
+        find_callbacks(SimpleNamespace(callbacks=[threading.Event()]), "my.py:Task")
+    assert str(raised.value) == (
+        "callback Event has none of the methods that are called\n"
+        "They are on_start, on_step, on_window, on_evaluation, on_checkpoint, on_end; "
+        "docs/callbacks.md describes them."
+    )
+
+
+def test_a_class_is_refused():
+    with pytest.raises(TaskError) as raised:
+        find_callbacks(object(), "my.py:Task", [EndsOnly])
+    assert str(raised.value) == "callback EndsOnly is a class, not an object\nWrite EndsOnly() in the list."
+
+
+def test_what_is_no_list_is_refused():
+    with pytest.raises(TaskError, match=r"callbacks of task my.py:Task must be a list, found a EndsOnly"):
+        find_callbacks(SimpleNamespace(callbacks=EndsOnly()), "my.py:Task")
+
+
+def test_a_method_that_fails_is_named():
+    def callbacks():
+        raise ValueError("no server")
+
+    with pytest.raises(TaskError, match=r"callbacks\(\) of task t failed: .*line \d+: ValueError: no server"):
+        find_callbacks(SimpleNamespace(callbacks=callbacks), "t")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("on_evaluaton", "on_evaluation"), ("on_steps", "on_step")])
+def test_a_misspelled_method_is_refused_with_the_name_that_was_meant(name, meant):
+    callback = type("Mine", (), {"on_end": lambda self, summary: None, name: lambda self, *_: None})()
+    with pytest.raises(TaskError, match=rf"callback Mine has a method {name}, .*\nDid you mean {meant}\?"):
+        find_callbacks(SimpleNamespace(callbacks=[callback]), "my.py:Task")

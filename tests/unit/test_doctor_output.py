@@ -1,0 +1,57 @@
+"""The doctor's table and its JSON document."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from doctor_reports import INFO, changed, make_report
+from rich.console import Console
+
+from hvdtrain.doctor.diagnosis import diagnose
+from hvdtrain.doctor.json_output import to_json
+from hvdtrain.doctor.table import show
+
+
+def shown(*info, width=100, **more) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        show(diagnose(make_report(*info, **more), "ssh"), console)
+        return console.export_text()
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4, 5, 16, 17, 200])
+def test_the_table_fits_80_columns(hosts):
+    text = shown(*[INFO] * hosts, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("2.13.0") == 2  # equal values are shown once: of PyTorch, and of Horovod
+    assert f"{hosts} host" in text
+
+
+def test_a_problem_of_several_hosts_is_shown_once_with_its_remedy():
+    bad = changed(software__versions__PyTorch="2.12.0")
+    text = shown(INFO, bad, bad, INFO, INFO)
+    assert text.count("FAIL") == 1
+    assert "FAIL  h2, h3: PyTorch: 2.12.0; 2.13.0 on h1, h4, h5" in text
+    assert "Install the same version" in text
+    assert "a job would fail because of h2, h3" in text
+
+
+def test_the_json_document_holds_hosts_and_findings():
+    diagnosis = diagnose(make_report(INFO, changed(cores=0)), "ssh")
+    document = json.loads(to_json(diagnosis))
+    assert document["format"] == 1
+    assert document["exit_code"] == 0
+    assert [host["name"] for host in document["hosts"]] == ["h1", "h2"]
+    assert {"host": "h2", "check": "cores", "verdict": "warn"}.items() <= next(
+        f for f in document["findings"] if f["verdict"] == "warn"
+    ).items()
+
+
+def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
+    words = [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"], done.stderr
+    assert document["how"] == "this host alone"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,157 @@
+"""Reading ahead: results in order, bounded, with errors in their place and no thread left."""
+
+import threading
+import time
+
+import pytest
+
+from hvdtrain.data.read_ahead import read_ahead
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hvdtrain-read-ahead")]
+
+
+def assert_threads_end() -> None:
+    for thread in reading_threads():
+        thread.join(timeout=10)
+    assert reading_threads() == []
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_results_are_in_order_although_reads_overtake_each_other(threads, count):
+    def read(index: int) -> int:
+        time.sleep(0.002 * (index % 3 == 0))
+        return index
+
+    assert list(read_ahead(read, count, threads)) == list(range(count))
+    assert_threads_end()
+
+
+def test_reads_run_at_the_same_time():
+    both = threading.Barrier(2, timeout=10)
+
+    def read(index: int) -> int:
+        both.wait()  # raises unless another thread comes here, too
+        return index
+
+    assert list(read_ahead(read, 8, threads=2)) == list(range(8))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
+    begun: list[int] = []
+    enough = threading.Event()
+
+    def read(index: int) -> int:
+        begun.append(index)
+        if len(begun) == 4 + threads + 2:
+            enough.set()
+        return index
+
+    results = read_ahead(read, 1000, threads)
+    taken = [next(results) for _ in range(4)]
+    assert enough.wait(10)
+    results.close()
+    assert taken == [0, 1, 2, 3]
+    assert sorted(begun) == list(range(4 + threads + 2))
+
+
+def test_nothing_is_read_before_the_first_result_is_asked_for():
+    begun: list[int] = []
+    results = read_ahead(begun.append, 10, threads=2)
+    assert reading_threads() == []
+    results.close()
+    assert begun == []
+
+
+class Broken(Exception):
+    pass
+
+
+def test_an_exception_is_raised_in_its_place_with_the_line_that_raised_it():
+    def read(index: int) -> int:
+        if index == 5:
+            raise Broken(f"read {index}")
+        return index
+
+    results = read_ahead(read, 10, threads=2)
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(Broken, match="read 5") as caught:
+        next(results)
+    assert caught.traceback[-1].lineno == read.__code__.co_firstlineno + 1
+    assert getattr(caught.value, "__notes__", []) == []
+    assert caught.value.__cause__ is None
+    assert next(results, None) is None
+    assert_threads_end()
+
+
+def test_the_first_of_several_exceptions_is_raised():
+    later = threading.Event()
+
+    def read(index: int) -> int:
+        if index == 0:
+            assert later.wait(10)
+        later.set()
+        raise Broken(f"read {index}")
+
+    with pytest.raises(Broken, match="read 0"):
+        next(read_ahead(read, 2, threads=2))
+
+
+def test_closing_waits_for_reads_that_have_begun_and_drops_the_others():
+    begun, finished, both, release = [], [], threading.Semaphore(0), threading.Event()
+
+    def read(index: int) -> int:
+        if index:
+            begun.append(index)
+            both.release()
+            assert release.wait(10)
+            finished.append(index)
+        return index
+
+    results = read_ahead(read, 100, threads=2)
+    next(results)
+    both.acquire()
+    both.acquire()
+    threading.Timer(0.1, release.set).start()
+    results.close()
+    assert sorted(finished) == sorted(begun) == [1, 2]
+    assert_threads_end()
+
+
+def test_closing_does_not_wait_for_dropped_reads():
+    first = threading.Event()
+    results = read_ahead(lambda index: first.wait(0.01 * index), 1000, threads=1)
+    next(results)
+    begun_seconds = time.perf_counter()
+    results.close()
+    assert time.perf_counter() - begun_seconds < 0.9
+    assert_threads_end()
+
+
+def test_a_read_that_hangs_does_not_block_closing():
+    release = threading.Event()
+
+    def read(index: int) -> None:
+        if index:
+            release.wait(60)
+
+    results = read_ahead(read, 10, threads=1)
+    next(results)
+    begun_seconds = time.perf_counter()
+    results.close()
+    assert time.perf_counter() - begun_seconds < 10
+    release.set()
+    assert_threads_end()
+
+
+def test_an_exception_where_the_results_are_used_ends_the_threads():
+    def use() -> None:
+        for _ in read_ahead(lambda index: index, 1000, threads=2):
+            raise Broken
+
+    with pytest.raises(Broken):
+        use()
+    assert_threads_end()
