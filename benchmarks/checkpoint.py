@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hvdtrain.checkpoints import verification
+
 WIDTH, BATCH, SAVE_EVERY, SAVES = 4096, 16, 14, 4
 
 
@@ -65,14 +67,14 @@ class Times:
         """Put a clock around a step, a save and a write."""
         from importlib import import_module
 
-        from hvdtrain import checkpoint, saving
+        from hvdtrain.checkpoints import saver as saving
+        from hvdtrain.frameworks import FRAMEWORKS
 
-        module = import_module("hvdtrain.backends." + {"torch": "torch", "tf": "tensorflow"}[framework])
+        module = import_module(FRAMEWORKS[framework].module)
         backend = {"torch": "TorchBackend", "tf": "TensorFlowBackend"}[framework]
         self._wrap(getattr(module, backend), "train_step", self.steps)
         self._wrap(saving.BackgroundSaver, "save", self.saves)
         self._wrap(saving.BackgroundSaver, "_write", self.writes)
-        return checkpoint
 
     @staticmethod
     def _wrap(owner, name, times):
@@ -93,7 +95,7 @@ def measure(framework, layers, folder):
     import hvdtrain
 
     times = Times()
-    checkpoint = times.watch(framework)
+    times.watch(framework)
     hvdtrain.train(
         Wide,
         framework=framework,
@@ -117,7 +119,7 @@ def measure(framework, layers, folder):
         busy = any(s[1] < after and e > start for s, e in zip(times.saves, ends, strict=True))
         (writing if busy else plain).append(after - start)
     newest = sorted((folder / "run" / "checkpoints").glob("step-*"))[-1]
-    state = checkpoint.verify(newest).read()
+    state = verification.verify(newest).read()
     pauses = [end - start for start, end in times.saves]
     return {
         "gigabytes": sum(array.nbytes for array in state.values()) / 1e9,

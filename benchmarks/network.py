@@ -64,7 +64,7 @@ def parameters(width: int) -> int:
 
 
 def predicted_seconds(width: int, compression: str, rate: str) -> float:
-    """Give what the gradients of a step take on the wire."""
+    """Return what the gradients of a step take on the wire."""
     number, unit = re.fullmatch(r"([\d.]+)([a-z]+)", rate).groups()
     sent = 2 * (WORKERS - 1) / WORKERS * parameters(width) * BYTES[compression]
     return sent * WIRE * 8 / (float(number) * _UNITS[unit])
@@ -72,28 +72,27 @@ def predicted_seconds(width: int, compression: str, rate: str) -> float:
 
 def worker(framework: str, compression: str, width: int, steps: int, run_dir: str) -> None:
     """Train, and print the median seconds of a step on rank 0, and the bytes that its host sent for it."""
-    from hvdtrain import report
-    from hvdtrain.job import train
+    from hvdtrain import train
 
     marks: list[tuple[float, int]] = []
 
-    def stepped(self, mark, totals, original=report.RunReport.stepped):
-        original(self, mark, totals)
-        marks.append((time.perf_counter(), int(_SENT.read_text())))
+    class StepTimer:  # called on rank 0 only
+        def on_step(self, step, metrics):
+            marks.append((time.perf_counter(), int(_SENT.read_text())))
 
-    report.RunReport.stepped = stepped
     train(
         f"{__file__}:Bench", framework=framework, steps=steps + WARM, batch_size=BATCH,
         compression=compression, task_options={"width": width}, threads=1, log_every=1000,
         save_every=None, eval_every=None, check_replicas_every=100_000, run_dir=run_dir,
+        callbacks=[StepTimer()],
     )  # fmt: skip
-    if marks:  # only rank 0 has a report
+    if marks:
         seconds, sent = np.diff(marks[WARM:], axis=0).T
         print("RESULT " + json.dumps({"seconds": np.median(seconds), "bytes": np.median(sent)}), flush=True)
 
 
 def measure(cluster, controller: str, framework: str, compression: str, args: argparse.Namespace) -> dict:
-    """Give the median seconds of a step on the cluster, and the bytes that a host sent for it."""
+    """Return the median seconds of a step on the cluster, and the bytes that a host sent for it."""
     words = ["horovodrun", f"--{controller}", "-np", str(WORKERS), "-H", cluster.words(), "python", __file__]
     words += ["--worker", compression, "--frameworks", framework, "--width", str(args.width)]
     environ = {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
@@ -130,7 +129,7 @@ COLUMNS = ("MB sent", "unlimited", "limited", "predicted")
 
 
 def shown(row: dict) -> str:
-    """Give a row of the table; times in milliseconds."""
+    """Return a row of the table; times in milliseconds."""
     cells = [row["controller"], row["framework"]]
     for compression in BYTES:
         sent, *seconds = (row[f"{compression}, {column}"] for column in COLUMNS)

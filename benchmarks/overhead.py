@@ -75,7 +75,7 @@ class Bench:
 
 
 def torch_by_hand(model_name, distributed):
-    """Give a step function: the loop of PyTorch's and Horovod's examples."""
+    """Return a step function: the loop of PyTorch's and Horovod's examples."""
     import torch
     from torch.nn import functional as F
 
@@ -106,7 +106,7 @@ def torch_by_hand(model_name, distributed):
 
 
 def tf_by_hand(model_name, distributed):
-    """Give a step function: the loop of TensorFlow's guide, and of Horovod's examples."""
+    """Return a step function: the loop of TensorFlow's guide, and of Horovod's examples."""
     import keras
     import tensorflow as tf
 
@@ -146,26 +146,23 @@ BY_HAND = {"torch": torch_by_hand, "tf": tf_by_hand}
 
 def run_hvdtrain(framework, model, on_step):
     """Run hvdtrain's job; ``on_step()`` is called at each step that its loop reports."""
-    from hvdtrain import report
-    from hvdtrain.job import train
+    from hvdtrain import train
 
-    originals = {cls: cls.stepped for cls in (report.SilentReport, report.RunReport)}
+    class StepTimer:
+        every_rank = True
 
-    def stepped(self, mark, totals):
-        originals[type(self)](self, mark, totals)
-        on_step()
+        def on_step(self, step, metrics):
+            on_step()
 
-    for cls in originals:
-        cls.stepped = stepped
     train(
         f"{__file__}:Bench", framework=framework, steps=STEPS, batch_size=BATCH, learning_rate=RATE,
         momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": model},
-        eval_every=None, threads=1, run_dir=os.environ["OVERHEAD_RUN_DIR"],
+        eval_every=None, threads=1, run_dir=os.environ["OVERHEAD_RUN_DIR"], callbacks=[StepTimer()],
     )  # fmt: skip
 
 
 def side_by_side(framework, model, distributed):
-    """Give the step times in milliseconds of both loops, run in turn."""
+    """Return the step times in milliseconds of both loops, run in turn."""
     mine, hand, state = [], [], {"by_hand": None, "from": None, "count": 0}
 
     def on_step():
@@ -231,7 +228,7 @@ def measure(kind, framework, model, workers):
 
 
 def seconds_of(command):
-    """Give the median wall time of a command, of seven runs."""
+    """Return the median wall time of a command, of seven runs."""
     times = []
     for _ in range(7):
         start = time.perf_counter()

@@ -94,21 +94,20 @@ class Stepper:
         config = Config(framework=framework, device="cpu", threads=1, learning_rate=1e-4, **WAYS[way])
         self.backend = load_backend(config)
         begun = time.perf_counter()
-        self.backend.build(Bench(model), config, 1)
+        self.backend.build(Bench(model), config)
         self.on_device = next(iter(self.backend.to_device([Bench(model).batch()])))
         self.step()
         self.started_seconds = time.perf_counter() - begun
 
     def step(self):
-        """Give the milliseconds of one step."""
+        """Return the milliseconds of one step."""
         begun = time.perf_counter()
-        self.backend.train_step(self.on_device, 1e-4)
-        self.backend.take_metrics("train").read()
+        self.backend.train_step(self.on_device, 1e-4).read()
         return (time.perf_counter() - begun) * 1e3
 
 
 def times(framework, model, steps):
-    """Give medians and ratios of every way that the model has."""
+    """Return medians and ratios of every way that the model has."""
     from hvdtrain.errors import TaskError
 
     steppers = {}
@@ -145,7 +144,7 @@ def peak_mib():
 
 
 def memory(framework, model, way):
-    """Give the peak memory of training beyond that of a small model's training."""
+    """Return the peak memory of training beyond that of a small model's training."""
     Stepper(framework, "gpt", way)
     before = peak_mib()
     stepper = Stepper(framework, model, way)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hvdtrain.data.feed import Feed, Reader, Share
+from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import Readers
 
@@ -98,13 +98,13 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def speeds(folder: str) -> dict[int, list[float]]:
-    """Give samples/s of each round by the number of processes."""
+    """Return samples/s of each round by the number of processes."""
     data, found = Photos(folder), {0: [], 1: [], 2: []}
     order = ShuffledOrder(len(data), seed=0)
     first = 0
     for _ in range(ROUNDS):
         for processes, results in found.items():
-            share = Share(BatchPlan(BATCH, 1), 0, first, first * BATCH, (first + STEPS_A_ROUND) * BATCH)
+            share = Shard(BatchPlan(BATCH, 1), 0, first, first * BATCH, (first + STEPS_A_ROUND) * BATCH)
             first += STEPS_A_ROUND
             with Readers({"data": data}, processes) as readers:
                 fetch = readers.fetch_from("data")

@@ -1,13 +1,13 @@
-"""A task of your own, for both frameworks: is a breast tumour benign or malignant?
+"""A custom task for both frameworks: is a breast tumour benign or malignant?
 
     horovodrun -np 2 python -m hvdtrain --framework torch --task examples/tumors.py:Tumors
     horovodrun -np 2 python -m hvdtrain --framework tf --task examples/tumors.py:Tumors
 
-569 cases with 30 measurements of cell nuclei each, which scikit-learn ships. Source: W. Wolberg,
+The data are 569 cases with 30 measurements of cell nuclei each, from scikit-learn. Source: W. Wolberg,
 O. Mangasarian, N. Street and W. Street, "Breast Cancer Wisconsin (Diagnostic)", UCI Machine
 Learning Repository, 1995.
 
-Neither framework is imported at the top of the file: a job loads only the one that it trains with.
+No framework is imported at the top of the file, so a job loads only the framework that it uses.
 """
 
 import numpy as np
@@ -17,15 +17,15 @@ FEATURES, CLASSES = 30, 2
 
 
 class Tumors:
-    """Classify the cases with a small dense net.
+    """Classify the cases with a small dense network.
 
     Args:
-        hidden: width of the two hidden layers; ``--set task_options.hidden=64`` sets it.
+        hidden: width of the two hidden layers; set it with ``--set task_options.hidden=64``.
     """
 
     loss = "cross_entropy"
     metrics = {"accuracy": "accuracy"}
-    # what suits this task; a config file, --set and options go before it
+    # defaults of this task; a config file, --set and options override them
     defaults = {
         "epochs": 8,
         "batch_size": 16,
@@ -34,13 +34,13 @@ class Tumors:
         "lr_schedule": "cosine",
         "weight_decay": 1e-3,
         "eval_every": "2epoch",
-        "initial_parameters": "portable",  # drawn by name: both frameworks start from equal values
+        "initial_parameters": "portable",  # drawn by name, so both frameworks start from equal values
     }
 
     def __init__(self, hidden=32):
         self.hidden = hidden
         features, labels = load_breast_cancer(return_X_y=True)
-        # the same split and scale on every worker: nothing here may depend on the rank
+        # the same split and scale on every worker; nothing here may depend on the rank
         shuffled = np.random.RandomState(0).permutation(len(features))
         train, evaluation = shuffled[114:], shuffled[:114]
         mean, deviation = features[train].mean(0), features[train].std(0)
@@ -59,7 +59,7 @@ class Tumors:
 
         from torch import nn
 
-        # the layers' names are those of the Keras twin
+        # the layers have the same names as in the Keras model
         return nn.Sequential(
             OrderedDict(
                 dense1=nn.Linear(FEATURES, self.hidden),
