@@ -18,12 +18,21 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup train test check format clean
+# a slow test is named by the run
+PYTEST := python -m pytest --durations=15
+# the image of tests/cluster, unless somebody builds it already
+IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
+
+JOBS := tests/contract tests/parallel tests/faults
+
+.PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
+.PHONY: check format clean
+.NOTPARALLEL:
 
 help:
 	@echo "make train   set up, then train handwritten digits in PyTorch and TensorFlow with $(WORKERS) workers"
-	@echo "make test    set up, then run the tests"
-	@echo "make check   set up, then ruff and mypy"
+	@echo "make test    set up, then run the tests; make test-all runs all that .ci/run does"
+	@echo "make check   set up, then ruff, mypy and import-linter"
 	@echo "make setup   virtual environment, dependencies and Horovod in $(VENV)"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
@@ -47,17 +56,39 @@ train: $(DONE)
 	@echo "== both side by side"
 	python -m hvdtrain compare $(RUNS)/torch $(RUNS)/tf
 
-test: $(DONE)
-	python -m pytest tests
+test: test-unit test-jobs
+
+# a process for each core
+test-unit: $(DONE)
+	$(PYTEST) tests/unit -n auto --dist loadfile
+
+# one after the other: each starts several workers; in one session, whose tests share pools of workers
+test-jobs: $(DONE)
+	$(PYTEST) $(JOBS) $(if $(filter full,$(TIER)),,-m "not full")
+
+# the other cells of the same tests, and those that take long (tests/support/tiers.py)
+test-full: $(DONE)
+	$(PYTEST) $(JOBS) -m full
+
+# as root, with the packages of .ci/run; one after the other, since they have time limits of their own
+test-cluster: $(DONE)
+	python tests/background.py $(IMAGE) -- $(PYTEST) tests/cluster
+
+test-build: $(DONE)
+	HVDTRAIN_REAL_BUILD=1 $(PYTEST) tests/build
+
+test-all: $(DONE)
+	python tests/background.py image build -- $(MAKE) --keep-going TIER=full test test-cluster
 
 check: $(DONE)
 	ruff check .
 	ruff format --check .
 	mypy
+	lint-imports
 
 format: $(DONE)
 	ruff format .
 	ruff check --fix .
 
 clean:
-	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
