@@ -7,7 +7,7 @@ import tensorflow as tf
 class Fp64AllReduce:
     """All gradients summed in fp64."""
 
-    def __init__(self, size, passes):
+    def __init__(self, size, passes, scaled):
         self.size = size
 
     def attach(self, parameters):

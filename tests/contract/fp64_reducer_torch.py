@@ -6,7 +6,7 @@ import horovod.torch as hvd
 class Fp64AllReduce:
     """All gradients summed in fp64, after the backward pass."""
 
-    def __init__(self, size, passes):
+    def __init__(self, size, passes, scaled):
         self.size = size
 
     def attach(self, parameters):

@@ -92,8 +92,11 @@ def test_another_reducer_is_one_class_and_one_row(started, reduction, monkeypatc
 
     toy = import_module(f"fp64_reducer_{FOLDER}").Fp64AllReduce
     monkeypatch.setitem(reduction.REDUCERS, "fp64", toy)
+    finished, finish = [], toy.finish
+    monkeypatch.setattr(toy, "finish", lambda self, gradients: finished.append(1) or finish(self, gradients))
     described, losses, state = trained("fp64")
     assert described == "fp64, for a test"
+    assert len(finished) == (3 if FRAMEWORK == "torch" else 1)  # TensorFlow: while the step is traced
     expected_described, expected_losses, expected = trained("none")
     assert expected_described == "fp32, sent uncompressed"
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
@@ -112,21 +115,32 @@ def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
     size = started.workers.size
     if size == 1:
         return
-    reducer = reduction.REDUCERS["fp16"](size, 1)
-    part = np.float32(1.2345e-4 / size)
+    reducer = reduction.REDUCERS["fp16"](size, 1, False)
+    assert reduced(reducer, 1.2345e-4 / size) == pytest.approx(1.2345e-4, rel=2**-10)
+
+
+def test_gradients_with_a_loss_scale_are_not_multiplied_again(started, reduction):
+    """The loss scale has multiplied them by the number of workers; a second time, they would overflow."""
+    size = started.workers.size
+    if size == 1:
+        return
+    settings = config(precision="fp16", compression="fp16")
+    assert reduced(reduction.choose_reducer(settings, size), 40_000 / size) == 40_000
+    assert reduced(reduction.REDUCERS["fp16"](size, 1, False), 40_000 / size) == np.inf
+
+
+def reduced(reducer, part):
+    """Return the sum of one number of each worker."""
     if FRAMEWORK == "torch":
         import torch
 
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        reducer.attach({"small": parameter})
-        (found,) = reducer.finish([torch.full((1,), float(part))])
-        value = float(found)
-    else:
-        import tensorflow as tf
+        reducer.attach({"weight": torch.nn.Parameter(torch.zeros(1))})
+        (found,) = reducer.finish([torch.full((1,), part)])
+        return float(found)
+    import tensorflow as tf
 
-        reducer.attach({"small": None})
-        value = float(tf.function(lambda: reducer.finish([tf.fill((1,), part)])[0])()[0])
-    assert value == pytest.approx(1.2345e-4, rel=2**-10)
+    reducer.attach({"weight": None})
+    return float(tf.function(lambda: reducer.finish([tf.fill((1,), np.float32(part))])[0])()[0])
 
 
 @only_torch

@@ -63,7 +63,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
         """Collective. Return the mean of each gradient over workers, dense."""
         size = hvd.size()
-        reducer = REDUCERS[self.compression](size, 1)
+        reducer = REDUCERS[self.compression](size, 1, False)
         reducer.attach({str(index): variable for index, variable in enumerate(variables)})
         # a reducer sums parts of the mean
         return reducer.finish([gradient / size for gradient in dense(grads, variables, self._zero)])

@@ -51,17 +51,20 @@ class AllReduce:
 
     With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
     divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
-    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else.
+    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
+    has multiplied them already.
 
     Args:
         size: number of workers.
         passes: backward passes per step; of no use here, a traced step has summed them.
+        scaled: whether a loss scale has multiplied the gradients by the number of workers.
         fp16: whether floating-point gradients travel as fp16.
     """
 
-    def __init__(self, size: int, passes: int = 1, fp16: bool = False) -> None:
+    def __init__(self, size: int, passes: int = 1, scaled: bool = False, *, fp16: bool = False) -> None:
         self._size = size
         self._fp16 = fp16
+        self._factor = 1 if scaled else size
 
     def attach(self, parameters: Mapping[str, Variable]) -> None:
         """Do nothing: the graph begins each all-reduce when it can."""
@@ -91,13 +94,14 @@ class AllReduce:
         with tf.compat.v1.get_default_graph()._attr_scope(mark):
             if not (self._fp16 and gradient.dtype.is_floating):
                 return hvd.allreduce(gradient, op=hvd.Sum, name=name)
-            small = tf.cast(gradient * self._size, tf.float16)
-            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / self._size, name=name)
+            small = tf.cast(gradient * self._factor, tf.float16)
+            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / self._factor, name=name)
             return tf.cast(total, gradient.dtype)
 
 
-# by the config's compression: number of workers, backward passes per step -> the reducer
-REDUCERS: dict[str, Callable[[int, int], GradientReducer]] = {
+# by the config's compression: number of workers, backward passes per step, whether a loss scale has
+# multiplied the gradients by the number of workers -> the reducer
+REDUCERS: dict[str, Callable[[int, int, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
 }
@@ -107,7 +111,7 @@ def choose_reducer(config: Config, size: int) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
-        config: the job's config; its ``compression`` and ``accumulate`` are used.
+        config: the job's config; its ``compression``, ``accumulate`` and ``precision`` are used.
         size: number of workers.
     """
-    return REDUCERS[config.compression](size, config.accumulate)
+    return REDUCERS[config.compression](size, config.accumulate, config.precision == "fp16")

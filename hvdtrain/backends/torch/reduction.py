@@ -51,18 +51,21 @@ class AllReduce:
 
     With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
     divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
-    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else.
+    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
+    has multiplied them already.
 
     Args:
         size: number of workers.
         passes: backward passes per step.
+        scaled: whether a loss scale has multiplied the gradients by the number of workers.
         fp16: whether floating-point gradients travel as fp16.
     """
 
-    def __init__(self, size: int, passes: int = 1, fp16: bool = False) -> None:
+    def __init__(self, size: int, passes: int = 1, scaled: bool = False, *, fp16: bool = False) -> None:
         self._size = size
         self._passes = passes
         self._fp16 = fp16
+        self._factor = 1 if scaled else size
         self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[Any] = []
         self._left: dict[str, int] = {}  # backward passes until a gradient is complete
@@ -122,8 +125,8 @@ class AllReduce:
             return wait
         if not (self._fp16 and gradient.is_floating_point()):
             return partial(hvd.synchronize, hvd.allreduce_async_(gradient, op=hvd.Sum, name=name))
-        small = (gradient * self._size).to(torch.float16)
-        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=1 / self._size, name=name)
+        small = (gradient * self._factor).to(torch.float16)
+        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=1 / self._factor, name=name)
         return lambda: hvd.synchronize(handle).to(gradient.dtype)
 
     def _forget(self) -> None:
@@ -144,8 +147,9 @@ def _wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     return sums
 
 
-# by the config's compression: number of workers, backward passes per step -> the reducer
-REDUCERS: dict[str, Callable[[int, int], GradientReducer]] = {
+# by the config's compression: number of workers, backward passes per step, whether a loss scale has
+# multiplied the gradients by the number of workers -> the reducer
+REDUCERS: dict[str, Callable[[int, int, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
 }
@@ -155,7 +159,7 @@ def choose_reducer(config: Config, size: int) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
-        config: the job's config; its ``compression`` and ``accumulate`` are used.
+        config: the job's config; its ``compression``, ``accumulate`` and ``precision`` are used.
         size: number of workers.
     """
-    return REDUCERS[config.compression](size, config.accumulate)
+    return REDUCERS[config.compression](size, config.accumulate, config.precision == "fp16")
