@@ -87,20 +87,29 @@ def _train(
 ) -> Summary:
     """Collective. Agree, build, restore, train."""
     task_data, model, hosts = open_together(job, backend)
+    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     point = restore(job.config, backend, len(task_data.train_data))
     point = replace(point, notes=(*point.notes, *filter(None, [watching.note])))
-    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
-    with _entered(job, backend, task_data, point, callbacks) as session, signals.defer_to_step_boundary():
+    with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
-        plan = _plan(job, session, point, hosts, model=model, task=task_data.task)
+        plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         return _train_session(session, plan, point.notes, signals)
 
 
 @contextmanager
 def _entered(
-    job: JobSpec, backend: Backend, task_data: TaskData, point: ResumePoint, callbacks: Sequence[Any]
+    job: JobSpec,
+    backend: Backend,
+    task_data: TaskData,
+    point: ResumePoint,
+    callbacks: Sequence[Any],
+    *,
+    signals: Signals,
 ) -> Iterator[Session]:
-    """Collective. Return a context with the run and its services, which it closes."""
+    """Collective. Return a context with the run and its services, which it closes.
+
+    A request to stop does not interrupt the training in it, nor the saving and closing at its end.
+    """
     config = job.config
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
         context = RunContext(
@@ -133,18 +142,28 @@ def _entered(
                 newest=point.newest,
                 values=point.values,
             )
-        try:
-            yield session
-        finally:
-            session.saver.finish(_LAST_SAVE_SECONDS)
-            report.close()  # last: what is being written waits for the log to be on the disk
+        with signals.defer_to_step_boundary():
+            try:
+                yield session
+            finally:
+                session.saver.finish(_LAST_SAVE_SECONDS)
+                report.close()  # last: what is being written waits for the log to be on the disk
 
 
-def _train_session(session: Session, plan: str, notes: Sequence[str], signals: Signals) -> Summary:
-    """Collective. Train, and say how it ended."""
+def _train_session(
+    session: Session, describe: Callable[[], str], notes: Sequence[str], signals: Signals
+) -> Summary:
+    """Collective. Show the plan, train, and report how it ended.
+
+    Args:
+        session: the run.
+        describe: returns the plan; it calls the task's own ``describe``, which may fail.
+        notes: what to report after the plan.
+        signals: what signals asked of this worker.
+    """
     status, problem, in_order = "failed", None, False
     try:
-        session.report.say(plan)
+        session.report.say(describe())
         for note in notes:
             session.report.note(note)
         with signals.signals_take_precedence():

@@ -30,6 +30,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.frameworks import FRAMEWORKS, Framework
+from hvdtrain.tasks.digits import Digits
 from support.fakes import one_worker
 
 NAMES = ("loss", "accuracy")
@@ -176,6 +177,13 @@ def _sums(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.nd
 def _pending(vector: Sequence[float], weight: float) -> PendingMetrics:
     assert len(vector) == len(NAMES) + FINDINGS + SIGNALS
     return SimpleNamespace(read=lambda: StepMetrics.from_vector(NAMES, vector, weight))
+
+
+class NumpyDigits(Digits):
+    """Handwritten digits, with a model for this backend."""
+
+    def numpy_model(self) -> Mlp:
+        return Mlp(inputs=64, hidden=48, outputs=10)
 
 
 def install(monkeypatch) -> None:

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+from support import numpy_backend
 from support.watching import Watched
 
+from hvdtrain.config import Layer
+from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting import console, event_file, report
 
 settings.register_profile("unit", deadline=None, derandomize=True, database=None, max_examples=60)
@@ -43,3 +46,17 @@ def live(tmp_path, clock):
     watched = Watched(tmp_path, terminal=True)
     yield watched
     watched.report.close()
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains digits in a whole job of one worker, with the numpy backend, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hvdtrain.host.environment.prepare", dict)
+    numpy_backend.install(monkeypatch)
+
+    def start(task_class=numpy_backend.NumpyDigits, callbacks=(), **fields):
+        given = {"framework": "numpy", "task": "digits", "run_dir": "run", "learning_rate": 0.1, **fields}
+        return run_job([Layer("options", given)], task_class, callbacks)
+
+    return start

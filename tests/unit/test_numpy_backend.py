@@ -3,30 +3,8 @@
 import json
 
 import pytest
-from support import numpy_backend
 
-from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError
-from hvdtrain.jobs.train import run_job
-from hvdtrain.tasks.digits import Digits
-
-
-class NumpyDigits(Digits):
-    def numpy_model(self) -> numpy_backend.Mlp:
-        return numpy_backend.Mlp(inputs=64, hidden=48, outputs=10)
-
-
-@pytest.fixture
-def train(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hvdtrain.host.environment.prepare", dict)
-    numpy_backend.install(monkeypatch)
-
-    def start(**fields):
-        given = {"framework": "numpy", "task": "digits", "run_dir": "run", "learning_rate": 0.1, **fields}
-        return run_job([Layer("options", given)], NumpyDigits)
-
-    return start
 
 
 def losses(folder) -> list[float]:
