@@ -70,7 +70,8 @@ class Callback:
 
     Unless ``every_rank`` is True, only rank 0 calls the hooks, and no hook may call a collective: the other
     workers would not take part, and all would wait for ever. With ``every_rank = True`` every worker calls
-    them at the same steps, and hooks other than ``on_checkpoint`` and ``on_end`` may call collectives.
+    them at the same steps, and hooks other than ``on_checkpoint`` and ``on_end`` may call collectives; with
+    collectives, leave ``errors_end_job`` True, so that no worker waits for one whose hook has failed.
 
     Attributes:
         every_rank: whether every worker calls the hooks, each on its own object; otherwise rank 0 alone.
@@ -139,7 +140,8 @@ class Callback:
         the outcome that it had.
 
         Args:
-            summary: how training ended, as in ``summary.json``.
+            summary: how training ended, as in ``summary.json``; on other ranks than 0 it says nothing of
+                checkpoints.
         """
 
 
@@ -176,7 +178,7 @@ def name_of(callback: Any) -> str:
 def hook_of(callback: Any, hook: str) -> Callable[..., None] | None:
     """Return a callback's method for a hook; None if it has none but that of ``Callback``."""
     method = getattr(callback, hook, None)
-    inherited = getattr(type(callback), hook, None) is getattr(Callback, hook)
+    inherited = getattr(method, "__func__", None) is getattr(Callback, hook)
     return None if inherited or not callable(method) else method
 
 
@@ -184,7 +186,7 @@ def _as_list(value: Any, what: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list | tuple):
-        raise TaskError(f"{what} must be a list, found a {type(value).__name__}", everywhere=True)
+        raise TaskError(f"{what} must be a list, found a {type(value).__name__}")
     return list(value)
 
 
@@ -196,14 +198,11 @@ def _check(callback: Any) -> None:
     """
     if inspect.isclass(callback):
         name = callback.__name__
-        raise TaskError(
-            f"callback {name} is a class, not an object", f"Write {name}() in the list.", everywhere=True
-        )
+        raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         raise TaskError(
             f"callback {name_of(callback)} has none of the methods that are called",
             f"They are {', '.join(HOOKS)}; docs/callbacks.md describes them.",
-            everywhere=True,
         )
     for name in dir(callback):
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
@@ -211,5 +210,4 @@ def _check(callback: Any) -> None:
             raise TaskError(
                 f"callback {name_of(callback)} has a method {name}, which is never called",
                 f"Did you mean {close[0]}?",
-                everywhere=True,
             )

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
-from hvdtrain.errors import HvdtrainError, WorkerFailure
+from hvdtrain.errors import HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.task import where_raised
 
@@ -83,14 +84,15 @@ class Dispatcher:
     def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:
         """Call a hook; return False if it failed and the job continues."""
         try:
-            method(*args)
-        except HvdtrainError:
+            with peer_errors():
+                method(*args)
+        except PeerLostError:
             raise
         except Exception as error:
-            said = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
+            problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
             if getattr(callback, "errors_end_job", True):
-                raise WorkerFailure(said) from error
-            self._note(f"{said}; {_consequence(hook)}")
+                raise WorkerFailure(problem) from error
+            self._note(f"{problem}; {_consequence(hook)}")
             return False
         return True
 

@@ -14,7 +14,7 @@ from support.watching import MEANS, METRICS, Watched, records, run_context, step
 
 from hvdtrain.callbacks import HOOKS, Callback, RunContext, find_callbacks
 from hvdtrain.config import Config
-from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
+from hvdtrain.errors import DataError, PeerLostError, TaskError, WorkerFailure
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.reporting.report import CallbackReport, RunReport, SilentReport
 
@@ -202,9 +202,27 @@ def test_an_exception_at_the_end_keeps_nobody_from_ending(watched):
     assert notebook.hooks[-1] == "on_end"
 
 
-def test_an_error_of_hvdtrain_keeps_its_exit_code(watched):
+@pytest.mark.parametrize(
+    "error", [PeerLostError("gone"), RuntimeError("Horovod has been shut down")], ids=repr
+)
+def test_a_worker_that_ended_is_no_failure_of_the_callback(watched, error):
+    """Also when the callback's own collective meets it."""
     with pytest.raises(PeerLostError):
-        told_everything(watched(Failing("on_evaluation", PeerLostError("gone"), False)).report)
+        told_everything(watched(Failing("on_evaluation", error, errors_end_job=False)).report)
+
+
+def test_an_error_of_hvdtrain_that_a_callback_raises_is_named_as_any_other(watched):
+    with pytest.raises(
+        WorkerFailure, match=r"callback Failing failed in on_evaluation: .*DataError: no such file"
+    ):
+        told_everything(watched(Failing("on_evaluation", DataError("no such file"))).report)
+
+
+def test_a_hook_may_be_set_on_an_object_of_the_base_class(watched):
+    callback, summaries = Callback(), []
+    callback.on_end = summaries.append
+    told_everything(watched(callback).report)
+    assert summaries == [summary()]
 
 
 def test_an_exception_that_does_not_end_the_job_is_noted_once(watched):
