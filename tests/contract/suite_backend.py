@@ -298,6 +298,7 @@ def reference_adamw(kernel, steps, *, betas, epsilon, decay, learning_rate):
     return states[0][0]
 
 
+@pytest.mark.local
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
 def test_sgd_follows_pytorchs_formula(started, momentum, decay):
     backend = build(started, Linear(), momentum=momentum, weight_decay=decay)
@@ -308,6 +309,7 @@ def test_sgd_follows_pytorchs_formula(started, momentum, decay):
     np.testing.assert_allclose(linear(state_of(backend))[0], expected, atol=1e-6)
 
 
+@pytest.mark.local
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adamw_follows_pytorchs_formula(started, decay):
     options = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-3, "weight_decay": decay}
@@ -457,6 +459,7 @@ def test_evaluation_is_exact_with_a_padded_tail(started):
     assert totals.sums["loss"] / count == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.local
 def test_evaluation_changes_nothing(started):
     backend = build(started, Mixed(), optimizer="adamw")
     before = state_of(backend)
@@ -492,6 +495,7 @@ def test_dropout_differs_between_micro_batches_and_workers(started):
         assert one == rank0  # reduced, so the same on every worker
 
 
+@pytest.mark.local
 def test_state_survives_a_round_trip(started):
     backend = build(started, Mixed(), optimizer="adamw")
     for i in range(2):
@@ -554,6 +558,7 @@ def test_a_scattered_state_that_does_not_fit_is_refused_on_every_worker(started)
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
+@pytest.mark.local
 def test_checksums_tell_parameters_apart(started):
     backend = build(started, Linear())
     before = backend.parameter_checksums()
@@ -564,6 +569,7 @@ def test_checksums_tell_parameters_apart(started):
     assert all(one != other for one, other in zip(before, backend.parameter_checksums(), strict=True))
 
 
+@pytest.mark.local
 def test_portable_names_and_layouts(started):
     backend = started
     info = backend.build(Mixed(), config(momentum=0.9))
@@ -588,6 +594,7 @@ def test_portable_names_and_layouts(started):
     assert sorted(names) == sorted(f"model/{name}" for name in model)
 
 
+@pytest.mark.local
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -615,6 +622,7 @@ class Renamed(Linear):
     state_names = {"torch": {"dense": "head"}, "tf": {"dense": "head"}}  # noqa: RUF012
 
 
+@pytest.mark.local
 def test_a_state_of_other_names_is_refused_with_a_line_to_paste(started):
     state = state_of(build(started, Linear(), momentum=0.9))
     backend = build(started, Renamed(), momentum=0.9)
@@ -623,6 +631,7 @@ def test_a_state_of_other_names_is_refused_with_a_line_to_paste(started):
     assert caught.value.remedy.endswith(f'state_names = {{"{FRAMEWORK}": {{"dense": "dense"}}}}')
 
 
+@pytest.mark.local
 def test_state_names_apply_to_the_model_and_the_optimizer(started):
     state = state_of(build(started, Renamed(), momentum=0.9))
     assert set(state) == {
@@ -643,12 +652,14 @@ class WrongLoss(Linear):
         return (outputs - batch["targets"]) ** 2
 
 
+@pytest.mark.local
 def test_a_loss_that_is_not_per_sample_is_refused(started):
     backend = build(started, WrongLoss())
     with pytest.raises(TaskError, match=r"the loss must give one value per sample, shape \(\d+,\)"):
         step(backend, global_batch(backend, SAMPLES))
 
 
+@pytest.mark.local
 @pytest.mark.parametrize("shape", [(SAMPLES, OUTPUTS, 2), (SAMPLES,)])
 def test_targets_of_another_shape_are_refused(started, shape):
     backend = build(started, Linear())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support import jobs
 from support.jobs import FRAMEWORKS
 from support.pool import run_suite
 
@@ -13,10 +14,21 @@ REDUCTION = Path(__file__).with_name("suite_reduction.py")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo"), (3, "mpi")])
 def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240)
+    marks = "" if (workers, controller) in {(1, "none"), (2, "mpi")} else "not local"
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240, marks=marks)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi")])
-def test_reducers_keep_the_contract(framework, workers, controller, tmp_path):
-    run_suite(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=240)
+# two of them in jobs of their own, which also show that a backend closes
+@pytest.mark.parametrize(
+    ("framework", "workers", "controller", "runner"),
+    [
+        ("torch", 1, "none", run_suite),
+        ("torch", 2, "mpi", jobs.run_suite),
+        ("tf", 1, "none", run_suite),
+        ("tf", 2, "mpi", run_suite),
+        ("tf", 2, "gloo", jobs.run_suite),
+    ],
+    ids=lambda value: value.__module__ if callable(value) else None,
+)
+def test_reducers_keep_the_contract(framework, workers, controller, runner, tmp_path):
+    runner(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=240)

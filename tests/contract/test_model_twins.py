@@ -38,6 +38,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 def made(name):
     """Give both sides of a model, and weights for them: made once."""
     module, arguments, _, _ = MODELS[name]
+    keras.utils.set_random_seed(3)
     left, right = TorchSide(module.torch_model(**arguments)), KerasSide(module.tf_model(**arguments))
     return left, right, {key: like_trained(key, value) for key, value in model_part(right.read()).items()}
 
@@ -83,7 +84,8 @@ def test_outputs_agree(name):
     np.testing.assert_allclose(found, expected, atol=1e-4 * max(1, np.abs(expected).max()), rtol=0)
 
 
-@every_model
+# a deep ResNet with ReLU is compared in 64 bits, below
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])
 def test_one_steps_outputs_gradients_and_moving_statistics_agree(name):
     (left, right), inputs = pair(name), MODELS[name][2]
     expected_outputs, expected = keras_step(right, inputs)
@@ -109,10 +111,12 @@ def of_64_bits():
 
 
 @pytest.mark.usefixtures("of_64_bits")
-def test_gradients_of_a_deep_resnet_with_relu_agree():
+@pytest.mark.parametrize(("depth", "stem", "size"), [(18, "cifar", 16), (50, "imagenet", 32)])
+def test_gradients_of_a_deep_resnet_with_relu_agree(depth, stem, size):
     """In 64 bits: a ReLU that rounding switches changes a 32-bit gradient by some percent."""
-    images = RANDOM.standard_normal((4, 32, 32, 3))
-    arguments = {"image_shape": (32, 32, 3), "classes": 5, "depth": 50, "stem": "imagenet"}
+    images = RANDOM.standard_normal((4, size, size, 3))
+    arguments = {"image_shape": (size, size, 3), "classes": 5, "depth": depth, "stem": stem}
+    keras.utils.set_random_seed(3)
     left, right = TorchSide(resnet.torch_model(**arguments)), KerasSide(resnet.tf_model(**arguments))
     load(left, model_part(right.read()))
     expected_outputs, expected = keras_step(right, images)

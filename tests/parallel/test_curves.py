@@ -78,3 +78,11 @@ def test_the_same_command_repeats_itself_exactly(framework, tmp_path):
     options = ("--framework", framework, *STEPS, "--global-batch-size", "48")
     alone = jobs.train(2, "mpi", *options, cwd=tmp_path, OMP_NUM_THREADS="1")
     assert alone.losses == shared_run(2, "mpi", *options).losses
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_worker_on_all_cores_repeats_itself_exactly(framework, tmp_path):
+    """As it runs by default; the jobs of other tests compute with one thread."""
+    options = ("--framework", framework, "--steps", "50", "--log-every", "1")
+    runs = [jobs.train(1, "none", *options, cwd=tmp_path / name) for name in ("first", "second")]
+    assert runs[0].losses == runs[1].losses

@@ -85,10 +85,10 @@ def script(path: str, arguments: list[str]) -> None:
         runpy.run_path(path, run_name="__main__")
 
 
-def suite(path: str, framework: str) -> int:
-    """Run a file of tests: every worker runs all of them, on a backend that they share."""
+def suite(path: str, framework: str, marks: str = "") -> int:
+    """Run a file of tests: every worker runs the same of them, on a backend that they share."""
     os.environ["HVDTRAIN_TEST_FRAMEWORK"] = framework
     os.environ["HVDTRAIN_TESTS_REQUIRED"] = "0"
-    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", path])
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", marks, path])
     assert code == pytest.ExitCode.OK, f"the suite ended with {code!r}"
     return int(code)

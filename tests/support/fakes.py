@@ -163,6 +163,7 @@ class FakeBackend:
 
     def gather_state(self):
         self.calls.append("gather")
+        self.workers.barrier()  # collective, as it may be in a real backend
         state = self.local_state()
         return SimpleNamespace(read=lambda: state) if self.workers.rank == 0 else None
 
@@ -232,7 +233,7 @@ class FakeSaver:
         return [manifest.step for manifest in self.manifests]
 
     def save(self, backend, manifest) -> None:
-        if backend.workers.rank == 0:
+        if backend.gather_state() is not None:
             self.manifests.append(manifest)
             backend.calls.append(f"save {manifest.step}")
 

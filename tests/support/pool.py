@@ -20,10 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from support.jobs import Result, Run, launcher, started, temporary_folder
 
 WORKER = Path(__file__).with_name("pool_worker.py")
-MAX_WORKERS = 6  # of all pools together: an idle one keeps 0.6 GiB and a tenth of a core
+_WORKER_BYTES = 1 << 30  # what a worker keeps, at most
+# of all pools together, so that most of the memory stays free
+MAX_WORKERS = max(6, min(20, psutil.virtual_memory().total // 2 // _WORKER_BYTES))
+_SESSION_SECONDS = 7200
 _START_SECONDS = 120
 _LEFT_BEHIND = "The PMIx server's listener thread failed to start"
 _OTHERS_SECONDS = 3  # that the other workers have to answer when a case failed on one
@@ -104,6 +108,8 @@ class Pool:
             command = [*launcher(key.workers, key.controller), sys.executable, str(WORKER)]
             # one thread a worker, on any number of cores: TensorFlow's cannot change between cases
             environ = {"OMP_NUM_THREADS": "1", "HVDTRAIN_TEST_POOL": "1"}
+            # Gloo counts the time in which its workers are stopped
+            environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SESSION_SECONDS)
             self._job = started([*command, name], self._folder, **environ)
             self._workers = dict(sorted(self._accept(listener).items()))
         pids = [str(worker.pid) for worker in self._workers.values()]
@@ -124,6 +130,15 @@ class Pool:
         Raises:
             AssertionError: If it raises on one, or takes too long; the pool has ended then.
         """
+        try:
+            return self._run(function, arguments, cwd, timeout, environ)
+        except BaseException:  # the session's time limit or Ctrl-C: its workers may still be busy
+            self.end()
+            raise
+
+    def _run(
+        self, function: str, arguments: dict[str, Any], cwd: Path, timeout: float, environ: dict[str, str]
+    ) -> Done:
         self._cases += 1
         self._resume()
         capture = self._folder / f"case-{self._cases}"
@@ -135,6 +150,7 @@ class Pool:
             "environ": environ,
             "capture": str(capture),
             "seconds": max(1.0, timeout - 2),
+            "number": self._cases,
         }
         try:
             for worker in self._workers.values():
@@ -162,13 +178,11 @@ class Pool:
             self._close()
 
     def _pause(self) -> None:
-        """Stop the workers: over MPI, Horovod's background threads take a third of a core while they wait."""
-        if self.key.workers > 1 and self.key.controller == "mpi":
-            self._signal(signal.SIGSTOP)
+        """Stop the workers: Horovod's background threads take up to a third of a core while they wait."""
+        self._signal(signal.SIGSTOP)
 
     def _resume(self) -> None:
-        if self.key.workers > 1 and self.key.controller == "mpi":
-            self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
         for worker in self._workers.values():
@@ -199,6 +213,7 @@ class Pool:
             ready, _, _ = select.select(list(waiting.values()), [], [], left)
             for rank in [rank for rank, worker in waiting.items() if worker in ready]:
                 answers[rank] = waiting.pop(rank).receive() or {"value": None, "error": "it ended"}
+                assert answers[rank].get("number", self._cases) == self._cases, "the answer of another case"
                 if answers[rank]["error"]:
                     deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
         return answers
@@ -338,9 +353,9 @@ def shared_run(workers: int, controller: str, *options: str) -> Run:
 
 
 def run_suite(
-    path: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float
+    path: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float, marks: str = ""
 ) -> None:
-    """Run a file of tests in a pool: every worker runs all of them."""
+    """Run a file of tests in a pool: every worker runs all of them, or those with ``marks`` (as -m)."""
     done = call(
         Key(framework, controller, workers),
         "support.cases:suite",
@@ -348,6 +363,7 @@ def run_suite(
         timeout,
         path=str(path),
         framework=framework,
+        marks=marks,
     )
     assert "passed" in done.stdout
 

@@ -4,6 +4,7 @@ The client (pool.py) sends a case to every worker of the job itself, so that an 
 its sockets and for no collective. A case that raises ends the worker: its process may hold anything.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 TESTS = Path(__file__).resolve().parents[1]
 _THREAD_SECONDS = 10  # within which the threads of a case end
@@ -50,20 +53,20 @@ def _send(stream: Any, message: dict[str, Any]) -> None:
 
 def _answer(case: dict[str, Any]) -> dict[str, Any]:
     """Run a case; return its value, or its error as a traceback."""
-    begun = time.monotonic()
     value, error = None, ""
     with _output_to(Path(case["capture"])), _as_before(Path(case["cwd"]), case["environ"]):
         faulthandler.dump_traceback_later(case["seconds"])
         try:
             value = _function(case["function"])(**case["arguments"])
             _check_threads()
+            _check_readers()
         except BaseException:  # SystemExit included: a case that ends its process is no success
             error = traceback.format_exc()
             sys.stderr.write(error)
         finally:
             faulthandler.cancel_dump_traceback_later()
     gc.collect()
-    return {"value": value, "error": error, "seconds": time.monotonic() - begun}
+    return {"value": value, "error": error, "number": case["number"]}
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -141,6 +144,23 @@ def _check_threads() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
     left = [thread.name for thread in others if thread.is_alive()]
     assert not left, f"the case left threads: {left}"
+
+
+def _check_readers() -> None:
+    """Raise AssertionError if the case left a process that reads samples."""
+    deadline = time.monotonic() + _THREAD_SECONDS
+    while (left := _readers()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"the case left readers: {left}"
+
+
+def _readers() -> list[int]:
+    left = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and any("reader_process" in w for w in child.cmdline()):
+                left.append(child.pid)
+    return left
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Which tests of jobs are left to `.ci/run`: they have the mark `full`, and `make test` deselects it.
 
-What `make test` keeps has every promise in at least one framework and one launcher. Left out are the other
-cells of the same tests, pools that few tests use, pages of the documents, and what needs root.
+What `make test` keeps of a file has every promise in at least one framework and one launcher. Left out are
+the other cells of the same tests, pools that few tests use, pages of the documents, what needs root, and whole
+files that take long: compression, precision, kills while saving.
 """
 
 import re
@@ -28,8 +29,7 @@ LEFT_OUT = (
     r"test_killed_while_saving\.py",
     r"test_mistakes\.py::.*(missing_data|missing_task|too_small)",
     r"test_reader_faults\.py::(?!.*killed_reader.*torch)",
-    r"test_requeued\.py::test_(sigterm|an_orderly|the_same_command).*-gloo\]",
-    r"test_requeued\.py::test_sigusr1.*\[torch-(none|gloo)\]",
+    r"test_requeued\.py::test_(sigterm|sigusr1|an_orderly|the_same_command).*-gloo\]",
     r"test_requeued\.py::test_one_worker.*\[torch-mpi\]",
     r"test_requeued\.py::test_sigusr2.*\[torch-(mpi|gloo)\]",
     r"test_requeued\.py::test_a_launcher.*\[torch-gloo\]",

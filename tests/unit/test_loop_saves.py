@@ -37,17 +37,17 @@ def test_a_checkpoint_is_saved_when_due_and_once_at_the_end(tmp_path, fields, sa
     assert saves(tmp_path, **fields) == saved_at
 
 
-def test_only_rank_0_saves_and_all_average_their_statistics_for_it(tmp_path):
+def test_all_workers_gather_the_state_and_average_their_statistics_for_what_rank_0_saves(tmp_path):
     def work(workers):
         backend, _, session = trained(tmp_path, FakeBackend(workers), save_every=None)
-        return session.saver.steps, backend.calls.count("average")
+        return session.saver.steps, backend.calls.count("gather"), backend.calls.count("average")
 
-    assert on_every_rank(["here"] * 2, work) == [([3], 1), ([], 1)]
+    assert on_every_rank(["here"] * 2, work) == [([3], 1, 1), ([], 1, 1)]
 
 
 def test_a_save_comes_after_the_evaluation_of_its_step_with_averaged_statistics(tmp_path):
     backend, _, _ = trained(tmp_path, eval_size=7, epochs=1)
-    assert backend.calls[-5:] == ["read train 3", "average", "read eval 3", "average", "save 3"]
+    assert backend.calls[-6:] == ["read train 3", "average", "read eval 3", "average", "gather", "save 3"]
 
 
 def test_every_step_is_read_before_a_save(tmp_path):
