@@ -54,7 +54,7 @@ def assert_stopped_in_order(ending: Ending) -> int:
 
 @pytest.fixture(scope="module", params=JOBS, ids="-".join)
 def terminated(request, tmp_path_factory):
-    """A job that was asked to save, trained on, and was then asked to stop; the seconds that took, the job."""
+    """A job that was asked to save, trained on and was asked to stop; the seconds this took; which job."""
     folder = tmp_path_factory.mktemp("job")
     with started(slow(*request.param), folder) as job:
         trains_on(folder)

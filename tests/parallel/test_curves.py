@@ -81,8 +81,8 @@ def test_the_same_command_repeats_itself_exactly(framework, tmp_path):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_one_worker_on_all_cores_repeats_itself_exactly(framework, tmp_path):
+def test_one_worker_on_all_cores_repeats_itself_exactly(framework):
     """As it runs by default; the jobs of other tests compute with one thread."""
     options = ("--framework", framework, "--steps", "50", "--log-every", "1")
-    runs = [jobs.train(1, "none", *options, cwd=tmp_path / name) for name in ("first", "second")]
+    runs = [jobs.train(1, "none", *options, cwd=jobs.temporary_folder()) for _ in range(2)]
     assert runs[0].losses == runs[1].losses

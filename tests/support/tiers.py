@@ -1,8 +1,8 @@
 """Which tests of jobs are left to `.ci/run`: they have the mark `full`, and `make test` deselects it.
 
 What `make test` keeps of a file has every promise in at least one framework and one launcher. Left out are
-the other cells of the same tests, pools that few tests use, pages of the documents, what needs root, and whole
-files that take long: compression, precision, kills while saving.
+the other cells of the same tests, pools that few tests use, pages of the documents, what needs root, and
+whole files that take long: compression, precision, kills while saving.
 """
 
 import re
