@@ -32,11 +32,11 @@ class Workers(Protocol):
     controller: str
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return every worker the root's value (anything that pickles)."""
+        """Collective. Return the root's value, which must pickle, on every worker."""
         ...
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return every worker the values of all, in the order of ranks."""
+        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
         ...
 
     def barrier(self) -> None:

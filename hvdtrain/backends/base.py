@@ -202,7 +202,10 @@ class Backend(Protocol):
         ...
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
+        """Return name and checksum of each trainable parameter of this worker, in a fixed order.
+
+        Local: no collective.
+        """
         ...
 
     def gather_state(self) -> PendingState | None:

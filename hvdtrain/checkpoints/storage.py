@@ -36,7 +36,7 @@ class Checkpoint:
 
     Attributes:
         path: its directory.
-        record: what ``trainer.json`` holds.
+        manifest: what ``trainer.json`` holds.
     """
 
     path: Path
