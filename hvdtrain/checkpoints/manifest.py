@@ -70,23 +70,23 @@ class CorruptCheckpoint(Exception):
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """Return a record as JSON of one fixed form, with a checksum of itself."""
+    """Return a manifest as canonical JSON, with a checksum of itself."""
     values = {"format": _FORMAT, **manifest.model_dump(mode="json")}
-    return in_form({**values, "sha256": checksum(values)})
+    return canonical_json({**values, "sha256": checksum(values)})
 
 
-def in_form(values: Mapping[str, Any]) -> bytes:
-    """Return JSON of the one form that records are written in."""
+def canonical_json(values: Mapping[str, Any]) -> bytes:
+    """Return JSON in the one layout that manifests are written in."""
     return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 that a record with these values has in it."""
-    return hashlib.sha256(in_form(values)).hexdigest()
+    """Return the SHA-256 that a manifest with these values contains."""
+    return hashlib.sha256(canonical_json(values)).hexdigest()
 
 
 def read(path: Path) -> Manifest:
-    """Read a record.
+    """Read a manifest.
 
     Raises:
         CorruptCheckpoint: If one byte differs from what was written.
@@ -95,7 +95,7 @@ def read(path: Path) -> Manifest:
     content = path.read_bytes()
     try:
         values = json.loads(content)
-        as_written = isinstance(values, dict) and in_form(values) == content
+        as_written = isinstance(values, dict) and canonical_json(values) == content
     except (ValueError, RecursionError):
         as_written = False
     if not as_written or values.pop("sha256", None) != checksum(values):

@@ -23,7 +23,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-RECORD_FILE = "trainer.json"
+MANIFEST_FILE = "trainer.json"
 NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
@@ -84,7 +84,9 @@ def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
         for name in list(state):
             parts[OPTIMIZER_FILE if is_of_optimizer(name) else MODEL_FILE][name] = state[name]
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
-        _write_synced(beside / RECORD_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files})))
+        _write_synced(
+            beside / MANIFEST_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files}))
+        )
         _sync(beside)
         if path.exists():
             _delete(path)

@@ -8,10 +8,10 @@ from pathlib import Path
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
 from hvdtrain.checkpoints.storage import (
+    MANIFEST_FILE,
     MODEL_FILE,
     NAME,
     OPTIMIZER_FILE,
-    RECORD_FILE,
     Checkpoint,
     checkpoints_in,
     quarantine,
@@ -28,7 +28,7 @@ def verify(path: Path) -> Checkpoint:
     """
     with _readable(path):
         try:
-            manifest = manifests.read(path / RECORD_FILE)
+            manifest = manifests.read(path / MANIFEST_FILE)
             for name in (MODEL_FILE, OPTIMIZER_FILE):
                 _check_file(path / name, manifest.files.get(name))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -68,7 +68,7 @@ def newest_verified(folder: Path) -> Path | None:
 def read_manifest(path: Path) -> Manifest | None:
     """Read what a checkpoint says of itself, its other files unseen; None if that is damaged."""
     try:
-        return manifests.read(path / RECORD_FILE)
+        return manifests.read(path / MANIFEST_FILE)
     except (CorruptCheckpoint, EnvironmentFault, OSError):
         return None
 
@@ -89,7 +89,7 @@ def locate(path: Path) -> Checkpoint:
 def _locate(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent))
-    if (path / RECORD_FILE).exists() or NAME.fullmatch(path.name):
+    if (path / MANIFEST_FILE).exists() or NAME.fullmatch(path.name):
         try:
             return verify(path)
         except CorruptCheckpoint as damage:
@@ -129,7 +129,7 @@ def _known(folder: Path, other_than: Path | None = None) -> str:
 
 def _check_file(path: Path, facts: FileFacts | None) -> None:
     if facts is None:
-        raise CorruptCheckpoint(f"{RECORD_FILE} does not list {path.name}")
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
     size = path.stat().st_size
     if size != facts.bytes:
         raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {facts.bytes:,}")

@@ -29,11 +29,11 @@ _OF_TRAINING = {
 }
 
 
-def find_record(path: Path) -> Checkpoint:
-    """Find what a user names, a checkpoint or a run's newest, by its record alone. Local: no collective.
+def find_unverified(path: Path) -> Checkpoint:
+    """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective.
 
     Raises:
-        CheckpointError: If there is no checkpoint, or no record can be read.
+        CheckpointError: If there is no checkpoint, or no manifest can be read.
         EnvironmentFault: If a file cannot be read.
     """
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
@@ -54,7 +54,7 @@ def verified(path: Path, expected: Manifest) -> Checkpoint:
 
     Args:
         path: a checkpoint, or a run for its newest good one.
-        expected: the record that the job's config was made from.
+        expected: the manifest that the job's config was made from.
 
     Raises:
         CheckpointError: If none is good, or the good one's config is another.

@@ -77,7 +77,7 @@ def evaluate_checkpoint(
         DataError: If the task has no evaluation data.
     """
     with interruptible() as signals:
-        found = checkpoint_config.find_record(path)
+        found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, given), task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
             done = _evaluate(job, backend, path, found)
@@ -128,7 +128,7 @@ class _Done:
         }
 
 
-def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoint) -> _Done:
+def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task = new_task(job)
@@ -142,7 +142,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoin
         )
     build_together(job.config, task, backend)
     take_averages = job.config.ema_decay is not None
-    found, averaged = _load(path, recorded_as, backend, take_averages)
+    found, averaged = _load(path, unverified, backend, take_averages)
     manifest = found.manifest
     session = Session(
         config=job.config,
@@ -167,13 +167,13 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoin
 
 
 def _load(
-    path: Path, recorded_as: Checkpoint, backend: Backend, take_averages: bool
+    path: Path, unverified: Checkpoint, backend: Backend, take_averages: bool
 ) -> tuple[Checkpoint, bool]:
     """Collective. Verify the checkpoint and load its weights; return it, and if averages were taken."""
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
     def read() -> tuple[Checkpoint, bool]:
-        found = checkpoint_config.verified(path, recorded_as.manifest)
+        found = checkpoint_config.verified(path, unverified.manifest)
         state, averaged = read_weights(found, take_averages)
         states.append(state)
         return found, averaged

@@ -85,7 +85,7 @@ def export_checkpoint(
         TaskError: If the model cannot be written in this form.
     """
     _check_packages(form)
-    found = checkpoint_config.find_record(path)
+    found = checkpoint_config.find_unverified(path)
     fixed = Layer(f"--to {form}", {"framework": EXPORT_FORMATS[form].framework, "device": "cpu"})
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals:

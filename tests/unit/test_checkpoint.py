@@ -135,7 +135,7 @@ def test_the_folder_is_made_with_its_parents(tmp_path):
     assert saved(tmp_path / "run" / "checkpoints").is_dir()
 
 
-def test_the_record_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
+def test_the_manifest_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
     path = saved(tmp_path, step=120, metrics={"loss": 0.5, "recall": None})
     values = json.loads((path / "trainer.json").read_text())
     own = values.pop("sha256")
@@ -151,7 +151,7 @@ def test_the_record_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
     assert values == {"format": 1, **expected, "files": files}
 
 
-RECORDS = st.builds(
+MANIFESTS = st.builds(
     make_record,
     step=st.integers(0, 10**12),
     seconds=st.floats(0, 1e12),
@@ -164,14 +164,14 @@ RECORDS = st.builds(
 )
 
 
-@given(manifest=RECORDS)
-def test_any_record_is_read_as_it_was_written(tmp_path_factory, manifest):
+@given(manifest=MANIFESTS)
+def test_any_manifest_is_read_as_it_was_written(tmp_path_factory, manifest):
     path = checkpoint.write(tmp_path_factory.mktemp("c"), {}, manifest)
     found = verification.verify(path).manifest
     assert found.model_copy(update={"files": {}}) == manifest
 
 
-def test_a_record_that_is_no_json_number_leaves_nothing(tmp_path):
+def test_a_manifest_that_is_no_json_number_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="Out of range float"):
         checkpoint.write(tmp_path, make_state(), make_record(seconds=float("nan")))
     assert names(tmp_path) == []
@@ -352,5 +352,5 @@ def test_reading_names_a_file_that_is_in_another_format(tmp_path):
         found.read()
 
 
-def test_a_record_tells_its_epoch():
+def test_a_manifest_tells_its_epoch():
     assert make_record(50).epoch == 2.0
