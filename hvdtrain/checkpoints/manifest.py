@@ -14,7 +14,7 @@ from hvdtrain.errors import EnvironmentFault
 _FORMAT = 1
 
 
-class FileFacts(BaseModel):
+class FileInfo(BaseModel):
     """What is known of a checkpoint's file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -57,7 +57,7 @@ class Manifest(BaseModel):
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
     waiting: EarlyStoppingState | None = None
-    files: dict[str, FileFacts] = {}
+    files: dict[str, FileInfo] = {}
 
     @property
     def epoch(self) -> float:

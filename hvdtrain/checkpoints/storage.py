@@ -19,7 +19,7 @@ import numpy as np
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -148,7 +148,7 @@ def remove_leftovers(folder: Path) -> None:
             _remove(path)
 
 
-def _write_arrays(path: Path, arrays: PortableState) -> FileFacts:
+def _write_arrays(path: Path, arrays: PortableState) -> FileInfo:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -162,7 +162,7 @@ def _write_arrays(path: Path, arrays: PortableState) -> FileFacts:
     _sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileFacts(sha256=digest, bytes=path.stat().st_size)
+    return FileInfo(sha256=digest, bytes=path.stat().st_size)
 
 
 def _as_os_error(error: Exception, path: Path) -> OSError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdtrain.checkpoints import manifest as manifests
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 from hvdtrain.checkpoints.storage import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -127,12 +127,12 @@ def _known(folder: Path, other_than: Path | None = None) -> str:
     return f"Beside it: {', '.join(path.name for path in paths[-4:])}." if paths else ""
 
 
-def _check_file(path: Path, facts: FileFacts | None) -> None:
-    if facts is None:
+def _check_file(path: Path, info: FileInfo | None) -> None:
+    if info is None:
         raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
     size = path.stat().st_size
-    if size != facts.bytes:
-        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {facts.bytes:,}")
+    if size != info.bytes:
+        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != facts.sha256:
+        if hashlib.file_digest(file, "sha256").hexdigest() != info.sha256:
             raise CorruptCheckpoint(f"the content of {path.name} has changed")

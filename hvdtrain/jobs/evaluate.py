@@ -81,7 +81,7 @@ def evaluate_checkpoint(
         job = prepare(checkpoint_config.layers_of(found, given), task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
             done = _evaluate(job, backend, path, found)
-            run_on_rank_zero(backend.workers, lambda: _tell(done, output))
+            run_on_rank_zero(backend.workers, lambda: _report(done, output))
         return done.metrics
 
 
@@ -132,8 +132,8 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task = new_task(job)
-    data, facts = open_data(task, job.config, "eval_data")
-    assert_consistent(backend.workers, facts)
+    data, values = open_data(task, job.config, "eval_data")
+    assert_consistent(backend.workers, values)
     if data is None:
         raise DataError(
             f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
@@ -183,7 +183,7 @@ def _load(
     return found, averaged
 
 
-def _tell(done: _Done, output: Path | None) -> None:
+def _report(done: _Done, output: Path | None) -> None:
     """Show the metrics and append them to a file.
 
     Raises:
@@ -196,8 +196,8 @@ def _tell(done: _Done, output: Path | None) -> None:
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
     if problem:
-        said = f"note: cannot write {path}: {problem}; --output names another file"
-        console.print(said, highlight=False, markup=False, soft_wrap=True, style="yellow")
+        message = f"note: cannot write {path}: {problem}; --output names another file"
+        console.print(message, highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def _append(path: Path, line: str) -> str:

@@ -146,10 +146,10 @@ def _write(job: JobSpec, backend: Backend, form: str, path: Path, batch: HostBat
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
     except Exception as error:
-        said = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
+        message = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
         raise TaskError(
             f"the model of task {job.config.task} cannot be exported as {form}: "
-            f"{type(error).__name__}: {said}",
+            f"{type(error).__name__}: {message}",
             f"Other forms: {', '.join(name for name in EXPORT_FORMATS if name != form)}. "
             "--debug shows all of it.",
         ) from error

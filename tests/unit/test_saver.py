@@ -190,7 +190,7 @@ def test_waiting_at_the_end_is_told(slow):
 
 
 def test_a_short_wait_is_not_told(job, monkeypatch):
-    monkeypatch.setattr(saving, "_WAIT_TOLD_SECONDS", 60)
+    monkeypatch.setattr(saving, "_REPORTED_WAIT_SECONDS", 60)
     for step in (7, 9):
         job.saver.save(job.backend, make_record(step))
     job.saver.finish()

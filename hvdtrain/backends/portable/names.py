@@ -215,10 +215,10 @@ def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[
         _add(mapping, kept, own.removeprefix("model/").split("/"), chosen.removeprefix("model/").split("/"))
     if not mapping:
         return ""
-    said = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
+    entries = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
     return (
         "If these are the same layers under other names, say so in the task:\n"
-        f'    state_names = {{"{framework}": {{{said}}}}}'
+        f'    state_names = {{"{framework}": {{{entries}}}}}'
     )
 
 

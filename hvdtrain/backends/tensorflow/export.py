@@ -156,8 +156,8 @@ def _weights_in(path: Path, folder: Path) -> Path:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    said = str(error).strip("'\"").partition("\n")[0]
-    return CheckpointError(f"{path} is damaged or no file of weights: {said}")
+    message = str(error).strip("'\"").partition("\n")[0]
+    return CheckpointError(f"{path} is damaged or no file of weights: {message}")
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

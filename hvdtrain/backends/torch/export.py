@@ -203,7 +203,7 @@ def _read_weights(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # several kinds, by where the file is cut or changed
-        raise CheckpointError(f"{path} is damaged or no file of weights ({_said(error)})") from None
+        raise CheckpointError(f"{path} is damaged or no file of weights ({_message_of(error)})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state_dict")
     return dict(found)
@@ -215,7 +215,7 @@ def _reason(error: pickle.UnpicklingError) -> str:
     return next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     first = str(error).partition(". ")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
