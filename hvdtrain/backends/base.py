@@ -248,16 +248,16 @@ class Backend(Protocol):
 class ModelFiles(Protocol):
     """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local.
+    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a format for serving, load it back and compare outputs. Local.
 
         Args:
-            form: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
+            format_name: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
             path: the file or directory to write.
             batch: real samples.
 
         Raises:
-            TaskError: If the model cannot be written in this form.
+            TaskError: If the model cannot be written in this format.
         """
         ...
 

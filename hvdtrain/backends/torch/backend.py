@@ -225,9 +225,9 @@ class TorchBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local."""
-        return export_model(self.model, self._new_model, self._objective, form, path, batch)
+    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a format for serving, load it back and compare outputs. Local."""
+        return export_model(self.model, self._new_model, self._objective, format_name, path, batch)
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
