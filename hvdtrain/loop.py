@@ -73,7 +73,9 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, with averaged weights, and report it.
+    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+
+    The model has the moving average of its weights meanwhile, if the run keeps one.
 
     Args:
         session: the run.

@@ -226,7 +226,7 @@ class Backend(Protocol):
         """Collective. Load rank 0's portable state into every worker's model and optimizer.
 
         Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing; so may all averages of weights, which then start from the weights.
+        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
 
         Args:
             state: the state on rank 0; not looked at on other ranks.

@@ -90,7 +90,7 @@ class _Done:
     """An evaluation that was done."""
 
     checkpoint: Checkpoint
-    averaged: bool
+    is_ema: bool
     config: Config
     metrics: dict[str, float]
     workers: int
@@ -101,7 +101,7 @@ class _Done:
     def describe(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
         step = self.checkpoint.manifest.step
-        weights = "averaged weights, " if self.averaged else ""
+        weights = "EMA weights, " if self.is_ema else ""
         return (
             f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
             f"{counted(self.workers, 'worker')}, {self.config.framework}, "
@@ -116,7 +116,7 @@ class _Done:
             "step": manifest.step,
             "samples": manifest.samples,
             "epoch": round(manifest.epoch, 6),
-            "averaged_weights": self.averaged,
+            "averaged_weights": self.is_ema,
             **self.metrics,
             "task": self.config.task,
             "framework": self.config.framework,
@@ -141,8 +141,8 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
             everywhere=True,
         )
     build_together(job.config, task, backend)
-    take_averages = job.config.ema_decay is not None
-    found, averaged = _load(path, unverified, backend, take_averages)
+    prefer_ema = job.config.ema_decay is not None
+    found, is_ema = _load(path, unverified, backend, prefer_ema)
     manifest = found.manifest
     session = Session(
         config=job.config,
@@ -163,24 +163,26 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
     size, bad = len(data), session.skipped.count
-    return _Done(found, averaged, job.config, metrics, backend.workers.size, size, seconds, bad)
+    return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad)
 
 
-def _load(
-    path: Path, unverified: Checkpoint, backend: Backend, take_averages: bool
-) -> tuple[Checkpoint, bool]:
-    """Collective. Verify the checkpoint and load its weights; return it, and if averages were taken."""
+def _load(path: Path, unverified: Checkpoint, backend: Backend, prefer_ema: bool) -> tuple[Checkpoint, bool]:
+    """Collective. Verify the checkpoint and load its weights.
+
+    Returns:
+        The checkpoint, and whether the moving average of its weights was taken.
+    """
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
     def read() -> tuple[Checkpoint, bool]:
         found = checkpoint_config.verified(path, unverified.manifest)
-        state, averaged = read_weights(found, take_averages)
+        state, is_ema = read_weights(found, prefer_ema)
         states.append(state)
-        return found, averaged
+        return found, is_ema
 
-    found, averaged = run_on_rank_zero(backend.workers, read)
+    found, is_ema = run_on_rank_zero(backend.workers, read)
     load_weights(found, backend, states.pop() if states else None)
-    return found, averaged
+    return found, is_ema
 
 
 def _report(done: _Done, output: Path | None) -> None:

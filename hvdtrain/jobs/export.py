@@ -39,14 +39,14 @@ class Export:
 
     Attributes:
         checkpoint: what was exported.
-        averaged: whether its averaged weights were.
+        is_ema: whether the moving average of its weights was.
         format_name: the format's name.
         path: the file or directory.
         exported: what came of loading it back.
     """
 
     checkpoint: Checkpoint
-    averaged: bool
+    is_ema: bool
     format_name: str
     path: Path
     exported: Exported
@@ -57,7 +57,7 @@ class Export:
         manifest = self.checkpoint.manifest
         return (
             f"{self.format_name}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
-            f"of {self.checkpoint.path}, step {manifest.step:,}{', averaged weights' * self.averaged}\n"
+            f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}\n"
             f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
             f"{self.exported.relative:.1e} of the largest\n"
             f"to load it: {EXPORT_FORMATS[self.format_name].loading.format(path=self.path)}"
@@ -95,13 +95,13 @@ def export_checkpoint(
         _check_output(output, format_name, force)
         with started(job, signals) as backend:
             check_alone(backend, "export")
-            found, averaged, batch = _open(job, backend, path, found)
+            found, is_ema, batch = _open(job, backend, path, found)
             with _beside(output) as written:
                 with quiet_output():
                     exported = _write(job, backend, format_name, written, batch)
                 _check_difference(exported, format_name)
                 _put_into_place(written, output)
-    return Export(found, averaged, format_name, output, exported)
+    return Export(found, is_ema, format_name, output, exported)
 
 
 def _open(
@@ -110,7 +110,7 @@ def _open(
     """Build the model with the checkpoint's weights.
 
     Returns:
-        The checkpoint, whether its averaged weights were taken, and a batch of real samples.
+        The checkpoint, whether the moving average of its weights was taken, and a batch of real samples.
     """
     task = new_task(job)
     data, _ = open_data(task, job.config, "eval_data")
@@ -120,10 +120,10 @@ def _open(
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found = checkpoint_config.verified(path, found.manifest)
-    state, averaged = read_weights(found, take_averages=job.config.ema_decay is not None)
+    state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
     load_weights(found, backend, state)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, averaged, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
+    return found, is_ema, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
 def _batch(data: LocalFetch, size: int) -> HostBatch:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
-from hvdtrain.backends.portable.ema import averaged, holds_averages, without_averages
+from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
 from hvdtrain.checkpoints import storage as checkpoint
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -105,8 +105,8 @@ def _find(
     _check_same_training(found, config, data_size)
     state = _read(found)
     if config.ema_decay is None:
-        state = without_averages(state)
-    elif not holds_averages(state):
+        state = without_ema(state)
+    elif not has_ema(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
     give(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
@@ -129,9 +129,9 @@ def _find(
 def _find_weights(init: str, point: ResumePoint, give: Callable[[PortableState], None]) -> ResumePoint:
     """Find the checkpoint whose weights alone are taken."""
     found = verification.locate(Path(init))
-    state, are_averages = read_weights(found)
+    state, is_ema = read_weights(found)
     give(state)
-    weights = "averaged weights" if are_averages else "weights"
+    weights = "EMA weights" if is_ema else "weights"
     return replace(point, origin=f"{weights} of {found.path}, step {found.manifest.step:,}", source=found)
 
 
@@ -151,22 +151,22 @@ def changes(manifest: Manifest, config: Config, backend: Backend) -> list[str]:
     return [f"{name} {_describe(old)} -> {_describe(value)}" for name, old, value in pairs if old != value]
 
 
-def read_weights(found: Checkpoint, take_averages: bool = True) -> tuple[PortableState, bool]:
+def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
     """Read a checkpoint's weights. Local: no collective.
 
     Args:
         found: the checkpoint.
-        take_averages: whether to take the averages of the weights, if the checkpoint has them.
+        prefer_ema: whether to take the moving average of the weights, if the checkpoint has one.
 
     Returns:
-        The weights, and whether they are averages.
+        The weights, and whether they are the moving average.
 
     Raises:
         CheckpointError: If they cannot be read.
     """
     state = _read(found, weights_only=True)
-    taken = take_averages and holds_averages(state)
-    return (averaged(state) if taken else without_averages(state)), taken
+    taken = prefer_ema and has_ema(state)
+    return (ema_as_weights(state) if taken else without_ema(state)), taken
 
 
 def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
@@ -174,7 +174,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
 
     Args:
         found: the checkpoint that they were read from.
-        backend: the backend, built. If it averages weights, the averages start from these.
+        backend: the backend, built. If it keeps a moving average, that starts from these.
         weights: the weights on rank 0; not looked at on other ranks.
 
     Raises:

@@ -377,7 +377,7 @@ def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
     assert found.notes == ("the checkpoint has no average of its weights: ema_decay starts from the weights",)
 
 
-@pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "averaged weights of")])
+@pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "EMA weights of")])
 def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
     checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **averages}, make_record(120))
     backend = make_backend(5.0)

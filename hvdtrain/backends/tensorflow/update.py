@@ -30,7 +30,7 @@ class Update:
         trainable: the trainable parameters.
         optimizer: the optimizer, built.
         reducer: sums gradients over workers.
-        averages: the moving average of the weights.
+        ema: the moving average of the weights.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -41,7 +41,7 @@ class Update:
         trainable: Sequence[Field],
         optimizer: Any,
         reducer: GradientReducer,
-        averages: ExponentialMovingAverage,
+        ema: ExponentialMovingAverage,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -52,7 +52,7 @@ class Update:
         self._parameters = [field.variable for field in trainable]
         self._optimizer = optimizer
         self._reducer = reducer
-        self._averages = averages
+        self._ema = ema
         self._size = size
         self._clip_norm = clip_norm
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
@@ -122,7 +122,7 @@ class Update:
             share: the part of the average that they make up.
         """
         with self._after_reductions():
-            self._averages.update(share)
+            self._ema.update(share)
 
     def _applied(self, gradients: list[Tensor]) -> Tensor:
         self._optimizer.apply(gradients, self._parameters)

@@ -106,14 +106,14 @@ class TorchBackend:
         self._optimizer = choose_optimizer(task, config, tensors)
         if not hasattr(task, "torch_optimizer"):
             fill_slots(self._optimizer)
-        self._averages = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer, self._averages)
+        self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._ema)
         reducer = choose_reducer(config, self.workers.size)
         self._update = Update(
             trainable,
             self._optimizer,
             reducer,
-            self._averages,
+            self._ema,
             size=self.workers.size,
             clip_norm=config.clip_norm,
             loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
@@ -183,7 +183,7 @@ class TorchBackend:
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
-        return self._averages.in_model()
+        return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:
         """Collective. Average the moving statistics of batch norm over workers."""
@@ -219,7 +219,7 @@ class TorchBackend:
             if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
-            hvd.broadcast_parameters(self._averages.to_broadcast(), root)
+            hvd.broadcast_parameters(self._ema.to_broadcast(), root)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
@@ -232,7 +232,7 @@ class TorchBackend:
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
         held = load_weights_file(self.model, path)
-        self._averages.restart()
+        self._ema.restart()
         return held
 
     def _make_model(self, task: Any, config: Config) -> torch.nn.Module:

@@ -25,7 +25,7 @@ class Update:
         trainable: the trainable parameters.
         optimizer: the optimizer.
         reducer: sums gradients over workers.
-        averages: the moving average of the weights.
+        ema: the moving average of the weights.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -36,7 +36,7 @@ class Update:
         trainable: Sequence[Entry],
         optimizer: torch.optim.Optimizer,
         reducer: GradientReducer,
-        averages: ExponentialMovingAverage,
+        ema: ExponentialMovingAverage,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -47,7 +47,7 @@ class Update:
         self._parameters = [entry.tensor for entry in trainable]
         self._optimizer = optimizer
         self._reducer = reducer
-        self._averages = averages
+        self._ema = ema
         self._size = size
         self._clip_norm = clip_norm
         self.begin()
@@ -118,7 +118,7 @@ class Update:
         Args:
             step: steps done, this one included.
         """
-        self._averages.update(self._averages.share(step))
+        self._ema.update(self._ema.share(step))
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
