@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: ``trainer.json``, in which a changed byte anywhere shows."""
+"""What a checkpoint says of itself: ``trainer.json``, in which a changed byte anywhere is detected."""
 
 import hashlib
 import json

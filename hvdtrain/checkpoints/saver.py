@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hvdtrain.backends.base import Backend, PendingState
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
@@ -144,7 +144,7 @@ class BackgroundSaver(NoSaver):
         """Write one checkpoint and delete those that need not be kept; runs in the thread."""
         try:
             self._report.sync()  # no checkpoint is newer than its log
-            path = checkpoint.write(self._folder, pending.read(), manifest)
+            path = storage.write(self._folder, pending.read(), manifest)
         except Exception as error:
             self._outcome = error
             return
@@ -156,7 +156,7 @@ class BackgroundSaver(NoSaver):
     def _retain(self) -> None:
         if self._keep_last is None:
             return
-        paths = checkpoint.checkpoints_in(self._folder)
+        paths = storage.checkpoints_in(self._folder)
         keep = set(paths[-self._keep_last :])
         if self._best is not None:
             best: Path | None = None
@@ -165,7 +165,7 @@ class BackgroundSaver(NoSaver):
                 if self._best.improves(value, self._values.get(best) if best else None):
                     best = path
             keep |= {best} if best else set()
-        checkpoint.retain(self._folder, keep)
+        storage.retain(self._folder, keep)
 
     def _take_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None

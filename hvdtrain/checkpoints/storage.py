@@ -1,8 +1,8 @@
-"""Checkpoints on disk: portable state as a directory that is whole or not there.
+"""Checkpoints on disk: portable state as a directory that is written atomically.
 
 ``step-00000120/`` holds ``model.safetensors``, ``optimizer.safetensors`` and ``trainer.json``. It is
 written under another name, synced and renamed into place. ``trainer.json`` has the size and the
-SHA-256 of the other files and of itself, so that a changed byte anywhere shows. Nothing in a
+SHA-256 of the other files and of itself, so that a changed byte anywhere is detected. Nothing in a
 checkpoint is executed when it is loaded.
 """
 
@@ -27,7 +27,7 @@ MANIFEST_FILE = "trainer.json"
 NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
-_SET_ASIDE = "set-aside-"
+_QUARANTINED = "set-aside-"  # not loaded, not deleted
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def name_of(step: int) -> str:
 
 
 def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
-    """Write a checkpoint into ``folder``, which is made if need be: whole, or not at all.
+    """Write a checkpoint into ``folder``, which is made if need be. Atomic: all of it, or nothing.
 
     Args:
         folder: where checkpoints lie.
@@ -123,7 +123,7 @@ def step_of(path: Path) -> int:
 def quarantine(path: Path) -> str:
     """Rename a checkpoint so that nobody takes it for one; say what was done."""
     for number in range(1, 1000):
-        beside = path.with_name(f"{_SET_ASIDE}{path.name}" + (f"-{number}" if number > 1 else ""))
+        beside = path.with_name(f"{_QUARANTINED}{path.name}" + (f"-{number}" if number > 1 else ""))
         if beside.exists():
             continue
         try:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
@@ -108,7 +107,7 @@ def run_dir_of(found: Checkpoint) -> Path:
 
 def _newest_first(folder: Path) -> Iterable[Path]:
     try:
-        return reversed(checkpoint.checkpoints_in(folder))
+        return reversed(storage.checkpoints_in(folder))
     except OSError:
         return ()
 

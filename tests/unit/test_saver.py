@@ -160,7 +160,7 @@ def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
         writing.remove(manifest.step)
         return path
 
-    monkeypatch.setattr(saving.checkpoint, "write", watched)
+    monkeypatch.setattr(saving.storage, "write", watched)
     for step in range(1, 9):
         job.saver.save(job.backend, make_record(step))
     job.saver.finish()
@@ -328,7 +328,7 @@ def test_a_failure_that_names_its_file_is_said_once_too(job, monkeypatch):
     def refuse(folder, state, manifest):
         raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/.new-step-{manifest.step}/model")
 
-    monkeypatch.setattr(saving.checkpoint, "write", refuse)
+    monkeypatch.setattr(saving.storage, "write", refuse)
     for step in (7, 8, 9):
         job.save(step)
     assert len(job.report.notes) == 1
