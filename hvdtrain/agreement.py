@@ -85,7 +85,7 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
 
 
 def run_on_rank_zero(workers: Workers, work: Callable[[], T]) -> T:
-    """Collective. Do something on rank 0 only and give its result, which must pickle, to every worker.
+    """Collective. Do something on rank 0 only; return its result, which must pickle, on every worker.
 
     Raises:
         HvdtrainError: on every worker alike, if rank 0 raises it.

@@ -237,7 +237,7 @@ class Backend(Protocol):
         ...
 
     def broadcast_state(self, root: int) -> None:
-        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         ...
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class Export:
     exported: Exported
 
     def describe(self) -> str:
-        """Say what was written, how close it comes and how to load it."""
+        """Return what was written, how close its outputs are and how to load it, in words."""
         batch = f", takes {self.exported.batch}" if self.exported.batch else ""
         manifest = self.checkpoint.manifest
         return (

@@ -1,4 +1,4 @@
-"""Opening a job: its config, the meeting of the workers, the task with its data, the model."""
+"""Setting up a job: its config, the handshake between its workers, the task with its data, the model."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What is known before the workers meet: local to each of them.
+    """What each worker knows before it communicates with the others.
 
     Attributes:
         config: the resolved config.
@@ -180,7 +180,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:
-    """Collective. Check that all workers answer, with the same config and versions; give their hosts."""
+    """Collective. Check that all workers answer, with the same config and versions; return their hosts."""
     workers = backend.workers
     with expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)

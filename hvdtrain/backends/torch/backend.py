@@ -209,7 +209,7 @@ class TorchBackend:
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
-        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         if self.workers.size == 1:
             return
         with peer_errors():

@@ -65,7 +65,7 @@ class Update:
         losses.backward(gradient_weights)  # type: ignore[no-untyped-call]
 
     def fill_in_unused(self) -> list[str]:
-        """Give zeros to the parameters that no micro-batch reached, and return their names.
+        """Set zero gradients for the parameters that no micro-batch reached, and return their names.
 
         So every worker reduces all parameters, and weight decay and momentum act on them alike at any
         number of workers.
