@@ -60,6 +60,7 @@ class ModelInfo:
 
 FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow
 NUMBERS_AFTER_SUMS = FINDINGS + SIGNALS
+OVERFLOW_INDEX = 1 - NUMBERS_AFTER_SUMS  # where overflow_exhausted is, from the end of a step's vector
 
 
 @dataclass(frozen=True)

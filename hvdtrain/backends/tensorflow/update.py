@@ -7,8 +7,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.base import FINDINGS
-from hvdtrain.backends.step_signals import SIGNALS
+from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
 from hvdtrain.backends.tensorflow.model_state import Field
@@ -16,8 +15,6 @@ from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
 
 Tensor = Any
-
-_OVERFLOW = -SIGNALS - FINDINGS + 1  # place of overflow_exhausted in a step's vector
 
 
 class Update:
@@ -100,7 +97,7 @@ class Update:
             return gradients, vector
         gradients, self._is_finite = self.loss_scale.unscale(gradients)
         exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
-        return gradients, tf.concat([vector[:_OVERFLOW], [exhausted], vector[_OVERFLOW + 1 :]], 0)
+        return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
         """Scale the gradients so that their joint norm is at most the config's."""

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.base import FINDINGS
-from hvdtrain.backends.step_signals import SIGNALS
+from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
-
-_OVERFLOW = -SIGNALS - FINDINGS + 1  # place of overflow_exhausted in a step's vector
 
 
 class Update:
@@ -98,7 +95,7 @@ class Update:
         if self.loss_scale is None:
             return True
         is_finite = self.loss_scale.unscale(self._gradients())
-        vector[_OVERFLOW] = float(self.loss_scale.is_exhausted)
+        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
         return is_finite
 
     def clip(self) -> None:
