@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer, resolve
@@ -77,7 +77,7 @@ def test_options_of_another_task_are_left_out(task, options):
 
 
 def write(folder: Path, step: int, **fields: object) -> Path:
-    return checkpoint.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, manifest(step, **fields))
+    return storage.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, manifest(step, **fields))
 
 
 def test_a_runs_newest_manifest_is_found_and_a_damaged_one_passed_over(tmp_path):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain.checkpoints import manifest, verification
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import manifest, storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 
@@ -101,7 +100,7 @@ def test_a_link_to_nothing_is_damage(tmp_path, file):
 
 def test_two_files_that_changed_places_are_damage(tmp_path):
     state = {"model/kernel": np.ones(4, np.float32), "optimizer/ab": np.ones(4, np.float32)}
-    path = checkpoint.write(tmp_path, state, make_record())
+    path = storage.write(tmp_path, state, make_record())
     model, optimizer = (path / name for name in FILES[:2])
     assert model.stat().st_size == optimizer.stat().st_size
     model.rename(path / "between")
