@@ -32,11 +32,11 @@ class Workers(Protocol):
     controller: str
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return every worker the root's value (anything that pickles)."""
+        """Collective. Return the root's value, which must pickle, on every worker."""
         ...
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return every worker the values of all, in the order of ranks."""
+        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
         ...
 
     def barrier(self) -> None:
@@ -45,22 +45,22 @@ class Workers(Protocol):
 
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any]) -> None:
-    """Collective. Check that every worker has the same facts.
+    """Collective. Check that every worker has the same values.
 
     Only a digest travels while they agree.
 
     Args:
         workers: the workers.
-        values: what to compare, by the name that a message uses.
+        values: what to compare, by the name that an error message uses.
 
     Raises:
-        AgreementError: on every worker alike, naming the fact, ranks, hosts and values.
+        AgreementError: on every worker alike, naming what differs, with ranks, hosts and values.
     """
-    said = sorted((name, repr(value)) for name, value in values.items())
-    digest = blake2b(repr(said).encode(), digest_size=16).digest()
+    texts = sorted((name, repr(value)) for name, value in values.items())
+    digest = blake2b(repr(texts).encode(), digest_size=16).digest()
     if len(set(workers.allgather_object(digest))) == 1:
         return
-    everyone = workers.allgather_object((workers.host, dict(said)))
+    everyone = workers.allgather_object((workers.host, dict(texts)))
     names = sorted({name for _, values in everyone for name in values})
     lines = [line for name in names if (line := _difference(name, everyone))]
     more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
@@ -85,7 +85,7 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
 
 
 def run_on_rank_zero(workers: Workers, work: Callable[[], T]) -> T:
-    """Collective. Do something on rank 0 only and give its result, which must pickle, to every worker.
+    """Collective. Do something on rank 0 only; return its result, which must pickle, on every worker.
 
     Raises:
         HvdtrainError: on every worker alike, if rank 0 raises it.

@@ -150,7 +150,7 @@ def evaluate(
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
     "--to",
-    "form",
+    "format_name",
     required=True,
     type=click.Choice(list(EXPORT_FORMATS)),
     help="Export format, which determines the framework.",
@@ -162,7 +162,7 @@ def evaluate(
 def export(
     checkpoint: Path,
     *,
-    form: str,
+    format_name: str,
     output: Path | None,
     force: bool,
     assignments: tuple[str, ...],
@@ -176,7 +176,7 @@ def export(
     """
     from hvdtrain.jobs.export import export_checkpoint
 
-    done = export_checkpoint(checkpoint, form, _layers(assignments, options), output, force)
+    done = export_checkpoint(checkpoint, format_name, _layers(assignments, options), output, force)
     click.echo(done.describe())
 
 

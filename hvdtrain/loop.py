@@ -29,6 +29,9 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         poll_signals: returns what this worker wants all of them to do, since it was last called.
 
     Raises:
+        TaskError: If the task's loss or a metric has the wrong shape.
+        ConfigError: If the evaluation has no metric that ``keep_best`` or ``early_stopping`` names.
+        WorkerFailure: If a user's callback fails.
         NonFiniteLossError: If the loss became NaN or infinite.
         ReplicaDriftError: If the workers' parameters differ.
         PeerLostError: If another worker went away.
@@ -70,7 +73,9 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, with averaged weights, and report it.
+    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+
+    The model has the moving average of its weights meanwhile, if the run keeps one.
 
     Args:
         session: the run.

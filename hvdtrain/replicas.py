@@ -1,4 +1,4 @@
-"""Return whether the workers' copies of the parameters are still equal."""
+"""The check that the workers' copies of the parameters are still equal."""
 
 from collections import Counter
 from hashlib import blake2b

@@ -76,7 +76,7 @@ class Cadence:
         return f"{Decimal(str(self.every)).normalize():f}epoch"
 
     def describe(self) -> str:
-        """Say it as a person would: "every 10 steps", "every epoch"."""
+        """Return it in words: "every 10 steps", "every epoch"."""
         count = f"{self.every:g} " if self.every != 1 else ""
         return f"every {count}{self.unit if self.every != 1 else self.unit.rstrip('s')}"
 

@@ -42,7 +42,8 @@ class SkippedSamples:
 class Session:
     """One run: what the loop is given.
 
-    Services, from ``report`` on, are made when the run is entered and closed when it is left.
+    The services ``report``, ``saver`` and ``readers`` are made when the run is entered and closed when
+    it is left. The fields after them change while the run trains.
 
     Attributes:
         config: the resolved config.

@@ -60,6 +60,7 @@ class ModelInfo:
 
 FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow
 NUMBERS_AFTER_SUMS = FINDINGS + SIGNALS
+OVERFLOW_INDEX = 1 - NUMBERS_AFTER_SUMS  # where overflow_exhausted is, from the end of a step's vector
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,10 @@ class Backend(Protocol):
         ...
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
+        """Return name and checksum of each trainable parameter of this worker, in a fixed order.
+
+        Local: no collective.
+        """
         ...
 
     def gather_state(self) -> PendingState | None:
@@ -223,7 +227,7 @@ class Backend(Protocol):
         """Collective. Load rank 0's portable state into every worker's model and optimizer.
 
         Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing; so may all averages of weights, which then start from the weights.
+        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
 
         Args:
             state: the state on rank 0; not looked at on other ranks.
@@ -234,7 +238,7 @@ class Backend(Protocol):
         ...
 
     def broadcast_state(self, root: int) -> None:
-        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         ...
 
     def close(self) -> None:
@@ -245,16 +249,16 @@ class Backend(Protocol):
 class ModelFiles(Protocol):
     """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local.
+    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a format for serving, load it back and compare outputs. Local.
 
         Args:
-            form: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
+            format_name: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
             path: the file or directory to write.
             batch: real samples.
 
         Raises:
-            TaskError: If the model cannot be written in this form.
+            TaskError: If the model cannot be written in this format.
         """
         ...
 

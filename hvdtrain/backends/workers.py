@@ -43,14 +43,14 @@ class HorovodWorkers:
             )
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return every worker the root's value (anything that pickles)."""
+        """Collective. Return the root's value, which must pickle, on every worker."""
         if self.size == 1:
             return value
         with peer_errors():
             return self._hvd.broadcast_object(value, root_rank=root, name="hvdtrain.broadcast")
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return every worker the values of all, in the order of ranks."""
+        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
         if self.size == 1:
             return [value]
         with peer_errors():

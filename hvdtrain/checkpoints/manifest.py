@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: ``trainer.json``, in which a changed byte anywhere shows."""
+"""What a checkpoint says of itself: ``trainer.json``, in which a changed byte anywhere is detected."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from hvdtrain.errors import EnvironmentFault
 _FORMAT = 1
 
 
-class FileFacts(BaseModel):
+class FileInfo(BaseModel):
     """What is known of a checkpoint's file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -57,7 +57,7 @@ class Manifest(BaseModel):
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
     waiting: EarlyStoppingState | None = None
-    files: dict[str, FileFacts] = {}
+    files: dict[str, FileInfo] = {}
 
     @property
     def epoch(self) -> float:
@@ -70,23 +70,23 @@ class CorruptCheckpoint(Exception):
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """Return a record as JSON of one fixed form, with a checksum of itself."""
+    """Return a manifest as canonical JSON, with a checksum of itself."""
     values = {"format": _FORMAT, **manifest.model_dump(mode="json")}
-    return in_form({**values, "sha256": checksum(values)})
+    return canonical_json({**values, "sha256": checksum(values)})
 
 
-def in_form(values: Mapping[str, Any]) -> bytes:
-    """Return JSON of the one form that records are written in."""
+def canonical_json(values: Mapping[str, Any]) -> bytes:
+    """Return JSON in the one layout that manifests are written in."""
     return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 that a record with these values has in it."""
-    return hashlib.sha256(in_form(values)).hexdigest()
+    """Return the SHA-256 that a manifest with these values contains."""
+    return hashlib.sha256(canonical_json(values)).hexdigest()
 
 
 def read(path: Path) -> Manifest:
-    """Read a record.
+    """Read a manifest.
 
     Raises:
         CorruptCheckpoint: If one byte differs from what was written.
@@ -95,7 +95,7 @@ def read(path: Path) -> Manifest:
     content = path.read_bytes()
     try:
         values = json.loads(content)
-        as_written = isinstance(values, dict) and in_form(values) == content
+        as_written = isinstance(values, dict) and canonical_json(values) == content
     except (ValueError, RecursionError):
         as_written = False
     if not as_written or values.pop("sha256", None) != checksum(values):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from hvdtrain.backends.base import Backend, PendingState
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
 
-_WAIT_TOLD_SECONDS = 0.1
+_REPORTED_WAIT_SECONDS = 0.1
 
 
 class Saver(Protocol):
@@ -97,7 +97,7 @@ class BackgroundSaver(NoSaver):
         self._thread: threading.Thread | None = None
         self._step = 0
         self._outcome: Path | Exception | None = None
-        self._told: tuple[object, ...] | None = None
+        self._reported: tuple[object, ...] | None = None
         self._written: list[tuple[int, Path]] = []  # and not reported yet
         self._owner = threading.get_ident()
 
@@ -136,7 +136,7 @@ class BackgroundSaver(NoSaver):
             which = f"the checkpoint of step {self._step:,}"
             if self._thread.is_alive():
                 self._report.note(f"{which} was not written within {waited_seconds:.1f} s")
-            elif waited_seconds > _WAIT_TOLD_SECONDS:
+            elif waited_seconds > _REPORTED_WAIT_SECONDS:
                 self._report.note(f"{what} waited {waited_seconds:.1f} s until {which} was written")
         self.poll()
 
@@ -144,7 +144,7 @@ class BackgroundSaver(NoSaver):
         """Write one checkpoint and delete those that need not be kept; runs in the thread."""
         try:
             self._report.sync()  # no checkpoint is newer than its log
-            path = checkpoint.write(self._folder, pending.read(), manifest)
+            path = storage.write(self._folder, pending.read(), manifest)
         except Exception as error:
             self._outcome = error
             return
@@ -156,7 +156,7 @@ class BackgroundSaver(NoSaver):
     def _retain(self) -> None:
         if self._keep_last is None:
             return
-        paths = checkpoint.checkpoints_in(self._folder)
+        paths = storage.checkpoints_in(self._folder)
         keep = set(paths[-self._keep_last :])
         if self._best is not None:
             best: Path | None = None
@@ -165,21 +165,21 @@ class BackgroundSaver(NoSaver):
                 if self._best.improves(value, self._values.get(best) if best else None):
                     best = path
             keep |= {best} if best else set()
-        checkpoint.retain(self._folder, keep)
+        storage.retain(self._folder, keep)
 
     def _take_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Path):
             self.newest = outcome
             self._written.append((self._step, outcome))
-            self._told = None
+            self._reported = None
             return
         reason = f"step {self._step:,}: {_describe(outcome)}"
         self.failures.append(reason)
         kind = (type(outcome), outcome.errno if isinstance(outcome, OSError) else str(outcome))
-        if kind == self._told:
+        if kind == self._reported:
             return  # reported once while it lasts; the summary has the number
-        self._told = kind
+        self._reported = kind
         good = f"{self.newest} is whole" if self.newest else "there is no older one"
         next_step = (
             "training stops" if self._stop_on_error else "training continues, the next save tries again"

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: portable state as a directory that is whole or not there.
+"""Checkpoints on disk: portable state as a directory that is written atomically.
 
 ``step-00000120/`` holds ``model.safetensors``, ``optimizer.safetensors`` and ``trainer.json``. It is
 written under another name, synced and renamed into place. ``trainer.json`` has the size and the
-SHA-256 of the other files and of itself, so that a changed byte anywhere shows. Nothing in a
+SHA-256 of the other files and of itself, so that a changed byte anywhere is detected. Nothing in a
 checkpoint is executed when it is loaded.
 """
 
@@ -19,15 +19,15 @@ import numpy as np
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-RECORD_FILE = "trainer.json"
+MANIFEST_FILE = "trainer.json"
 NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
-_SET_ASIDE = "set-aside-"
+_QUARANTINED = "set-aside-"  # not loaded, not deleted
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Checkpoint:
 
     Attributes:
         path: its directory.
-        record: what ``trainer.json`` holds.
+        manifest: what ``trainer.json`` holds.
     """
 
     path: Path
@@ -61,7 +61,7 @@ def name_of(step: int) -> str:
 
 
 def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
-    """Write a checkpoint into ``folder``, which is made if need be: whole, or not at all.
+    """Write a checkpoint into ``folder``, which is made if need be. Atomic: all of it, or nothing.
 
     Args:
         folder: where checkpoints lie.
@@ -84,7 +84,9 @@ def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
         for name in list(state):
             parts[OPTIMIZER_FILE if is_of_optimizer(name) else MODEL_FILE][name] = state[name]
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
-        _write_synced(beside / RECORD_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files})))
+        _write_synced(
+            beside / MANIFEST_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files}))
+        )
         _sync(beside)
         if path.exists():
             _delete(path)
@@ -121,7 +123,7 @@ def step_of(path: Path) -> int:
 def quarantine(path: Path) -> str:
     """Rename a checkpoint so that nobody takes it for one; say what was done."""
     for number in range(1, 1000):
-        beside = path.with_name(f"{_SET_ASIDE}{path.name}" + (f"-{number}" if number > 1 else ""))
+        beside = path.with_name(f"{_QUARANTINED}{path.name}" + (f"-{number}" if number > 1 else ""))
         if beside.exists():
             continue
         try:
@@ -146,7 +148,7 @@ def remove_leftovers(folder: Path) -> None:
             _remove(path)
 
 
-def _write_arrays(path: Path, arrays: PortableState) -> FileFacts:
+def _write_arrays(path: Path, arrays: PortableState) -> FileInfo:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -160,7 +162,7 @@ def _write_arrays(path: Path, arrays: PortableState) -> FileFacts:
     _sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileFacts(sha256=digest, bytes=path.stat().st_size)
+    return FileInfo(sha256=digest, bytes=path.stat().st_size)
 
 
 def _as_os_error(error: Exception, path: Path) -> OSError:

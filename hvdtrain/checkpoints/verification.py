@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdtrain.checkpoints import manifest as manifests
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileFacts, Manifest
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 from hvdtrain.checkpoints.storage import (
+    MANIFEST_FILE,
     MODEL_FILE,
     NAME,
     OPTIMIZER_FILE,
-    RECORD_FILE,
     Checkpoint,
     checkpoints_in,
     quarantine,
@@ -28,7 +28,7 @@ def verify(path: Path) -> Checkpoint:
     """
     with _readable(path):
         try:
-            manifest = manifests.read(path / RECORD_FILE)
+            manifest = manifests.read(path / MANIFEST_FILE)
             for name in (MODEL_FILE, OPTIMIZER_FILE):
                 _check_file(path / name, manifest.files.get(name))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -37,7 +37,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint that verifies; damaged ones above it are set aside, not deleted.
+    """Find the newest checkpoint that verifies; newer corrupt ones are quarantined, not deleted.
 
     Returns:
         The checkpoint, or None if none is good, and what to tell the user.
@@ -51,13 +51,13 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     for path in reversed(paths):
         try:
             return verify(path), notes
-        except CorruptCheckpoint as damage:
-            notes.append(f"checkpoint {path} is damaged: {damage}; {quarantine(path)}")
+        except CorruptCheckpoint as corruption:
+            notes.append(f"checkpoint {path} is damaged: {corruption}; {quarantine(path)}")
     return None, notes
 
 
 def newest_verified(folder: Path) -> Path | None:
-    """Return the newest checkpoint that verifies; nothing is set aside."""
+    """Return the newest checkpoint that verifies; nothing is quarantined."""
     with contextlib.suppress(OSError):
         for path in reversed(checkpoints_in(folder)):
             with contextlib.suppress(CorruptCheckpoint, EnvironmentFault):
@@ -66,9 +66,9 @@ def newest_verified(folder: Path) -> Path | None:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read what a checkpoint says of itself, its other files unseen; None if that is damaged."""
+    """Read what a checkpoint says of itself, its other files unseen; None if that is corrupt."""
     try:
-        return manifests.read(path / RECORD_FILE)
+        return manifests.read(path / MANIFEST_FILE)
     except (CorruptCheckpoint, EnvironmentFault, OSError):
         return None
 
@@ -76,10 +76,10 @@ def read_manifest(path: Path) -> Manifest | None:
 def locate(path: Path) -> Checkpoint:
     """Find the checkpoint that a user names: its directory, or a run's, for its newest good one.
 
-    Nothing is set aside.
+    Nothing is quarantined.
 
     Raises:
-        CheckpointError: If there is none, or the one that was named is damaged.
+        CheckpointError: If there is none, or the one that was named is corrupt.
         EnvironmentFault: If a file cannot be read.
     """
     with _readable(path):
@@ -89,20 +89,20 @@ def locate(path: Path) -> Checkpoint:
 def _locate(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent))
-    if (path / RECORD_FILE).exists() or NAME.fullmatch(path.name):
+    if (path / MANIFEST_FILE).exists() or NAME.fullmatch(path.name):
         try:
             return verify(path)
-        except CorruptCheckpoint as damage:
+        except CorruptCheckpoint as corruption:
             raise CheckpointError(
-                f"checkpoint {path} is damaged: {damage}", _known(path.parent, other_than=path)
+                f"checkpoint {path} is damaged: {corruption}", _known(path.parent, other_than=path)
             ) from None
     problems = []
     for folder in (path / "checkpoints", path):
         for candidate in reversed(checkpoints_in(folder)):
             try:
                 return verify(candidate)
-            except CorruptCheckpoint as damage:
-                problems.append(f"{candidate.name}: {damage}")
+            except CorruptCheckpoint as corruption:
+                problems.append(f"{candidate.name}: {corruption}")
     found = "no good checkpoint in" if problems else "no checkpoint in"
     raise CheckpointError(
         "; ".join([f"{found} {path}", *problems[:4]]),
@@ -127,12 +127,12 @@ def _known(folder: Path, other_than: Path | None = None) -> str:
     return f"Beside it: {', '.join(path.name for path in paths[-4:])}." if paths else ""
 
 
-def _check_file(path: Path, facts: FileFacts | None) -> None:
-    if facts is None:
-        raise CorruptCheckpoint(f"{RECORD_FILE} does not list {path.name}")
+def _check_file(path: Path, info: FileInfo | None) -> None:
+    if info is None:
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
     size = path.stat().st_size
-    if size != facts.bytes:
-        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {facts.bytes:,}")
+    if size != info.bytes:
+        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != facts.sha256:
+        if hashlib.file_digest(file, "sha256").hexdigest() != info.sha256:
             raise CorruptCheckpoint(f"the content of {path.name} has changed")

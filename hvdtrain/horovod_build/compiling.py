@@ -226,12 +226,12 @@ def _progress(echo: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
             yield lambda percent: bar.update(task, completed=percent)
         return
     started = time.monotonic()
-    said = 0
+    reported = 0
 
     def say(percent: int) -> None:
-        nonlocal said
-        if percent >= said + 10:
-            said = percent - percent % 10
+        nonlocal reported
+        if percent >= reported + 10:
+            reported = percent - percent % 10
             echo(f"  {percent} % after {duration(time.monotonic() - started)}")
 
     yield say

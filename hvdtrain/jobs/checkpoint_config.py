@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
@@ -29,11 +28,11 @@ _OF_TRAINING = {
 }
 
 
-def find_record(path: Path) -> Checkpoint:
-    """Find what a user names, a checkpoint or a run's newest, by its record alone. Local: no collective.
+def find_unverified(path: Path) -> Checkpoint:
+    """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective.
 
     Raises:
-        CheckpointError: If there is no checkpoint, or no record can be read.
+        CheckpointError: If there is no checkpoint, or no manifest can be read.
         EnvironmentFault: If a file cannot be read.
     """
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
@@ -54,7 +53,7 @@ def verified(path: Path, expected: Manifest) -> Checkpoint:
 
     Args:
         path: a checkpoint, or a run for its newest good one.
-        expected: the record that the job's config was made from.
+        expected: the manifest that the job's config was made from.
 
     Raises:
         CheckpointError: If none is good, or the good one's config is another.
@@ -108,7 +107,7 @@ def run_dir_of(found: Checkpoint) -> Path:
 
 def _newest_first(folder: Path) -> Iterable[Path]:
     try:
-        return reversed(checkpoint.checkpoints_in(folder))
+        return reversed(storage.checkpoints_in(folder))
     except OSError:
         return ()
 

@@ -77,11 +77,11 @@ def evaluate_checkpoint(
         DataError: If the task has no evaluation data.
     """
     with interruptible() as signals:
-        found = checkpoint_config.find_record(path)
+        found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, given), task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
             done = _evaluate(job, backend, path, found)
-            run_on_rank_zero(backend.workers, lambda: _tell(done, output))
+            run_on_rank_zero(backend.workers, lambda: _report(done, output))
         return done.metrics
 
 
@@ -90,7 +90,7 @@ class _Done:
     """An evaluation that was done."""
 
     checkpoint: Checkpoint
-    averaged: bool
+    is_ema: bool
     config: Config
     metrics: dict[str, float]
     workers: int
@@ -101,7 +101,7 @@ class _Done:
     def describe(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
         step = self.checkpoint.manifest.step
-        weights = "averaged weights, " if self.averaged else ""
+        weights = "EMA weights, " if self.is_ema else ""
         return (
             f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
             f"{counted(self.workers, 'worker')}, {self.config.framework}, "
@@ -116,7 +116,7 @@ class _Done:
             "step": manifest.step,
             "samples": manifest.samples,
             "epoch": round(manifest.epoch, 6),
-            "averaged_weights": self.averaged,
+            "averaged_weights": self.is_ema,
             **self.metrics,
             "task": self.config.task,
             "framework": self.config.framework,
@@ -128,12 +128,12 @@ class _Done:
         }
 
 
-def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoint) -> _Done:
+def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task = new_task(job)
-    data, facts = open_data(task, job.config, "eval_data")
-    assert_consistent(backend.workers, facts)
+    data, values = open_data(task, job.config, "eval_data")
+    assert_consistent(backend.workers, values)
     if data is None:
         raise DataError(
             f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
@@ -141,8 +141,8 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoin
             everywhere=True,
         )
     build_together(job.config, task, backend)
-    take_averages = job.config.ema_decay is not None
-    found, averaged = _load(path, recorded_as, backend, take_averages)
+    prefer_ema = job.config.ema_decay is not None
+    found, is_ema = _load(path, unverified, backend, prefer_ema)
     manifest = found.manifest
     session = Session(
         config=job.config,
@@ -163,27 +163,29 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, recorded_as: Checkpoin
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
     size, bad = len(data), session.skipped.count
-    return _Done(found, averaged, job.config, metrics, backend.workers.size, size, seconds, bad)
+    return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad)
 
 
-def _load(
-    path: Path, recorded_as: Checkpoint, backend: Backend, take_averages: bool
-) -> tuple[Checkpoint, bool]:
-    """Collective. Verify the checkpoint and load its weights; return it, and if averages were taken."""
+def _load(path: Path, unverified: Checkpoint, backend: Backend, prefer_ema: bool) -> tuple[Checkpoint, bool]:
+    """Collective. Verify the checkpoint and load its weights.
+
+    Returns:
+        The checkpoint, and whether the moving average of its weights was taken.
+    """
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
     def read() -> tuple[Checkpoint, bool]:
-        found = checkpoint_config.verified(path, recorded_as.manifest)
-        state, averaged = read_weights(found, take_averages)
+        found = checkpoint_config.verified(path, unverified.manifest)
+        state, is_ema = read_weights(found, prefer_ema)
         states.append(state)
-        return found, averaged
+        return found, is_ema
 
-    found, averaged = run_on_rank_zero(backend.workers, read)
+    found, is_ema = run_on_rank_zero(backend.workers, read)
     load_weights(found, backend, states.pop() if states else None)
-    return found, averaged
+    return found, is_ema
 
 
-def _tell(done: _Done, output: Path | None) -> None:
+def _report(done: _Done, output: Path | None) -> None:
     """Show the metrics and append them to a file.
 
     Raises:
@@ -196,8 +198,8 @@ def _tell(done: _Done, output: Path | None) -> None:
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
     if problem:
-        said = f"note: cannot write {path}: {problem}; --output names another file"
-        console.print(said, highlight=False, markup=False, soft_wrap=True, style="yellow")
+        message = f"note: cannot write {path}: {problem}; --output names another file"
+        console.print(message, highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def _append(path: Path, line: str) -> str:

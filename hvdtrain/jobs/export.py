@@ -1,4 +1,4 @@
-"""Exporting a checkpoint: the model in a form that others serve, loaded back and compared first."""
+"""Exporting a checkpoint: the model in a format for serving, loaded back and compared first."""
 
 import importlib.util
 import os
@@ -39,41 +39,41 @@ class Export:
 
     Attributes:
         checkpoint: what was exported.
-        averaged: whether its averaged weights were.
-        form: the form's name.
+        is_ema: whether the moving average of its weights was.
+        format_name: the format's name.
         path: the file or directory.
         exported: what came of loading it back.
     """
 
     checkpoint: Checkpoint
-    averaged: bool
-    form: str
+    is_ema: bool
+    format_name: str
     path: Path
     exported: Exported
 
     def describe(self) -> str:
-        """Say what was written, how close it comes and how to load it."""
+        """Return what was written, how close its outputs are and how to load it, in words."""
         batch = f", takes {self.exported.batch}" if self.exported.batch else ""
         manifest = self.checkpoint.manifest
         return (
-            f"{self.form}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
-            f"of {self.checkpoint.path}, step {manifest.step:,}{', averaged weights' * self.averaged}\n"
+            f"{self.format_name}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
+            f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}\n"
             f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
             f"{self.exported.relative:.1e} of the largest\n"
-            f"to load it: {EXPORT_FORMATS[self.form].loading.format(path=self.path)}"
+            f"to load it: {EXPORT_FORMATS[self.format_name].loading.format(path=self.path)}"
         )
 
 
 def export_checkpoint(
-    path: Path, form: str, given: list[Layer], output: Path | None = None, force: bool = False
+    path: Path, format_name: str, given: list[Layer], output: Path | None = None, force: bool = False
 ) -> Export:
     """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
 
-    One worker. The framework follows from the form, whatever framework trained the checkpoint.
+    One worker. The framework follows from the format, whatever framework trained the checkpoint.
 
     Args:
         path: a checkpoint, or a run for its newest good one.
-        form: one of ``EXPORT_FORMATS``.
+        format_name: one of ``EXPORT_FORMATS``.
         given: the user's config layers, weakest first.
         output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
         force: replace an export that is there.
@@ -82,25 +82,26 @@ def export_checkpoint(
         UsageError: If the output exists or has the wrong ending, or there are several workers.
         EnvironmentFault: If a package is missing, nothing can be written, or what was loaded back
             gives other outputs.
-        TaskError: If the model cannot be written in this form.
+        TaskError: If the model cannot be written in this format.
     """
-    _check_packages(form)
-    found = checkpoint_config.find_record(path)
-    fixed = Layer(f"--to {form}", {"framework": EXPORT_FORMATS[form].framework, "device": "cpu"})
+    _check_packages(format_name)
+    found = checkpoint_config.find_unverified(path)
+    framework = EXPORT_FORMATS[format_name].framework
+    fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals:
         job = prepare(layers)
-        output = output or _default_output(found, job.config, form)
-        _check_output(output, form, force)
+        output = output or _default_output(found, job.config, format_name)
+        _check_output(output, format_name, force)
         with started(job, signals) as backend:
             check_alone(backend, "export")
-            found, averaged, batch = _open(job, backend, path, found)
+            found, is_ema, batch = _open(job, backend, path, found)
             with _beside(output) as written:
                 with quiet_output():
-                    exported = _write(job, backend, form, written, batch)
-                _check_difference(exported, form)
+                    exported = _write(job, backend, format_name, written, batch)
+                _check_difference(exported, format_name)
                 _put_into_place(written, output)
-    return Export(found, averaged, form, output, exported)
+    return Export(found, is_ema, format_name, output, exported)
 
 
 def _open(
@@ -109,7 +110,7 @@ def _open(
     """Build the model with the checkpoint's weights.
 
     Returns:
-        The checkpoint, whether its averaged weights were taken, and a batch of real samples.
+        The checkpoint, whether the moving average of its weights was taken, and a batch of real samples.
     """
     task = new_task(job)
     data, _ = open_data(task, job.config, "eval_data")
@@ -119,10 +120,10 @@ def _open(
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found = checkpoint_config.verified(path, found.manifest)
-    state, averaged = read_weights(found, take_averages=job.config.ema_decay is not None)
+    state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
     load_weights(found, backend, state)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, averaged, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
+    return found, is_ema, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
 def _batch(data: LocalFetch, size: int) -> HostBatch:
@@ -138,56 +139,55 @@ def _batch(data: LocalFetch, size: int) -> HostBatch:
     )
 
 
-def _write(job: JobSpec, backend: Backend, form: str, path: Path, batch: HostBatch) -> Exported:
+def _write(job: JobSpec, backend: Backend, format_name: str, path: Path, batch: HostBatch) -> Exported:
     try:
-        return model_files(backend, FRAMEWORKS[job.config.framework]).export(form, path, batch)
+        return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batch)
     except HvdtrainError:
         raise
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
     except Exception as error:
-        said = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
+        message = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
         raise TaskError(
-            f"the model of task {job.config.task} cannot be exported as {form}: "
-            f"{type(error).__name__}: {said}",
-            f"Other forms: {', '.join(name for name in EXPORT_FORMATS if name != form)}. "
+            f"the model of task {job.config.task} cannot be exported as {format_name}: "
+            f"{type(error).__name__}: {message}",
+            f"Other formats: {', '.join(name for name in EXPORT_FORMATS if name != format_name)}. "
             "--debug shows all of it.",
         ) from error
 
 
-def _check_difference(exported: Exported, form: str) -> None:
+def _check_difference(exported: Exported, format_name: str) -> None:
     if not exported.relative <= LARGEST_DIFFERENCE:
         raise EnvironmentFault(
-            f"{form}: loaded back, outputs differ by {exported.difference:.1e}, {exported.relative:.1e} of "
-            f"the largest; up to {LARGEST_DIFFERENCE:.0e} is rounding",
+            f"{format_name}: loaded back, outputs differ by {exported.difference:.1e}, "
+            f"{exported.relative:.1e} of the largest; up to {LARGEST_DIFFERENCE:.0e} is rounding",
             "Nothing was written. Does the model compute with anything that is not in its state "
             "(attributes, random numbers)?",
         )
 
 
-def _check_packages(form: str) -> None:
+def _check_packages(format_name: str) -> None:
+    packages = EXPORT_FORMATS[format_name].packages
     missing = [
-        name
-        for name in EXPORT_FORMATS[form].packages
-        if name not in sys.modules and importlib.util.find_spec(name) is None
+        name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None
     ]
     if missing:
         raise EnvironmentFault(
-            f"--to {form} needs {', '.join(EXPORT_FORMATS[form].packages)}; missing: {', '.join(missing)}",
+            f"--to {format_name} needs {', '.join(packages)}; missing: {', '.join(missing)}",
             f"pip install {' '.join(missing)}",
         )
 
 
-def _default_output(found: Checkpoint, config: Config, form: str) -> Path:
+def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path:
     task = Path(config.task.rpartition(":")[2]).stem.lower()
-    suffix = EXPORT_FORMATS[form].suffix or f"-{form}"
+    suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
     return checkpoint_config.run_dir_of(found) / "exports" / f"{task}-{found.path.name}{suffix}"
 
 
-def _check_output(output: Path, form: str, force: bool) -> None:
-    suffix = EXPORT_FORMATS[form].suffix
+def _check_output(output: Path, format_name: str, force: bool) -> None:
+    suffix = EXPORT_FORMATS[format_name].suffix
     if suffix and output.suffix != suffix:
-        raise UsageError(f"--output {output}: a file of --to {form} ends with {suffix}")
+        raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
     if not output.exists():
         return
     if not force:

@@ -1,11 +1,11 @@
-"""The forms that a model is exported in."""
+"""The formats that a model can be exported in."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Form:
-    """A form to export in.
+class ExportFormat:
+    """A format to export in.
 
     Attributes:
         framework: the framework whose model is written.
@@ -21,22 +21,22 @@ class Form:
 
 
 EXPORT_FORMATS = {
-    "safetensors": Form(
+    "safetensors": ExportFormat(
         "torch",
         ".safetensors",
         ("safetensors",),
         'model.load_state_dict(safetensors.torch.load_file("{path}"))',
     ),
-    "pt": Form("torch", ".pt", (), 'model.load_state_dict(torch.load("{path}", weights_only=True))'),
-    "torch-export": Form("torch", ".pt2", (), 'torch.export.load("{path}").module()(inputs)'),
-    "onnx": Form(
+    "pt": ExportFormat("torch", ".pt", (), 'model.load_state_dict(torch.load("{path}", weights_only=True))'),
+    "torch-export": ExportFormat("torch", ".pt2", (), 'torch.export.load("{path}").module()(inputs)'),
+    "onnx": ExportFormat(
         "torch",
         ".onnx",
         ("onnx", "onnxscript", "onnxruntime"),
         'onnxruntime.InferenceSession("{path}").run(None, {{"inputs": inputs}})',
     ),
-    "keras": Form("tf", ".keras", (), 'keras.models.load_model("{path}")'),
-    "saved-model": Form(
+    "keras": ExportFormat("tf", ".keras", (), 'keras.models.load_model("{path}")'),
+    "saved-model": ExportFormat(
         "tf", "", (), 'tf.saved_model.load("{path}").signatures["serving_default"](inputs=inputs)'
     ),
 }

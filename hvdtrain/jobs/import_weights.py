@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
@@ -17,8 +17,14 @@ from hvdtrain.jobs.setup import JobSpec, build, check_alone, open_task_data, pre
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.session import versions_with
 
-# by the end of a file's name
-_FRAMEWORKS = {".pt": "torch", ".pth": "torch", ".safetensors": "torch", ".weights.h5": "tf", ".keras": "tf"}
+# ending of a file's name: the framework that saves such files
+_FILE_ENDINGS = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".safetensors": "torch",
+    ".weights.h5": "tf",
+    ".keras": "tf",
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
     framework = _framework_of(path)
-    if checkpoint.checkpoints_in(output) or checkpoint.checkpoints_in(output / CHECKPOINTS):
+    if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
         raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
     with interruptible() as signals:
         job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given])
@@ -81,14 +87,14 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
 
 
 def _framework_of(path: Path) -> str:
-    for suffix, framework in _FRAMEWORKS.items():
+    for suffix, framework in _FILE_ENDINGS.items():
         if path.name.endswith(suffix):
             return framework
-    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FRAMEWORKS)}.")
+    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
 
 
 def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
-    """Build the model, load the file and write the checkpoint; give what the file held, and the latter."""
+    """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
     task_data = open_task_data(job)
     build(job.config, task_data.task, backend)
     with quiet_output():
@@ -96,7 +102,7 @@ def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker
-        made = checkpoint.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
+        made = storage.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
     return held, made

@@ -7,9 +7,8 @@ from typing import Any
 
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
-from hvdtrain.backends.portable.ema import averaged, holds_averages, without_averages
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
@@ -89,9 +88,9 @@ def restore(config: Config, backend: Backend, data_size: int) -> ResumePoint:
 
 
 def _find(
-    config: Config, backend: Backend, data_size: int, give: Callable[[PortableState], None]
+    config: Config, backend: Backend, data_size: int, use: Callable[[PortableState], None]
 ) -> ResumePoint:
-    """Find where to start from, and give what is to be loaded. Local: done by rank 0."""
+    """Return where to start from; ``use`` is called with what is to be loaded. Local: done by rank 0."""
     notes: list[str] = []
     found: Checkpoint | None = None
     if config.resume == "auto":
@@ -101,14 +100,14 @@ def _find(
     if found is None:
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
         point = ResumePoint(resumed_step=begun, notes=tuple(notes))
-        return point if config.init is None else _find_weights(config.init, point, give)
+        return point if config.init is None else _find_weights(config.init, point, use)
     _check_same_training(found, config, data_size)
     state = _read(found)
     if config.ema_decay is None:
-        state = without_averages(state)
-    elif not holds_averages(state):
+        state = without_ema(state)
+    elif not has_ema(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
-    give(state)
+    use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     manifest = found.manifest
     if manifest.config.get("seed") != config.seed:
@@ -126,17 +125,17 @@ def _find(
     )
 
 
-def _find_weights(init: str, point: ResumePoint, give: Callable[[PortableState], None]) -> ResumePoint:
-    """Find the checkpoint whose weights alone are taken."""
+def _find_weights(init: str, point: ResumePoint, use: Callable[[PortableState], None]) -> ResumePoint:
+    """Return the start with the weights of a checkpoint alone; ``use`` is called with them."""
     found = verification.locate(Path(init))
-    state, are_averages = read_weights(found)
-    give(state)
-    weights = "averaged weights" if are_averages else "weights"
+    state, is_ema = read_weights(found)
+    use(state)
+    weights = "EMA weights" if is_ema else "weights"
     return replace(point, origin=f"{weights} of {found.path}, step {found.manifest.step:,}", source=found)
 
 
 def changes(manifest: Manifest, config: Config, backend: Backend) -> list[str]:
-    """Say what is another than when a checkpoint was made: config, number of workers, versions."""
+    """Return what differs from when a checkpoint was made, in words: config, number of workers, versions."""
     new = config.model_dump(mode="json")
     pairs = [
         (name, manifest.config[name], new[name])
@@ -151,22 +150,22 @@ def changes(manifest: Manifest, config: Config, backend: Backend) -> list[str]:
     return [f"{name} {_describe(old)} -> {_describe(value)}" for name, old, value in pairs if old != value]
 
 
-def read_weights(found: Checkpoint, take_averages: bool = True) -> tuple[PortableState, bool]:
+def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
     """Read a checkpoint's weights. Local: no collective.
 
     Args:
         found: the checkpoint.
-        take_averages: whether to take the averages of the weights, if the checkpoint has them.
+        prefer_ema: whether to take the moving average of the weights, if the checkpoint has one.
 
     Returns:
-        The weights, and whether they are averages.
+        The weights, and whether they are the moving average.
 
     Raises:
         CheckpointError: If they cannot be read.
     """
     state = _read(found, weights_only=True)
-    taken = take_averages and holds_averages(state)
-    return (averaged(state) if taken else without_averages(state)), taken
+    taken = prefer_ema and has_ema(state)
+    return (ema_as_weights(state) if taken else without_ema(state)), taken
 
 
 def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
@@ -174,7 +173,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
 
     Args:
         found: the checkpoint that they were read from.
-        backend: the backend, built. If it averages weights, the averages start from these.
+        backend: the backend, built. If it keeps a moving average, that starts from these.
         weights: the weights on rank 0; not looked at on other ranks.
 
     Raises:
@@ -183,7 +182,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
     pending = backend.gather_state()
     state = None
     if pending is not None and weights is not None:
-        own = {name: value for name, value in pending.read().items() if checkpoint.is_of_optimizer(name)}
+        own = {name: value for name, value in pending.read().items() if storage.is_of_optimizer(name)}
         state = own | weights
     _scatter(found, backend, state)
 
@@ -195,8 +194,8 @@ def _folder(config: Config) -> Path:
 def _read(found: Checkpoint, weights_only: bool = False) -> PortableState:
     try:
         return found.read_model() if weights_only else found.read()
-    except CorruptCheckpoint as damage:
-        raise CheckpointError(f"checkpoint {found.path} cannot be read: {damage}") from None
+    except CorruptCheckpoint as corruption:
+        raise CheckpointError(f"checkpoint {found.path} cannot be read: {corruption}") from None
 
 
 def _scatter(found: Checkpoint, backend: Backend, state: PortableState | None) -> None:
@@ -239,16 +238,16 @@ def _short(task: str) -> str:
 
 def _quarantine_newer(than: Path) -> list[str]:
     """Take checkpoints of a later step out of the way: the run is about to go another way."""
-    paths = checkpoint.checkpoints_in(than.parent)
-    newer = [path for path in paths if checkpoint.step_of(path) > checkpoint.step_of(than)]
-    return [f"checkpoint {path} is of a later step; {checkpoint.quarantine(path)}" for path in newer]
+    paths = storage.checkpoints_in(than.parent)
+    newer = [path for path in paths if storage.step_of(path) > storage.step_of(than)]
+    return [f"checkpoint {path} is of a later step; {storage.quarantine(path)}" for path in newer]
 
 
 def _values(config: Config, last_step: int) -> dict[Path, float | None]:
     """Return the metric that keep_best names of every checkpoint in the run directory up to a step."""
     if config.keep_best is None:
         return {}
-    paths = [p for p in checkpoint.checkpoints_in(_folder(config)) if checkpoint.step_of(p) <= last_step]
+    paths = [p for p in storage.checkpoints_in(_folder(config)) if storage.step_of(p) <= last_step]
     manifests = {path: verification.read_manifest(path) for path in paths}
     metric = config.keep_best.metric
     return {

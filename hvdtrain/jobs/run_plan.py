@@ -29,7 +29,7 @@ def describe_plan(
     start: ResumePoint,
     found: str = "",
 ) -> str:
-    """Say what the run is going to do.
+    """Return what the run is going to do, in words.
 
     Args:
         session: the run.

@@ -1,4 +1,4 @@
-"""Opening a job: its config, the meeting of the workers, the task with its data, the model."""
+"""Setting up a job: its config, the handshake between its workers, the task with its data, the model."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What is known before the workers meet: local to each of them.
+    """What each worker knows before it communicates with the others.
 
     Attributes:
         config: the resolved config.
@@ -55,13 +55,13 @@ class TaskData:
         task: the task.
         train_data: the training data, a Dataset.
         eval_data: the evaluation data, or None.
-        facts: what of the data must be equal on all workers.
+        common_values: what of the data must be equal on all workers.
     """
 
     task: Any
     train_data: Any
     eval_data: Any
-    facts: Mapping[str, Any]
+    common_values: Mapping[str, Any]
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
@@ -125,11 +125,11 @@ def new_task(job: JobSpec) -> Any:
 def open_task_data(job: JobSpec) -> TaskData:
     """Make the task and open its data, with the checks of both. Local: no collective."""
     task = new_task(job)
-    train_data, train_facts = open_data(task, job.config, "train_data")
-    eval_data, eval_facts = open_data(task, job.config, "eval_data")
+    train_data, train_values = open_data(task, job.config, "train_data")
+    eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
-    return TaskData(task, train_data, eval_data, {**train_facts, **eval_facts})
+    return TaskData(task, train_data, eval_data, {**train_values, **eval_values})
 
 
 def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -155,8 +155,8 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         dataset = as_dataset(source)
         first = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
         kinds = signature(dataset, what, lambda indices: first(indices)[0])
-        facts = {f"{key} of the {what}": kind for key, kind in kinds.items()}
-        return dataset, {f"size of the {what}": len(dataset), **facts}
+        values = {f"{key} of the {what}": kind for key, kind in kinds.items()}
+        return dataset, {f"size of the {what}": len(dataset), **values}
     except HvdtrainError:
         raise
     except Exception as error:
@@ -171,7 +171,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     """
     hosts = handshake(job, backend)
     task_data = open_task_data(job)
-    assert_consistent(backend.workers, task_data.facts)
+    assert_consistent(backend.workers, task_data.common_values)
     # raises before anything is written
     TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
     _check_metrics(job.config, task_data)
@@ -180,11 +180,11 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:
-    """Collective. Check that all workers answer, with the same config and versions; give their hosts."""
+    """Collective. Check that all workers answer, with the same config and versions; return their hosts."""
     workers = backend.workers
     with expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
-    assert_consistent(workers, _facts(job, backend))
+    assert_consistent(workers, _common_values(job, backend))
     return hosts
 
 
@@ -230,8 +230,8 @@ def _check_metric(field: str, metric: str, config: Config, task_data: TaskData) 
         )
 
 
-def _facts(job: JobSpec, backend: Backend) -> dict[str, Any]:
-    """What must be equal on all workers before they open their data."""
+def _common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
+    """Return what must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"Python": python, "Horovod": job.build, **versions_with(backend)}
     return {

@@ -29,7 +29,7 @@ class AppendFile:
         self._waiting = b""
 
     def append(self, record: bytes) -> OSError | None:
-        """Append a record; give what went wrong, if something did."""
+        """Append a record; return what went wrong, if something did."""
         assert self._descriptor is not None  # not closed
         self._waiting += record
         written = 0

@@ -27,7 +27,7 @@ class JsonlLog(Callback):
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._file = AppendFile(path)
-        self._tell = WriteErrors(note)
+        self._note_error = WriteErrors(note)
         self._seconds: Callable[[], float] = lambda: 0.0
 
     def on_start(self, context: RunContext) -> None:
@@ -53,7 +53,7 @@ class JsonlLog(Callback):
             "workers": step.workers,
             "seconds": round(self._seconds(), 4),
         }
-        self._tell(self._file.path, self._file.append((to_json(record) + "\n").encode()))
+        self._note_error(self._file.path, self._file.append((to_json(record) + "\n").encode()))
 
     def sync(self) -> None:
         """Wait until what was written is on the disk. May be called in another thread."""
@@ -78,7 +78,7 @@ class TensorBoard(Callback):
 
     def __init__(self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None]) -> None:
         self._file = EventFile(run_dir, resumed_step)
-        self._tell = WriteErrors(note)
+        self._note_error = WriteErrors(note)
 
     def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write a window."""
@@ -91,7 +91,7 @@ class TensorBoard(Callback):
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write values by name, which TensorBoard groups by the phase."""
         tagged = {f"{phase}/{name}": value for name, value in values.items()}
-        self._tell(self._file.path, self._file.add(tagged, step.step))
+        self._note_error(self._file.path, self._file.add(tagged, step.step))
 
     def close(self) -> None:
         """Close the file."""
@@ -108,7 +108,7 @@ class SummaryFile(Callback):
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
-        self._tell = WriteErrors(note)
+        self._note_error = WriteErrors(note)
 
     def on_end(self, summary: Summary) -> None:
         """Write how training ended."""
@@ -119,7 +119,7 @@ class SummaryFile(Callback):
         try:
             write_json(self._path, summary.as_dict())
         except OSError as error:
-            self._tell(self._path, error)
+            self._note_error(self._path, error)
 
 
 class WriteErrors:

@@ -104,15 +104,15 @@ class ClassifyText:
         shown = ", ".join(name[:20] for name in self._classes[:6])
         shown += ", ..." if len(self._classes) > 6 else ""
         classes = f"{len(self._classes):,} classes ({shown})"
-        said = f"{_counted(len(self._train), 'text')} in {classes} to train on"
+        description = f"{_counted(len(self._train), 'text')} in {classes} to train on"
         if len(self._eval):
-            said += f", {len(self._eval):,} to evaluate"
+            description += f", {len(self._eval):,} to evaluate"
         if self._level == "words":
-            said += f", a vocabulary of {self._sizes['vocabulary']:,}"
+            description += f", a vocabulary of {self._sizes['vocabulary']:,}"
         left_out = [problem for table in self._tables for problem in table.left_out]
         if left_out:
-            said += f"; {_counted(len(left_out), 'row')} left out, the first: {left_out[0].problem}"
-        return said
+            description += f"; {_counted(len(left_out), 'row')} left out, the first: {left_out[0].problem}"
+        return description
 
     def train_data(self) -> ArrayDataset:
         """Return the training data: inputs (context,), the tokens; targets, the class."""

@@ -110,7 +110,7 @@ def test_evaluation_is_that_of_the_averaged_weights_and_says_so(served, framewor
     line = json.loads((folder / f"{framework}.jsonl").read_text())
     close([line["loss"]], [last_eval(trained(framework, 1, *EMA))["loss"]], 1e-5)
     assert line["averaged_weights"] is True
-    assert f"averaged weights, step {STEPS}" in printed[framework]
+    assert f"EMA weights, step {STEPS}" in printed[framework]
 
 
 def test_the_models_own_weights_are_evaluated_on_request(served):
@@ -118,7 +118,7 @@ def test_the_models_own_weights_are_evaluated_on_request(served):
     own, averaged = (json.loads((folder / f"{name}.jsonl").read_text()) for name in ("own", "torch"))
     assert abs(own["loss"] / averaged["loss"] - 1) > 1e-3
     assert own["averaged_weights"] is False
-    assert "averaged" not in printed["own"]
+    assert "EMA" not in printed["own"]
 
 
 def test_what_is_exported_is_the_average(served):
@@ -126,11 +126,11 @@ def test_what_is_exported_is_the_average(served):
     weights = load_file(folder / "model.safetensors")
     averages = arrays(trained("torch", 1, *EMA), STEPS, "ema/")
     np.testing.assert_array_equal(weights["0.weight"].T, averages["0/kernel"])
-    assert f"step {STEPS}, averaged weights" in " ".join(printed["export"].split())
+    assert f"step {STEPS}, EMA weights" in " ".join(printed["export"].split())
 
 
 def test_a_run_that_starts_from_it_starts_from_the_average():
     source = trained("torch", 1, *EMA)
     tuned = trained("torch", 1, "--init", str(source.folder), "--learning-rate", "1e-30", "--steps", "1")
-    assert "averaged weights of" in said(tuned)
+    assert "EMA weights of" in said(tuned)
     assert_close(arrays(tuned, 1, "model/"), arrays(source, STEPS, "ema/"), 1e-7)

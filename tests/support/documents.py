@@ -22,12 +22,12 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Give every document of the project."""
+    """Return every document of the project."""
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(document: Path) -> list[Block]:
-    """Give the fenced blocks of a document, in order."""
+    """Return the fenced blocks of a document, in order."""
     return [
         Block(language, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
         for indent, language, text in _BLOCK.findall(document.read_text(encoding="utf-8"))
@@ -35,13 +35,13 @@ def blocks(document: Path) -> list[Block]:
 
 
 def links(document: Path) -> list[str]:
-    """Give the targets of a document's links, in order; what stands in code is no link."""
+    """Return the targets of a document's links, in order; what stands in code is no link."""
     text = _BLOCK.sub("", document.read_text(encoding="utf-8"))
     return _LINK.findall(re.sub(r"`[^`]*`", "`code`", text))
 
 
 def commands(document: Path) -> list[list[str]]:
-    """Give the words of every command in a document's shell blocks, fenced or indented; no comments."""
+    """Return the words of every command in a document's shell blocks, fenced or indented; no comments."""
     text = document.read_text(encoding="utf-8")
     texts = [block.text for block in blocks(document) if block.language == "bash"]
     texts += re.findall(r"^ {4}((?:python -m|horovodrun|mpirun) .*)$", text, re.MULTILINE)
@@ -50,7 +50,7 @@ def commands(document: Path) -> list[list[str]]:
 
 
 def hvdtrain_commands(document: Path) -> list[list[str]]:
-    """Give a document's commands that start hvdtrain, or a script of the examples."""
+    """Return a document's commands that start hvdtrain, or a script of the examples."""
     return [words for words in commands(document) if " ".join(words).startswith(_STARTS)]
 
 
@@ -60,7 +60,7 @@ def can_run_here(words: list[str]) -> bool:
 
 
 def named_files(document: Path) -> dict[str, str]:
-    """Give the Python blocks that say in their first line which file they are: name to text."""
+    """Return the Python blocks that say in their first line which file they are: name to text."""
     files = {}
     for block in blocks(document):
         if block.language == "python" and (match := re.match(r"# ([\w/]+\.py)\b", block.text)):

@@ -60,7 +60,7 @@ class FakeWorkers:
 
 
 def on_every_rank(hosts: Sequence[str], work: Callable[[FakeWorkers], Any]) -> list[Any]:
-    """Run ``work(workers)`` on one thread per host named; give what each returned or raised, by rank."""
+    """Run ``work(workers)`` on one thread per host named; return what each returned or raised, by rank."""
     barrier, slots = threading.Barrier(len(hosts)), [b""] * len(hosts)
     outcomes: list[Any] = [None] * len(hosts)
 
@@ -245,14 +245,14 @@ class FakeSaver:
 
 
 def dataset(size: int) -> ArrayDataset:
-    """Give ``size`` samples whose inputs tell their index."""
+    """Return ``size`` samples whose inputs tell their index."""
     return ArrayDataset({"inputs": np.arange(size, dtype=np.float32)[:, None], "targets": np.arange(size)})
 
 
 def make_session(
     run_dir: Any, workers: Any = None, train_size: int = 100, eval_size: int = 0, **fields: Any
 ) -> Session:
-    """Give a session over fakes: real config, real data, no framework and no report."""
+    """Return a session over fakes: real config, real data, no framework and no report."""
     parameters = {"model/a/kernel": np.ones((3, 4), np.float32), "model/a/bias": np.zeros(4, np.float32)}
     return Session(
         config=Config(**{"framework": "torch", "epochs": 1, **fields}),
@@ -265,7 +265,7 @@ def make_session(
 
 
 def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:
-    """Give a session of two epochs of 10 samples, in steps of 4 for each worker."""
+    """Return a session of two epochs of 10 samples, in steps of 4 for each worker."""
     config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
     evaluation = dataset(eval_size) if eval_size else None
     backend = backend or FakeBackend(one_worker())
@@ -284,5 +284,5 @@ def trained(tmp_path, backend=None, eval_size=0, **fields) -> tuple[FakeBackend,
 
 
 def asks(at: dict[int, ControlFlags], backend: FakeBackend):
-    """Give what a worker asks for: ``at[k]`` on its k-th step."""
+    """Return what a worker asks for: ``at[k]`` on its k-th step."""
     return lambda: at.get(1 + sum(call.startswith("train") for call in backend.calls), ControlFlags())

@@ -14,7 +14,7 @@ FORMS = ("idx", "idx.gz", "npz", "npz compressed", "folder")
 
 @cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Give scikit-learn's digits as bytes (1797, 8, 8) with their labels."""
+    """Return scikit-learn's digits as bytes (1797, 8, 8) with their labels."""
     arrays = [data.batch(np.arange(len(data))) for data in (Digits().train_data(), Digits().eval_data())]
     images = np.concatenate([array["inputs"] for array in arrays])[..., 0]
     sixteenths = np.rint(images * 6 + 4.9)  # 0 to 16
@@ -23,7 +23,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_colour(images: np.ndarray, side: int = 32) -> np.ndarray:
-    """Give square grey images larger, and in three channels that differ."""
+    """Return square grey images larger, and in three channels that differ."""
     times = side // images.shape[1]
     large = images.repeat(times, axis=1).repeat(times, axis=2)
     return np.stack([large, 255 - large, large // 2], axis=3)
@@ -64,7 +64,7 @@ def write_folder(folder: Path, images: np.ndarray, labels: np.ndarray, suffix: s
 
 
 def write(form: str, root: Path, images: np.ndarray, labels: np.ndarray) -> Path:
-    """Write a training set in a form of ``FORMS``; give the path for the task."""
+    """Write a training set in a form of ``FORMS``; return the path for the task."""
     place = root / form.replace(" ", "-")
     if form.startswith("npz"):
         place.mkdir()

@@ -44,7 +44,7 @@ class Result:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Give the environment for a job: this virtual environment first, one thread a process."""
+    """Return the environment for a job: this virtual environment first, one thread a process."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
     if os.getuid() == 0:
@@ -53,7 +53,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def launcher(workers: int, controller: str) -> list[str]:
-    """Give the words before ``python``: none for one worker without a controller."""
+    """Return the words before ``python``: none for one worker without a controller."""
     if controller == "none":
         assert workers == 1
         return []
@@ -145,7 +145,7 @@ class started:  # noqa: N801 - used as a statement
         return Result(code, *texts, frozenset(spoke))
 
     def pids(self) -> list[int]:
-        """Give the job's processes that still run, wherever they were re-parented to."""
+        """Return the job's processes that still run, wherever they were re-parented to."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 
 def truncated(content: bytes, count: int) -> Iterator[tuple[str, bytes]]:
-    """Give a content cut at several places, near its start and all over it."""
+    """Yield a content cut at several places, near its start and all over it."""
     lengths = {0, 1, 3, 7, 15, len(content) - 1}
     lengths |= {len(content) * place // count for place in range(count)}
     for length in sorted(length for length in lengths if length < len(content)):
@@ -15,11 +15,11 @@ def truncated(content: bytes, count: int) -> Iterator[tuple[str, bytes]]:
 def changed(
     content: bytes, count: int, within: int | None = None, seed: int = 0
 ) -> Iterator[tuple[str, bytes]]:
-    """Give a content with a byte changed, and with several.
+    """Yield a content with a byte changed, and with several.
 
     Args:
         content: what is damaged.
-        count: how many damaged ones to give.
+        count: how many damaged ones to yield.
         within: change the first so many bytes only; any if None.
         seed: of the choice.
     """
@@ -32,7 +32,7 @@ def changed(
 
 
 def inflated(content: bytes, places: tuple[int, ...], width: int = 4) -> Iterator[tuple[str, bytes]]:
-    """Give a content in which numbers at some places are as large as they can be, or half that."""
+    """Yield a content in which numbers at some places are as large as they can be, or half that."""
     for place in places:
         for value in (b"\xff" * width, b"\x7f" + b"\xff" * (width - 1), b"\x00" * width):
             damaged = content[:place] + value + content[place + width :]
@@ -40,7 +40,7 @@ def inflated(content: bytes, places: tuple[int, ...], width: int = 4) -> Iterato
 
 
 def replaced() -> Iterator[tuple[str, bytes]]:
-    """Give contents that are something else."""
+    """Yield contents that are something else."""
     yield "nothing", b""
     yield "text", b"these are no images\n" * 50
     yield "zeros", bytes(5000)
@@ -54,7 +54,7 @@ def replaced() -> Iterator[tuple[str, bytes]]:
 def every(
     content: bytes, count: int, header: int = 0, numbers: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, bytes]]:
-    """Give all of these of one content, ``count`` of each of the kinds that have no number of their own.
+    """Yield all of these of one content, ``count`` of each of the kinds that have no number of their own.
 
     Args:
         content: what is damaged.

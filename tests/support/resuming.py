@@ -19,7 +19,7 @@ _NOT_REPEATED = ("seconds", "samples_per_second", "data_wait_fraction")  # what 
 
 
 def command_for(workers: int, controller: str, task: str, *options: str) -> list[str]:
-    """Give the command that trains one of the tasks for this in the directory ``run``."""
+    """Return the command that trains one of the tasks for this in the directory ``run``."""
     training = ["python", "-m", "hvdtrain", "--task", f"{TASKS}:{task}", "--run-dir", "run", *options]
     return [*launcher(workers, controller), *training]
 
@@ -49,7 +49,7 @@ def killed_at(step: int, command: list[str], cwd: Path, sample_seconds: float, t
 
 
 def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> int:
-    """Start a leg without a launcher, ask it to stop when it has logged a step, and give where it did."""
+    """Start a leg without a launcher, ask it to stop when it has logged a step; return where it did."""
     with slow(command, cwd, sample_seconds) as job:
         await_in(job, lambda: last_step(cwd) >= step, timeout)
         job.process.send_signal(signal.SIGTERM)
@@ -106,26 +106,26 @@ def random_step(low: int, high: int, seed: str) -> int:
 
 
 def last_step(cwd: Path) -> int:
-    """Give the last step that the run in ``cwd`` has logged."""
+    """Return the last step that the run in ``cwd`` has logged."""
     path = cwd / "run" / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def said(run: Run) -> str:
-    """Give what a run has printed, in one line."""
+    """Return what a run has printed, in one line."""
     return " ".join(run.result.output.split())
 
 
 def resumed_from(run: Run) -> tuple[int, int]:
-    """Give the step and the sample that a run says it starts from."""
+    """Return the step and the sample that a run says it starts from."""
     found = re.search(r"starts from \S+: step ([\d,]+), sample ([\d,]+) ", said(run))
     assert found, f"it says nothing of resuming:\n{run.result.output}"
     return tuple(int(number.replace(",", "")) for number in found.groups())
 
 
 def logged(run: Run) -> list[dict]:
-    """Give all that a run has logged, but what depends on the clock."""
+    """Return all that a run has logged, but what depends on the clock."""
     return [
         {name: value for name, value in line.items() if name not in _NOT_REPEATED} for line in run.metrics
     ]
@@ -136,13 +136,13 @@ def trained_steps(run: Run) -> list[int]:
 
 
 def checkpoint_files(run: Run) -> dict[str, bytes]:
-    """Give the arrays of a run's last checkpoint, as they lie on the disk."""
+    """Return the arrays of a run's last checkpoint, as they lie on the disk."""
     newest = Path(run.folder.parent, run.summary["checkpoint"])
     return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
 
 
 def traced(run: Run) -> dict[int, list[int]]:
-    """Give the indices that all ranks together trained on, by step."""
+    """Return the indices that all ranks together trained on, by step."""
     steps: dict[int, list[int]] = {}
     for path in sorted((run.folder / "indices").iterdir()):
         for line in map(json.loads, path.read_text().splitlines()):
@@ -151,12 +151,12 @@ def traced(run: Run) -> dict[int, list[int]]:
 
 
 def stream_of(run: Run) -> list[int]:
-    """Give the indices that a run trained on, in the order of its steps."""
+    """Return the indices that a run trained on, in the order of its steps."""
     steps = traced(run)
     assert sorted(steps) == list(range(1, run.summary["steps"] + 1))
     return list(chain.from_iterable(steps[step] for step in sorted(steps)))
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Give every file below a folder."""
+    """Return every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

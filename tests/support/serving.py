@@ -18,7 +18,7 @@ def newest(run: Run) -> Path:
 
 
 def last_eval(run: Run) -> dict:
-    """Give the last line of an evaluation that training wrote itself."""
+    """Return the last line of an evaluation that training wrote itself."""
     return [line for line in run.metrics if line["phase"] == "eval"][-1]
 
 
@@ -35,7 +35,7 @@ def hvdtrain(*commands: list[str], cwd: Path, framework: str) -> list[tuple[str,
 
 @functools.cache
 def exports(forms: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Export the runs of both frameworks; give what was printed and the error, by run and form."""
+    """Export the runs of both frameworks; return what was printed and the error, by run and form."""
     folder = Path(tempfile.mkdtemp(dir=trained("torch").folder))
     keys = [(framework, form) for framework in ("torch", "tf") for form in forms]
     commands = [["export", str(trained(framework).folder), "--to", form] for framework, form in keys]

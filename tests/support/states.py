@@ -35,12 +35,12 @@ def make_record(step: int = 120, **fields: object) -> Manifest:
 
 
 def saved(folder: Path, step: int = 120, value: float = 1.0, **fields: object) -> Path:
-    """Write a checkpoint; give its directory."""
+    """Write a checkpoint; return its directory."""
     return checkpoint.write(folder, make_state(value), make_record(step, **fields))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Give the content of every file below a folder, by its path in it."""
+    """Return the content of every file below a folder, by its path in it."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -77,7 +77,7 @@ class KerasSide:
 
 
 def randomize(side):
-    """Give every weight a random value, variances a positive one."""
+    """Set every weight to a random value, variances to a positive one."""
     state = side.read()
     for name, value in state.items():
         if name.startswith("model/") and value.dtype.kind == "f":
@@ -87,7 +87,7 @@ def randomize(side):
 
 
 def model_part(state):
-    """Give the part of a state that both frameworks share."""
+    """Return the part of a state that both frameworks share."""
     return {name: value for name, value in state.items() if name.startswith("model/")}
 
 
@@ -131,7 +131,7 @@ class KerasHolder(keras.Model):
 
 
 def pair(module, layer, inputs, call=None):
-    """Give both sides of a model of one layer, with random weights.
+    """Return both sides of a model of one layer, with random weights.
 
     Args:
         module: the torch module.

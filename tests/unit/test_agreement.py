@@ -9,9 +9,9 @@ from hvdtrain.errors import AgreementError, CheckpointError
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 
 
-def disagreement(facts_of_rank, hosts=HOSTS) -> str:
-    """Have every rank state its facts; give the message, which all ranks must raise alike."""
-    outcomes = on_every_rank(hosts, lambda workers: assert_consistent(workers, facts_of_rank(workers.rank)))
+def disagreement(values_of_rank, hosts=HOSTS) -> str:
+    """Have every rank state its values; give the message, which all ranks must raise alike."""
+    outcomes = on_every_rank(hosts, lambda workers: assert_consistent(workers, values_of_rank(workers.rank)))
     assert {type(outcome) for outcome in outcomes} == {AgreementError}
     assert all(outcome.everywhere for outcome in outcomes)
     (said,) = {str(outcome) for outcome in outcomes}
@@ -19,18 +19,18 @@ def disagreement(facts_of_rank, hosts=HOSTS) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_equal_facts_let_everyone_go_on(size):
-    facts = {"seed": 1, "shape of a": (3, 4), "lr": 0.1, "none": None}
+def test_equal_values_let_everyone_continue(size):
+    values = {"seed": 1, "shape of a": (3, 4), "lr": 0.1, "none": None}
     assert (
-        on_every_rank(["here"] * size, lambda workers: assert_consistent(workers, dict(facts)))
+        on_every_rank(["here"] * size, lambda workers: assert_consistent(workers, dict(values)))
         == [None] * size
     )
 
 
-def test_the_order_of_facts_does_not_matter():
+def test_the_order_of_values_does_not_matter():
     def work(workers):
-        facts = [("a", 1), ("b", 2)]
-        assert_consistent(workers, dict(facts if workers.rank else reversed(facts)))
+        values = [("a", 1), ("b", 2)]
+        assert_consistent(workers, dict(values if workers.rank else reversed(values)))
 
     assert on_every_rank(HOSTS, work) == [None] * 4
 

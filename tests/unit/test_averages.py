@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
 
-from hvdtrain.backends.portable.ema import averaged, holds_averages, share_of_new, without_averages
+from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, share_of_new, without_ema
 from hvdtrain.backends.tensorflow import ema as keras_ema
 from hvdtrain.backends.torch import ema as torch_ema
 from hvdtrain.errors import TaskError
@@ -30,13 +30,13 @@ STATE = {
 
 
 def test_averages_take_the_weights_places_and_are_left_out():
-    assert averaged(STATE) == {
+    assert ema_as_weights(STATE) == {
         "model/a/kernel": "average", "model/a/moving_mean": "m", "torch/model/b": "private average",
         "optimizer/momentum/a/kernel": "v", "model/ema/kernel": "e",
     }  # fmt: skip
-    assert without_averages(STATE) == {name: STATE[name] for name in list(STATE)[:5]}
-    assert [holds_averages(STATE), holds_averages(without_averages(STATE))] == [True, False]
-    assert averaged(without_averages(STATE)) == without_averages(STATE)
+    assert without_ema(STATE) == {name: STATE[name] for name in list(STATE)[:5]}
+    assert [has_ema(STATE), has_ema(without_ema(STATE))] == [True, False]
+    assert ema_as_weights(without_ema(STATE)) == without_ema(STATE)
 
 
 def torch_side(decay):
@@ -85,7 +85,7 @@ def test_parameters_are_averaged_statistics_are_not(side):
 
 def test_an_update_moves_each_average_by_the_share_of_the_step(side):
     before, weights = weights_of(side.read(), "ema/"), weights_of(side.read())
-    side.state.averages.update(side.state.averages.share(3))
+    side.state.ema.update(side.state.ema.share(3))
     found = weights_of(side.read(), "ema/")
     for name, value in before.items():
         expected = 4 / 13 * value + 9 / 13 * weights[name]
@@ -94,7 +94,7 @@ def test_an_update_moves_each_average_by_the_share_of_the_step(side):
 
 def test_the_model_has_the_averages_for_a_while_also_where_that_fails(side):
     before = side.read()
-    with suppress(KeyError), side.state.averages.in_model():
+    with suppress(KeyError), side.state.ema.in_model():
         during = side.read()
         raise KeyError
     assert_same(side.read(), before)
@@ -103,9 +103,9 @@ def test_the_model_has_the_averages_for_a_while_also_where_that_fails(side):
 
 
 def test_a_state_without_averages_starts_them_from_its_weights(side):
-    state = without_averages(side.read())
+    state = without_ema(side.read())
     side.write(state)
-    assert_same(without_averages(side.read()), state)
+    assert_same(without_ema(side.read()), state)
     weights = weights_of(state)
     assert_same(weights_of(side.read(), "ema/"), {n: weights[n] for n in weights_of(side.read(), "ema/")})
 
@@ -121,11 +121,11 @@ def test_a_state_with_some_of_them_is_refused(side):
 @pytest.mark.parametrize("framework", SIDES)
 def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(framework):
     plain = SIDES[framework](None)
-    assert not holds_averages(plain.read())
-    plain.state.averages.update(plain.state.averages.share(1))
-    plain.state.averages.restart()
+    assert not has_ema(plain.read())
+    plain.state.ema.update(plain.state.ema.share(1))
+    plain.state.ema.restart()
     before = plain.read()
-    with plain.state.averages.in_model():
+    with plain.state.ema.in_model():
         assert_same(plain.read(), before)
     with pytest.raises(TaskError, match="unexpected: ema/"):
         plain.write(SIDES[framework](0.9).read())
@@ -135,7 +135,7 @@ def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(fram
 def test_averages_move_between_the_frameworks(source, target):
     one, other = SIDES[source](0.9), SIDES[target](0.9)
     one.randomize()
-    one.state.averages.update(one.state.averages.share(1))
+    one.state.ema.update(one.state.ema.share(1))
     state = {n: a for n, a in one.read().items() if n.startswith(("model/", "ema/"))}
     other.write({n: a for n, a in other.read().items() if n.startswith("optimizer/")} | state)
     assert_same({n: a for n, a in other.read().items() if n in state}, state)

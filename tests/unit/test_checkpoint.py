@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 
 VALUES = np.asarray([[0, 1, 2], [3, 0, 5]])
 
 
 def round_trip(folder, state):
-    return verification.verify(checkpoint.write(folder, state, make_record())).read()
+    return verification.verify(storage.write(folder, state, make_record())).read()
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"])
@@ -69,7 +68,7 @@ def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, v
 def test_the_state_that_is_written_is_left_alone(tmp_path):
     kernel = np.arange(12, dtype=np.float32).reshape(3, 4).T
     state = {"model/a": kernel}
-    checkpoint.write(tmp_path, state, make_record())
+    storage.write(tmp_path, state, make_record())
     assert state["model/a"] is kernel
     assert kernel.strides == (4, 16)
 
@@ -109,7 +108,7 @@ def test_a_name_may_be_any_text(tmp_path, name):
     ],
 )
 def test_a_name_says_which_file_it_goes_to(name, expected):
-    assert checkpoint.is_of_optimizer(name) == expected
+    assert storage.is_of_optimizer(name) == expected
 
 
 def test_the_weights_can_be_read_alone(tmp_path):
@@ -128,14 +127,14 @@ def test_a_checkpoint_is_a_directory_of_three_files(tmp_path):
     ("step", "name"), [(0, "step-00000000"), (99_999_999, "step-99999999"), (10**9, "step-1000000000")]
 )
 def test_a_checkpoint_is_named_by_its_step(step, name):
-    assert checkpoint.name_of(step) == name
+    assert storage.name_of(step) == name
 
 
 def test_the_folder_is_made_with_its_parents(tmp_path):
     assert saved(tmp_path / "run" / "checkpoints").is_dir()
 
 
-def test_the_record_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
+def test_the_manifest_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
     path = saved(tmp_path, step=120, metrics={"loss": 0.5, "recall": None})
     values = json.loads((path / "trainer.json").read_text())
     own = values.pop("sha256")
@@ -151,7 +150,7 @@ def test_the_record_is_json_with_size_and_checksum_of_the_other_files(tmp_path):
     assert values == {"format": 1, **expected, "files": files}
 
 
-RECORDS = st.builds(
+MANIFESTS = st.builds(
     make_record,
     step=st.integers(0, 10**12),
     seconds=st.floats(0, 1e12),
@@ -164,16 +163,16 @@ RECORDS = st.builds(
 )
 
 
-@given(manifest=RECORDS)
-def test_any_record_is_read_as_it_was_written(tmp_path_factory, manifest):
-    path = checkpoint.write(tmp_path_factory.mktemp("c"), {}, manifest)
+@given(manifest=MANIFESTS)
+def test_any_manifest_is_read_as_it_was_written(tmp_path_factory, manifest):
+    path = storage.write(tmp_path_factory.mktemp("c"), {}, manifest)
     found = verification.verify(path).manifest
     assert found.model_copy(update={"files": {}}) == manifest
 
 
-def test_a_record_that_is_no_json_number_leaves_nothing(tmp_path):
+def test_a_manifest_that_is_no_json_number_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="Out of range float"):
-        checkpoint.write(tmp_path, make_state(), make_record(seconds=float("nan")))
+        storage.write(tmp_path, make_state(), make_record(seconds=float("nan")))
     assert names(tmp_path) == []
 
 
@@ -234,7 +233,7 @@ def test_what_is_of_another_name_is_left_alone(tmp_path):
     for name in others:
         (tmp_path / name).mkdir()
     saved(tmp_path)
-    checkpoint.retain(tmp_path, set())
+    storage.retain(tmp_path, set())
     assert names(tmp_path) == sorted(others)
 
 
@@ -250,7 +249,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path, monkeypatch, fail_at):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(storage.os, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
         saved(tmp_path)
     assert contents(tmp_path) == before
@@ -264,7 +263,7 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         sync(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(storage.os, "fsync", fsync)
     saved(tmp_path)
     unfinished = str(tmp_path / ".new-step-00000120")
     assert synced == [*(f"{unfinished}/{name}" for name in FILES), unfinished, str(tmp_path)]
@@ -282,14 +281,14 @@ def test_an_interruption_in_the_middle_leaves_nothing(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(tmp_path, Torn(make_state()), make_record())
+        storage.write(tmp_path, Torn(make_state()), make_record())
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("dtype", [object, "U3"])
 def test_an_array_of_no_numbers_leaves_nothing(tmp_path, dtype):
     with pytest.raises(OSError, match="Unknown dtype"):
-        checkpoint.write(tmp_path, {"model/a": np.zeros(3, dtype)}, make_record())
+        storage.write(tmp_path, {"model/a": np.zeros(3, dtype)}, make_record())
     assert names(tmp_path) == []
 
 
@@ -298,12 +297,12 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from support.states import make_record, names, saved
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 folder, limit, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 saved(folder, 100)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    checkpoint.write(folder, {"model/a": np.zeros(size, np.float32)}, make_record(120))
+    storage.write(folder, {"model/a": np.zeros(size, np.float32)}, make_record(120))
 except OSError as error:
     print(error.strerror, Path(error.filename or "trainer.json").name, names(folder))
 """
@@ -322,7 +321,7 @@ def test_a_disk_that_takes_no_more_is_named_and_nothing_is_left(tmp_path, size, 
 def test_checkpoints_are_listed_by_their_step(tmp_path):
     for name in ("step-00000009", "step-100000000", "step-99999999", "step-00000010", "step-1", "x"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoint.checkpoints_in(tmp_path)] == [
+    assert [path.name for path in storage.checkpoints_in(tmp_path)] == [
         "step-00000009", "step-00000010", "step-99999999", "step-100000000",
     ]  # fmt: skip
 
@@ -330,18 +329,18 @@ def test_checkpoints_are_listed_by_their_step(tmp_path):
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_where_there_is_no_folder_there_are_no_checkpoints(tmp_path, name):
     (tmp_path / "file").write_text("")
-    assert checkpoint.checkpoints_in(tmp_path / name) == []
+    assert storage.checkpoints_in(tmp_path / name) == []
 
 
 def test_all_but_what_is_kept_is_deleted(tmp_path):
     paths = [saved(tmp_path, step) for step in (1, 2, 3)]
-    checkpoint.retain(tmp_path, {paths[1]})
+    storage.retain(tmp_path, {paths[1]})
     assert names(tmp_path) == ["step-00000002"]
 
 
 def test_a_file_that_has_the_name_of_a_checkpoint_stops_no_later_save(tmp_path):
     (tmp_path / "step-00000007").write_text("mine")
-    checkpoint.retain(tmp_path, set())
+    storage.retain(tmp_path, set())
     verification.verify(saved(tmp_path))
 
 
@@ -352,5 +351,5 @@ def test_reading_names_a_file_that_is_in_another_format(tmp_path):
         found.read()
 
 
-def test_a_record_tells_its_epoch():
+def test_a_manifest_tells_its_epoch():
     assert make_record(50).epoch == 2.0

@@ -1,4 +1,4 @@
-"""What a job takes from a checkpoint's record: its config, less what was of that training alone."""
+"""What a job takes from a checkpoint's manifest: its config, less what was of that training alone."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer, resolve
@@ -77,17 +77,17 @@ def test_options_of_another_task_are_left_out(task, options):
 
 
 def write(folder: Path, step: int, **fields: object) -> Path:
-    return checkpoint.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, manifest(step, **fields))
+    return storage.write(folder, {"model/a/kernel": np.ones(3, np.float32)}, manifest(step, **fields))
 
 
-def test_a_runs_newest_record_is_found_and_a_damaged_one_passed_over(tmp_path):
+def test_a_runs_newest_manifest_is_found_and_a_damaged_one_passed_over(tmp_path):
     first, second = (write(tmp_path / "checkpoints", step) for step in (1, 2))
-    assert checkpoint_config.find_record(tmp_path).path == second
-    assert checkpoint_config.find_record(first).manifest.step == 1
+    assert checkpoint_config.find_unverified(tmp_path).path == second
+    assert checkpoint_config.find_unverified(first).manifest.step == 1
     (second / "trainer.json").write_text("{}")
-    assert checkpoint_config.find_record(tmp_path).path == first
+    assert checkpoint_config.find_unverified(tmp_path).path == first
     with pytest.raises(CheckpointError, match=r"is damaged: trainer\.json is not as it was written"):
-        checkpoint_config.find_record(second)
+        checkpoint_config.find_unverified(second)
 
 
 def test_where_the_newest_is_damaged_the_one_before_must_have_its_config(tmp_path):
@@ -101,7 +101,7 @@ def test_where_the_newest_is_damaged_the_one_before_must_have_its_config(tmp_pat
 def test_under_a_launcher_it_is_said_that_each_host_needs_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "1")
     with pytest.raises(CheckpointError, match="each host needs it, under this path"):
-        checkpoint_config.find_record(tmp_path / "missing")
+        checkpoint_config.find_unverified(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_run_directory_of_a_checkpoint(path, folder):
     assert checkpoint_config.run_dir_of(Checkpoint(Path(path), manifest())) == Path(folder)
 
 
-def test_the_record_on_disk_is_what_the_config_is_made_of(tmp_path):
+def test_the_manifest_on_disk_is_what_the_config_is_made_of(tmp_path):
     path = write(tmp_path, 5, seed=4)
     assert json.loads((path / "trainer.json").read_text())["config"]["seed"] == 4
-    assert resolved(checkpoint_config.find_record(path).manifest).seed == 4
+    assert resolved(checkpoint_config.find_unverified(path).manifest).seed == 4

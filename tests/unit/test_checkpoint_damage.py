@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
-from hvdtrain.checkpoints import manifest, verification
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import manifest, storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 
@@ -101,7 +100,7 @@ def test_a_link_to_nothing_is_damage(tmp_path, file):
 
 def test_two_files_that_changed_places_are_damage(tmp_path):
     state = {"model/kernel": np.ones(4, np.float32), "optimizer/ab": np.ones(4, np.float32)}
-    path = checkpoint.write(tmp_path, state, make_record())
+    path = storage.write(tmp_path, state, make_record())
     model, optimizer = (path / name for name in FILES[:2])
     assert model.stat().st_size == optimizer.stat().st_size
     model.rename(path / "between")
@@ -116,7 +115,7 @@ def test_the_files_of_another_checkpoint_are_damage(tmp_path):
     assert damage_of(path) == "the content of model.safetensors has changed"
 
 
-def test_the_record_of_another_checkpoint_is_damage(tmp_path):
+def test_the_manifest_of_another_checkpoint_is_damage(tmp_path):
     path, other = saved(tmp_path, value=1.0), saved(tmp_path / "other", value=2.0)
     shutil.copy(other / FILES[2], path)
     assert damage_of(path) == "the content of model.safetensors has changed"
@@ -133,14 +132,14 @@ def test_the_record_of_another_checkpoint_is_damage(tmp_path):
     ids=lambda text: repr(text[:12]),
 )  # fmt: skip
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_other_json_in_the_place_of_the_record_is_damage(tmp_path, text, encoding):
+def test_other_json_in_the_place_of_the_manifest_is_damage(tmp_path, text, encoding):
     path = saved(tmp_path)
     (path / "trainer.json").write_text(text, encoding=encoding)
     assert damage_of(path) == "trainer.json is not as it was written"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32"])
-def test_the_record_in_another_encoding_is_damage(tmp_path, encoding):
+def test_the_manifest_in_another_encoding_is_damage(tmp_path, encoding):
     path = saved(tmp_path)
     text = (path / "trainer.json").read_text()
     (path / "trainer.json").write_text(text, encoding=encoding)
@@ -148,7 +147,7 @@ def test_the_record_in_another_encoding_is_damage(tmp_path, encoding):
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])
-def test_the_record_in_another_layout_is_damage(tmp_path, indent):
+def test_the_manifest_in_another_layout_is_damage(tmp_path, indent):
     """A tool that rewrites it may have changed a number, too."""
     path = saved(tmp_path)
     values = json.loads((path / "trainer.json").read_text())
@@ -156,12 +155,12 @@ def test_the_record_in_another_layout_is_damage(tmp_path, indent):
     assert damage_of(path) == "trainer.json is not as it was written"
 
 
-def rewrite_record(path: Path, **changes: object) -> None:
-    """Change a record and give it the checksum that belongs to it; None takes a field out."""
+def rewrite_manifest(path: Path, **changes: object) -> None:
+    """Change a manifest and give it the checksum that belongs to it; None takes a field out."""
     values = json.loads((path / "trainer.json").read_text()) | changes
     values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
     values["sha256"] = manifest.checksum(values)
-    (path / "trainer.json").write_bytes(manifest.in_form(values))
+    (path / "trainer.json").write_bytes(manifest.canonical_json(values))
 
 
 @pytest.mark.parametrize(
@@ -176,9 +175,9 @@ def rewrite_record(path: Path, **changes: object) -> None:
     ],
     ids=str,
 )
-def test_a_record_of_another_form_is_damage(tmp_path, changes, said):
+def test_a_manifest_of_another_form_is_damage(tmp_path, changes, said):
     path = saved(tmp_path)
-    rewrite_record(path, **changes)
+    rewrite_manifest(path, **changes)
     assert damage_of(path).startswith(said)
 
 
@@ -333,7 +332,7 @@ def test_a_name_that_no_system_takes_is_the_environments_fault():
 
 def test_another_format_is_refused_and_stays(tmp_path):
     path = saved(tmp_path)
-    rewrite_record(path, format=2)
+    rewrite_manifest(path, format=2)
     said = rf"checkpoint {path} has format 2; this version of hvdtrain reads 1\nUse the version that wrote it"
     for find in (verification.newest_good, verification.locate):
         with pytest.raises(EnvironmentFault, match=said):
@@ -341,14 +340,14 @@ def test_another_format_is_refused_and_stays(tmp_path):
     assert names(tmp_path) == ["step-00000120"]
 
 
-def test_a_record_can_be_read_by_itself(tmp_path):
+def test_a_manifest_can_be_read_by_itself(tmp_path):
     path = saved(tmp_path, metrics={"loss": 0.25})
     (path / "model.safetensors").unlink()
     assert verification.read_manifest(path).metrics == {"loss": 0.25}
 
 
 @pytest.mark.parametrize("spoil", [spoil_nothing_there, spoil_file], ids=["nothing", "file"])
-def test_a_damaged_record_is_none(tmp_path, spoil):
+def test_a_damaged_manifest_is_none(tmp_path, spoil):
     path = saved(tmp_path)
     spoil(path)
     assert verification.read_manifest(path) is None

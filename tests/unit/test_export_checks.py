@@ -82,27 +82,27 @@ def test_a_long_list_is_cut():
         check_fit(Path("w.pt"), {f"x{i}": (1,) for i in range(30)}, {})
 
 
-@pytest.mark.parametrize("form", EXPORT_FORMATS)
-def test_an_output_that_exists_is_refused_without_force(form, tmp_path):
-    output = tmp_path / f"x{EXPORT_FORMATS[form].suffix}"
-    export._check_output(output, form, force=False)
+@pytest.mark.parametrize("format_name", EXPORT_FORMATS)
+def test_an_output_that_exists_is_refused_without_force(format_name, tmp_path):
+    output = tmp_path / f"x{EXPORT_FORMATS[format_name].suffix}"
+    export._check_output(output, format_name, force=False)
     output.touch()
     with pytest.raises(UsageError, match="exists"):
-        export._check_output(output, form, force=False)
-    export._check_output(output, form, force=True)
+        export._check_output(output, format_name, force=False)
+    export._check_output(output, format_name, force=True)
 
 
 def test_force_replaces_no_directory_but_a_saved_model(tmp_path):
-    for form in ("saved-model", "pt"):
-        output = tmp_path / f"x{EXPORT_FORMATS[form].suffix}"
+    for format_name in ("saved-model", "pt"):
+        output = tmp_path / f"x{EXPORT_FORMATS[format_name].suffix}"
         output.mkdir()
         with pytest.raises(UsageError, match="--force does not replace it"):
-            export._check_output(output, form, force=True)
+            export._check_output(output, format_name, force=True)
     (tmp_path / "x" / "saved_model.pb").touch()
     export._check_output(tmp_path / "x", "saved-model", force=True)
 
 
-def test_the_ending_is_the_forms():
+def test_the_ending_is_the_formats():
     with pytest.raises(UsageError, match=r"a file of --to keras ends with \.keras"):
         export._check_output(Path("x.h5"), "keras", force=False)
 
@@ -182,6 +182,6 @@ def test_the_batch_is_of_real_samples_again_from_the_start_where_there_are_few()
     assert batch.weights.shape == (1, 5)
 
 
-@pytest.mark.parametrize("form", EXPORT_FORMATS)
-def test_the_line_that_loads_has_the_path(form):
-    assert '"x/y"' in EXPORT_FORMATS[form].loading.format(path="x/y")
+@pytest.mark.parametrize("format_name", EXPORT_FORMATS)
+def test_the_line_that_loads_has_the_path(format_name):
+    assert '"x/y"' in EXPORT_FORMATS[format_name].loading.format(path="x/y")

@@ -12,8 +12,7 @@ import pytest
 from support.fakes import FakeBackend, one_worker
 from support.states import equal, names
 
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
@@ -280,7 +279,7 @@ def full_disk(monkeypatch):
         if state.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(storage.os, "fsync", fsync)
     return lambda: setattr(state, "full", False)
 
 

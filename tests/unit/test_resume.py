@@ -9,7 +9,7 @@ from support.fakes import FakeBackend, on_every_rank, one_worker
 from support.states import contents, equal, make_record, make_state, names, saved
 
 import hvdtrain
-from hvdtrain.checkpoints import storage as checkpoint
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
@@ -365,7 +365,7 @@ AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}
 
 
 def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
-    checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **AVERAGES}, make_record(120))
+    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **AVERAGES}, make_record(120))
     backend = make_backend()
     assert "ema_decay" not in " ".join(start(backend, run_dir="run", resume="auto").notes)
     assert equal(backend.local_state(), make_state(1.0))
@@ -377,9 +377,9 @@ def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
     assert found.notes == ("the checkpoint has no average of its weights: ema_decay starts from the weights",)
 
 
-@pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "averaged weights of")])
+@pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "EMA weights of")])
 def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
-    checkpoint.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **averages}, make_record(120))
+    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **averages}, make_record(120))
     backend = make_backend(5.0)
     assert start(backend, init="run").origin.startswith(said)
     expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])

@@ -11,8 +11,7 @@ from support.fakes import FakeReport
 from support.states import contents, equal, make_record, make_state, names
 
 from hvdtrain.checkpoints import saver as saving
-from hvdtrain.checkpoints import storage as checkpoint
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.early_stopping import MetricGoal
 
@@ -56,7 +55,7 @@ class Job:
         """Save a step for each value of a metric; give the steps that are left."""
         for step, value in enumerate(values, 1):
             self.save(step, metrics={} if value == "none" else {metric: value})
-        return [checkpoint.step_of(path) for path in checkpoint.checkpoints_in(self.folder)]
+        return [storage.step_of(path) for path in storage.checkpoints_in(self.folder)]
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def disk(monkeypatch):
             raise state.error
         sync(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(storage.os, "fsync", fsync)
     return lambda number: setattr(state, "error", number and OSError(number, os.strerror(number)))
 
 
@@ -151,7 +150,7 @@ def test_a_checkpoint_has_the_state_of_its_step_however_late_it_is_written(job):
 
 def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
     writing, most = set(), []
-    write = checkpoint.write
+    write = storage.write
 
     def watched(folder, state, manifest):
         writing.add(manifest.step)
@@ -160,7 +159,7 @@ def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
         writing.remove(manifest.step)
         return path
 
-    monkeypatch.setattr(saving.checkpoint, "write", watched)
+    monkeypatch.setattr(saving.storage, "write", watched)
     for step in range(1, 9):
         job.saver.save(job.backend, make_record(step))
     job.saver.finish()
@@ -190,7 +189,7 @@ def test_waiting_at_the_end_is_told(slow):
 
 
 def test_a_short_wait_is_not_told(job, monkeypatch):
-    monkeypatch.setattr(saving, "_WAIT_TOLD_SECONDS", 60)
+    monkeypatch.setattr(saving, "_REPORTED_WAIT_SECONDS", 60)
     for step in (7, 9):
         job.saver.save(job.backend, make_record(step))
     job.saver.finish()
@@ -256,7 +255,7 @@ def test_a_loss_is_best_when_lowest(tmp_path):
 
 def test_what_was_best_before_this_job_is_still_the_best(tmp_path):
     Job(tmp_path).save_each([0.2, 0.9, 0.3])
-    values = {tmp_path / checkpoint.name_of(step): value for step, value in [(1, 0.2), (2, 0.9), (3, 0.3)]}
+    values = {tmp_path / storage.name_of(step): value for step, value in [(1, 0.2), (2, 0.9), (3, 0.3)]}
     job = Job(tmp_path, keep_last=1, best=MetricGoal.parse("accuracy"), values=values)
     job.save(4, metrics={"accuracy": 0.5})
     assert names(tmp_path) == ["step-00000002", "step-00000004"]
@@ -278,7 +277,7 @@ def test_what_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_delete", refuse)
+        patch.setattr(storage, "_delete", refuse)
         job.save(2)
     assert (job.saver.failures, names(tmp_path)) == ([], ["step-00000001", "step-00000002"])
     job.save(3)
@@ -328,7 +327,7 @@ def test_a_failure_that_names_its_file_is_said_once_too(job, monkeypatch):
     def refuse(folder, state, manifest):
         raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/.new-step-{manifest.step}/model")
 
-    monkeypatch.setattr(saving.checkpoint, "write", refuse)
+    monkeypatch.setattr(saving.storage, "write", refuse)
     for step in (7, 8, 9):
         job.save(step)
     assert len(job.report.notes) == 1

@@ -89,7 +89,7 @@ def test_data_becomes_data_sets():
 
 def test_what_must_be_equal_on_all_workers_is_stated():
     found = opened(variant(eval_data=lambda self: {"inputs": np.zeros((3, 2), np.uint8)}))
-    assert found.facts == {
+    assert found.common_values == {
         "size of the training data": 11,
         "inputs of the training data": "float32[2]",
         "targets of the training data": "float32[]",

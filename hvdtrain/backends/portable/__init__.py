@@ -1,1 +1,1 @@
-"""The state that does not know its framework: names, initial values, averages, files."""
+"""The state that does not know its framework: names, initial values, moving average, files."""

@@ -26,23 +26,23 @@ def share_of_new(step: int, decay: float) -> float:
     return 1 - min(decay, (1 + step) / (10 + step))
 
 
-def holds_averages(state: PortableState) -> bool:
-    """Return whether a portable state has an average of the weights."""
-    return any(_is_average(name) for name in state)
+def has_ema(state: PortableState) -> bool:
+    """Return whether a portable state has a moving average of the weights."""
+    return any(_is_ema(name) for name in state)
 
 
-def without_averages(state: PortableState) -> PortableState:
-    """Return a portable state without its averages: a backend that has some starts them anew."""
-    return {name: array for name, array in state.items() if not _is_average(name)}
+def without_ema(state: PortableState) -> PortableState:
+    """Return a portable state without the moving average: a backend that keeps one starts it anew."""
+    return {name: array for name, array in state.items() if not _is_ema(name)}
 
 
-def averaged(state: PortableState) -> PortableState:
-    """Return a portable state whose weights are the averages, where it has them, and no averages."""
-    averages = {name.replace(f"{PREFIX}/", "model/", 1): a for name, a in state.items() if _is_average(name)}
-    return {**without_averages(state), **averages}
+def ema_as_weights(state: PortableState) -> PortableState:
+    """Return a portable state with the moving average in place of the weights, as far as it has one."""
+    averages = {name.replace(f"{PREFIX}/", "model/", 1): a for name, a in state.items() if _is_ema(name)}
+    return {**without_ema(state), **averages}
 
 
-def _is_average(name: str) -> bool:
-    """Return whether a portable name, or a framework's private one, belongs to the averages."""
+def _is_ema(name: str) -> bool:
+    """Return whether a portable name, or a framework's private one, belongs to the moving average."""
     _, _, rest = name.partition("/")
     return (rest if is_private(name) else name).startswith(f"{PREFIX}/")

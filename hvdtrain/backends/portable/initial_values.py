@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PortableState
-from hvdtrain.backends.portable.ema import without_averages
+from hvdtrain.backends.portable.ema import without_ema
 from hvdtrain.data.order import mix
 
 
 def with_initial_values(state: PortableState, seed: int) -> PortableState:
     """Return a portable state whose model has the initial values of a seed.
 
-    Arrays whose role says no distribution keep their values; averages of weights are left out, so
-    that they start from the weights.
+    Arrays whose role says no distribution keep their values; the moving average is left out, so
+    that it starts from the weights.
     """
-    initial = without_averages(state)
+    initial = without_ema(state)
     for name, array in initial.items():
         if name.startswith("model/"):
             value = initial_value(name, array.shape, seed)

@@ -10,7 +10,7 @@ from typing import Any
 from hvdtrain.backends.base import PortableState, Shapes
 from hvdtrain.errors import TaskError
 
-# First parts of names that only one framework reads: what it needs to go on bit by bit although
+# First parts of names that only one framework reads: what it needs to continue bit by bit although
 # the portable form has no place for it. They may be missing, and the other framework skips them.
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
 
@@ -151,7 +151,7 @@ def check_state(
 
 
 def state_problems(expected: Shapes, found: Shapes) -> list[str]:
-    """Say where a portable state does not fit, in twelve lines at most.
+    """Return where a portable state does not fit, in twelve lines at most.
 
     The first names that are missing (each with the closest of the unexpected ones), unexpected or
     misshapen, and how many more there are.
@@ -215,10 +215,10 @@ def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[
         _add(mapping, kept, own.removeprefix("model/").split("/"), chosen.removeprefix("model/").split("/"))
     if not mapping:
         return ""
-    said = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
+    entries = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
     return (
         "If these are the same layers under other names, say so in the task:\n"
-        f'    state_names = {{"{framework}": {{{said}}}}}'
+        f'    state_names = {{"{framework}": {{{entries}}}}}'
     )
 
 

@@ -131,14 +131,14 @@ class TensorFlowBackend:
             raise TaskError("the model has no trainable variable")
         self._optimizer = choose_optimizer(task, config, tensors)
         self._optimizer.build([field.variable for field in trainable])
-        self._averages = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer, self._averages)
+        self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._ema)
         reducer = choose_reducer(config, self.workers.size)
         self._update = Update(
             trainable,
             self._optimizer,
             reducer,
-            self._averages,
+            self._ema,
             size=self.workers.size,
             clip_norm=config.clip_norm,
             loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
@@ -169,7 +169,7 @@ class TensorFlowBackend:
             with peer_errors():
                 vector, (names, unused) = self._train_function(
                     *(batch.signature, batch.arrays, batch.weights, batch.gradient_weights, rate),
-                    *(self._averages.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
+                    *(self._ema.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
                 )
         except BaseException:
             self._update.begin()
@@ -195,7 +195,7 @@ class TensorFlowBackend:
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
-        return self._averages.in_model()
+        return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:
         """Collective. Average the moving statistics of batch norm over workers."""
@@ -221,27 +221,27 @@ class TensorFlowBackend:
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
-        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         if self.workers.size == 1:
             return
         with peer_errors():
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
             hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
             hvd.broadcast_variables([field.variable.value for field in self._state.model.fields], root)
-            hvd.broadcast_variables(self._averages.to_broadcast(), root)
+            hvd.broadcast_variables(self._ema.to_broadcast(), root)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local."""
-        return export_model(self.model, self._objective, form, path, batch)
+    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a format for serving, load it back and compare outputs. Local."""
+        return export_model(self.model, self._objective, format_name, path, batch)
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
         held = load_weights_file(self.model, path)
-        self._averages.restart()
+        self._ema.restart()
         return held
 
     def _make_model(self, task: Any, config: Config) -> keras.Model:

@@ -17,9 +17,9 @@ def check_compiler(host: str) -> None:
     try:
         compiled(lambda x: x + 1)(tf.zeros(2))
     except (tf.errors.OpError, ValueError) as error:
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(
-            f"--compile: XLA fails on {host}: {said[:300]}",
+            f"--compile: XLA fails on {host}: {message[:300]}",
             "Install a TensorFlow that was built with XLA, or leave --compile out.",
         ) from None
 

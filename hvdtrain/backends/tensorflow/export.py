@@ -1,4 +1,4 @@
-"""Keras models in forms that others serve, and weights files of Keras.
+"""Keras models in formats for serving, and weights files of Keras.
 
 ``torch/export.py`` does the same for PyTorch.
 """
@@ -27,21 +27,23 @@ Outputs = list[NDArray[Any]]
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
 
-def export_model(model: Model, objective: Objective, form: str, path: Path, batch: HostBatch) -> Exported:
+def export_model(
+    model: Model, objective: Objective, format_name: str, path: Path, batch: HostBatch
+) -> Exported:
     """Write a model, load it back and compare outputs.
 
     Args:
         model: the model, with its weights.
         objective: the task's, to compare by where only it knows how to call the model.
-        form: "keras" or "saved-model".
+        format_name: "keras" or "saved-model".
         path: the file or directory.
         batch: real samples.
 
     Raises:
-        TaskError: If the model cannot be written in this form.
+        TaskError: If the model cannot be written in this format.
     """
     sample = {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()}
-    if form == "keras":
+    if format_name == "keras":
         model.save(path)
         loaded = _load_back(path)
         return compare(_outputs(model, sample, objective), _outputs(loaded, sample, objective))
@@ -156,8 +158,8 @@ def _weights_in(path: Path, folder: Path) -> Path:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    said = str(error).strip("'\"").partition("\n")[0]
-    return CheckpointError(f"{path} is damaged or no file of weights: {said}")
+    message = str(error).strip("'\"").partition("\n")[0]
+    return CheckpointError(f"{path} is damaged or no file of weights: {message}")
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -174,7 +176,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     with h5py.File(path) as file:
         if "layer_names" in file.attrs or "model_weights" in file:
             raise CheckpointError(
-                f"{path} is in Keras 2's form, which does not say where weights belong in a Keras 3 model",
+                f"{path} is in Keras 2's format, which does not say where weights belong in a Keras 3 model",
                 "Load it in a model of yours and save it anew: model.save_weights('x.weights.h5').",
             )
         file.visititems(visit)

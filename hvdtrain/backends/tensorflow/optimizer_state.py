@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from hvdtrain.backends.base import PortableState
-from hvdtrain.backends.portable.ema import holds_averages
+from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
@@ -26,17 +26,17 @@ class TrainingState:
     Args:
         model: the model's variables.
         optimizer: one of hvdtrain's or a task's own, built.
-        averages: the moving average of the weights; none if not given.
+        ema: the moving average of the weights; none if not given.
 
     Raises:
         TaskError: If two of the optimizer's variables have one name.
     """
 
     def __init__(
-        self, model: ModelState, optimizer: Any, averages: ExponentialMovingAverage | None = None
+        self, model: ModelState, optimizer: Any, ema: ExponentialMovingAverage | None = None
     ) -> None:
         self.model = model
-        self.averages = averages or ExponentialMovingAverage(model, None)
+        self.ema = ema or ExponentialMovingAverage(model, None)
         self._optimizer = optimizer
         self._counts_steps = not isinstance(optimizer, SGD)
         self._slots = list(_slots(optimizer, model.fields))
@@ -47,16 +47,18 @@ class TrainingState:
         state: PortableState = {}
         if self._counts_steps:
             state[_STEP] = np.asarray(self._optimizer.iterations.numpy(), np.int64)
-        return TensorFlowSnapshot([*self.model.fields, *self.averages.fields, *self._slots], state)
+        return TensorFlowSnapshot([*self.model.fields, *self.ema.fields, *self._slots], state)
 
     def load(self, state: PortableState) -> None:
-        """Load portable state, having checked all of it. Without averages in it, they start anew.
+        """Load portable state, having checked all of it.
+
+        A moving average that is not in it starts anew.
 
         Raises:
             TaskError: If the state does not fit.
         """
-        averages = self.averages.fields if holds_averages(state) else []
-        fields = [*self.model.fields, *self._slots, *averages]
+        ema_fields = self.ema.fields if has_ema(state) else []
+        fields = [*self.model.fields, *self._slots, *ema_fields]
         shapes = {field.name: field.shape for field in fields}
         if self._counts_steps:
             shapes[_STEP] = ()
@@ -64,8 +66,8 @@ class TrainingState:
         check_state(shapes, state, "tf", own_names)
         for field in fields:
             field.write(state)
-        if not averages:
-            self.averages.restart()
+        if not ema_fields:
+            self.ema.restart()
         if self._counts_steps:
             self._optimizer.iterations.assign(int(state[_STEP]))
 

@@ -36,24 +36,24 @@ def autocast(precision: str) -> Iterator[None]:
 
 
 def cast_outputs_to_fp32(model: Any, precision: str) -> Any:
-    """Return the model such that it gives fp32, so that losses and metrics are computed in it."""
-    return model if precision == "fp32" else _Wide(model)
+    """Return the model with outputs in fp32, so that losses and metrics are computed in it."""
+    return model if precision == "fp32" else _Fp32Outputs(model)
 
 
-class _Wide:
-    """A model that gives fp32; in everything else the model itself."""
+class _Fp32Outputs:
+    """A model whose outputs are fp32; in everything else the model itself."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.tree.map_structure(_widened, self._model(*args, **kwargs))
+        return keras.tree.map_structure(_cast_to_fp32, self._model(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
 
-def _widened(value: Any) -> Any:
+def _cast_to_fp32(value: Any) -> Any:
     is_half = tf.is_tensor(value) and value.dtype in _HALVES
     return tf.cast(value, tf.float32) if is_half else value
 

@@ -7,8 +7,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.base import FINDINGS
-from hvdtrain.backends.step_signals import SIGNALS
+from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
 from hvdtrain.backends.tensorflow.model_state import Field
@@ -16,8 +15,6 @@ from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
 
 Tensor = Any
-
-_OVERFLOW = -SIGNALS - FINDINGS + 1  # place of overflow_exhausted in a step's vector
 
 
 class Update:
@@ -30,7 +27,7 @@ class Update:
         trainable: the trainable parameters.
         optimizer: the optimizer, built.
         reducer: sums gradients over workers.
-        averages: the moving average of the weights.
+        ema: the moving average of the weights.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -41,7 +38,7 @@ class Update:
         trainable: Sequence[Field],
         optimizer: Any,
         reducer: GradientReducer,
-        averages: ExponentialMovingAverage,
+        ema: ExponentialMovingAverage,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -52,7 +49,7 @@ class Update:
         self._parameters = [field.variable for field in trainable]
         self._optimizer = optimizer
         self._reducer = reducer
-        self._averages = averages
+        self._ema = ema
         self._size = size
         self._clip_norm = clip_norm
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
@@ -100,7 +97,7 @@ class Update:
             return gradients, vector
         gradients, self._is_finite = self.loss_scale.unscale(gradients)
         exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
-        return gradients, tf.concat([vector[:_OVERFLOW], [exhausted], vector[_OVERFLOW + 1 :]], 0)
+        return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
         """Scale the gradients so that their joint norm is at most the config's."""
@@ -122,7 +119,7 @@ class Update:
             share: the part of the average that they make up.
         """
         with self._after_reductions():
-            self._averages.update(share)
+            self._ema.update(share)
 
     def _applied(self, gradients: list[Tensor]) -> Tensor:
         self._optimizer.apply(gradients, self._parameters)

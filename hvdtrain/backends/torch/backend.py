@@ -106,14 +106,14 @@ class TorchBackend:
         self._optimizer = choose_optimizer(task, config, tensors)
         if not hasattr(task, "torch_optimizer"):
             fill_slots(self._optimizer)
-        self._averages = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer, self._averages)
+        self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._state = TrainingState(tensors, self._optimizer, self._ema)
         reducer = choose_reducer(config, self.workers.size)
         self._update = Update(
             trainable,
             self._optimizer,
             reducer,
-            self._averages,
+            self._ema,
             size=self.workers.size,
             clip_norm=config.clip_norm,
             loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
@@ -183,7 +183,7 @@ class TorchBackend:
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
-        return self._averages.in_model()
+        return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:
         """Collective. Average the moving statistics of batch norm over workers."""
@@ -209,7 +209,7 @@ class TorchBackend:
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
-        """Collective. Give every worker the root's optimizer state, parameters and buffers."""
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         if self.workers.size == 1:
             return
         with peer_errors():
@@ -219,20 +219,20 @@ class TorchBackend:
             if has_slots:
                 hvd.broadcast_optimizer_state(self._optimizer, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
-            hvd.broadcast_parameters(self._averages.to_broadcast(), root)
+            hvd.broadcast_parameters(self._ema.to_broadcast(), root)
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def export(self, form: str, path: Path, batch: HostBatch) -> Exported:
-        """Write the model in a form that others serve, load it back and compare outputs. Local."""
-        return export_model(self.model, self._new_model, self._objective, form, path, batch)
+    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+        """Write the model in a format for serving, load it back and compare outputs. Local."""
+        return export_model(self.model, self._new_model, self._objective, format_name, path, batch)
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
         held = load_weights_file(self.model, path)
-        self._averages.restart()
+        self._ema.restart()
         return held
 
     def _make_model(self, task: Any, config: Config) -> torch.nn.Module:

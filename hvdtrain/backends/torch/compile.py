@@ -28,9 +28,9 @@ def check_compiler(device: torch.device, host: str) -> None:
         torch.compile(lambda x: x + 1, options=_OPTIONS)(torch.zeros(2, device=device))
     except Exception as error:  # the compiler's, the linker's, the cache's, ...
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = next((line for line in lines if "error:" in line), lines[0] if lines else "")
+        message = next((line for line in lines if "error:" in line), lines[0] if lines else "")
         raise EnvironmentFault(
-            f"--compile: torch.compile fails on {host}: {type(error).__name__}: {said[:300]}", _REMEDY
+            f"--compile: torch.compile fails on {host}: {type(error).__name__}: {message[:300]}", _REMEDY
         ) from None
 
 

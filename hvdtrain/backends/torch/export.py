@@ -1,4 +1,4 @@
-"""PyTorch models in forms that others serve, and weights files of PyTorch.
+"""PyTorch models in formats for serving, and weights files of PyTorch.
 
 ``tensorflow/export.py`` does the same for Keras.
 """
@@ -32,7 +32,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     model: torch.nn.Module,
     make_model: Callable[[], torch.nn.Module],
     objective: Objective,
-    form: str,
+    format_name: str,
     path: Path,
     batch: HostBatch,
 ) -> Exported:
@@ -42,17 +42,17 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         model: the model, with its weights.
         make_model: makes another one like it.
         objective: the task's, to compare by where only it knows how to call the model.
-        form: "safetensors", "pt", "torch-export" or "onnx".
+        format_name: "safetensors", "pt", "torch-export" or "onnx".
         path: the file.
         batch: real samples.
 
     Raises:
-        TaskError: If the model cannot be written in this form.
+        TaskError: If the model cannot be written in this format.
     """
     sample = {name: torch.from_numpy(np.array(array[0])) for name, array in batch.arrays.items()}
     plain = _with_weights(make_model, model.state_dict())  # without the hooks of Horovod's optimizer
-    if form in ("safetensors", "pt"):
-        _WRITE[form](plain, path)
+    if format_name in ("safetensors", "pt"):
+        _WRITE[format_name](plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(_outputs(plain, sample, objective), _outputs(loaded, sample, objective))
     if "inputs" not in sample:
@@ -60,7 +60,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
             f"a program takes batch['inputs'] alone; this task's samples have {sorted(sample)}",
             "Export the weights: --to safetensors.",
         )
-    return _export_program(plain, form, path, sample["inputs"])
+    return _export_program(plain, format_name, path, sample["inputs"])
 
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
@@ -110,9 +110,9 @@ def _write_pt(model: torch.nn.Module, path: Path) -> None:
 _WRITE = {"safetensors": _write_safetensors, "pt": _write_pt}
 
 
-def _export_program(model: torch.nn.Module, form: str, path: Path, inputs: torch.Tensor) -> Exported:
+def _export_program(model: torch.nn.Module, format_name: str, path: Path, inputs: torch.Tensor) -> Exported:
     """Export with a dynamic batch dimension where the model allows it, else with this batch's size."""
-    write = _write_onnx if form == "onnx" else _write_program
+    write = _write_onnx if format_name == "onnx" else _write_program
     problem: Exception | None = None
     for dimension in (torch.export.Dim("batch"), torch.export.Dim.DYNAMIC):
         try:
@@ -203,7 +203,7 @@ def _read_weights(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # several kinds, by where the file is cut or changed
-        raise CheckpointError(f"{path} is damaged or no file of weights ({_said(error)})") from None
+        raise CheckpointError(f"{path} is damaged or no file of weights ({_message_of(error)})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state_dict")
     return dict(found)
@@ -215,7 +215,7 @@ def _reason(error: pickle.UnpicklingError) -> str:
     return next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     first = str(error).partition(". ")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

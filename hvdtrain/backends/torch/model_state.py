@@ -286,6 +286,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         # numpy asks the system for huge pages, and most of a copy's time goes into new pages
         room = torch.from_numpy(np.empty(tensor.shape, _as_array(tensor).dtype))
         return room.copy_(tensor)
-    # only a copy into pinned memory lets the host go on; strides are kept, so that none are changed here
+    # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
     copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.base import PortableState
-from hvdtrain.backends.portable.ema import holds_averages
+from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.layouts import SAME
@@ -60,17 +60,17 @@ class TrainingState:
     Args:
         model: the model's tensors.
         optimizer: the task's or one of hvdtrain's.
-        averages: the moving average of the weights; none if not given.
+        ema: the moving average of the weights; none if not given.
     """
 
     def __init__(
         self,
         model: ModelState,
         optimizer: torch.optim.Optimizer,
-        averages: ExponentialMovingAverage | None = None,
+        ema: ExponentialMovingAverage | None = None,
     ) -> None:
         self.model = model
-        self.averages = averages or ExponentialMovingAverage(model, None)
+        self.ema = ema or ExponentialMovingAverage(model, None)
         self._optimizer = optimizer
         # optimizers of tasks make their slots in their first step
         self._starts_empty = not self.has_slots()
@@ -106,15 +106,17 @@ class TrainingState:
             state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
         slots = list(self._slot_fields())
         check_unique((field.name, field.name) for field in slots)
-        return TorchSnapshot([*self.model.fields, *self.averages.fields, *slots], state)
+        return TorchSnapshot([*self.model.fields, *self.ema.fields, *slots], state)
 
     def load(self, state: PortableState) -> None:
-        """Load portable state, having checked all of it. Without averages in it, they start anew.
+        """Load portable state, having checked all of it.
+
+        A moving average that is not in it starts anew.
 
         Raises:
             TaskError: If the state does not fit, or the optimizer's cannot be made.
         """
-        averages = self.averages.fields if holds_averages(state) else []
+        ema_fields = self.ema.fields if has_ema(state) else []
         saved_slots = any(name.startswith("optimizer/") for name in state)
         made = self._starts_empty and saved_slots and not self.has_slots()
         emptied = self._starts_empty and not saved_slots
@@ -122,7 +124,7 @@ class TrainingState:
             if made:
                 self.make_slots()
             own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-            shapes = {field.name: field.shape for field in averages} | self._shapes(with_slots=not emptied)
+            shapes = {field.name: field.shape for field in ema_fields} | self._shapes(with_slots=not emptied)
             check_state(shapes, state, "torch", own_names)
         except TaskError:
             if made:
@@ -130,10 +132,10 @@ class TrainingState:
             raise
         if emptied:
             self._optimizer.state.clear()
-        for field in [*self.model.fields, *self._slot_fields(), *averages]:
+        for field in [*self.model.fields, *self._slot_fields(), *ema_fields]:
             field.write(state)
-        if not averages:
-            self.averages.restart()
+        if not ema_fields:
+            self.ema.restart()
         for number in self._numbers():
             number.write(state[number.name].item())
         for count in self._step_counts():

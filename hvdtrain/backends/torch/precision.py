@@ -24,12 +24,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 
 def cast_outputs_to_fp32(model: torch.nn.Module, precision: str) -> None:
-    """Let the model give fp32, so that losses and metrics are computed in it."""
+    """Cast the model's outputs to fp32, so that losses and metrics are computed in it."""
     if precision != "fp32":
-        model.register_forward_hook(lambda _model, _inputs, outputs: pytree.tree_map(_widened, outputs))
+        model.register_forward_hook(lambda _model, _inputs, outputs: pytree.tree_map(_cast_to_fp32, outputs))
 
 
-def _widened(value: Any) -> Any:
+def _cast_to_fp32(value: Any) -> Any:
     is_half = isinstance(value, torch.Tensor) and value.dtype in _HALVES.values()
     return value.float() if is_half else value
 

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.base import FINDINGS
-from hvdtrain.backends.step_signals import SIGNALS
+from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
-
-_OVERFLOW = -SIGNALS - FINDINGS + 1  # place of overflow_exhausted in a step's vector
 
 
 class Update:
@@ -25,7 +22,7 @@ class Update:
         trainable: the trainable parameters.
         optimizer: the optimizer.
         reducer: sums gradients over workers.
-        averages: the moving average of the weights.
+        ema: the moving average of the weights.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -36,7 +33,7 @@ class Update:
         trainable: Sequence[Entry],
         optimizer: torch.optim.Optimizer,
         reducer: GradientReducer,
-        averages: ExponentialMovingAverage,
+        ema: ExponentialMovingAverage,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -47,7 +44,7 @@ class Update:
         self._parameters = [entry.tensor for entry in trainable]
         self._optimizer = optimizer
         self._reducer = reducer
-        self._averages = averages
+        self._ema = ema
         self._size = size
         self._clip_norm = clip_norm
         self.begin()
@@ -65,7 +62,7 @@ class Update:
         losses.backward(gradient_weights)  # type: ignore[no-untyped-call]
 
     def fill_in_unused(self) -> list[str]:
-        """Give zeros to the parameters that no micro-batch reached, and return their names.
+        """Set zero gradients for the parameters that no micro-batch reached, and return their names.
 
         So every worker reduces all parameters, and weight decay and momentum act on them alike at any
         number of workers.
@@ -98,7 +95,7 @@ class Update:
         if self.loss_scale is None:
             return True
         is_finite = self.loss_scale.unscale(self._gradients())
-        vector[_OVERFLOW] = float(self.loss_scale.is_exhausted)
+        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
         return is_finite
 
     def clip(self) -> None:
@@ -118,7 +115,7 @@ class Update:
         Args:
             step: steps done, this one included.
         """
-        self._averages.update(self._averages.share(step))
+        self._ema.update(self._ema.share(step))
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

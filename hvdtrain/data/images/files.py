@@ -32,8 +32,8 @@ def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except _ERRORS + more as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        raise DataError(f"{path} cannot be read: {said}") from None
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from None
 
 
 def read_exactly(stream: IO[bytes], count: int, path: Path, what: str) -> bytearray:

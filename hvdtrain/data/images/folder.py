@@ -122,9 +122,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise
     # for damaged files Pillow raises many types of exceptions, SyntaxError and struct.error among them
     except Exception as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        said = "not an image of a supported format" if "cannot identify" in said else said
-        raise BadSampleError(f"{path} cannot be read: {said}") from None
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        reason = "not an image of a supported format" if "cannot identify" in reason else reason
+        raise BadSampleError(f"{path} cannot be read: {reason}") from None
 
 
 def _check_header(path: Path, image: Image.Image) -> None:

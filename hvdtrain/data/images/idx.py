@@ -74,10 +74,10 @@ def read_idx(path: Path, what: str) -> Pixels:
     with opened(path) as stream:
         shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
         count, offset = math.prod(shape), 4 + 4 * len(shape)
-        said = f"the header declares {' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes"
+        declared = f"the header declares {' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes"
         if count > plain_size(path):
             raise DataError(
-                f"{path} is truncated, or bytes 4 to {offset - 1} are wrong: {said}; it is smaller"
+                f"{path} is truncated, or bytes 4 to {offset - 1} are wrong: {declared}; it is smaller"
             )
         stream.seek(offset)
         if path.suffix == ".gz":
@@ -88,7 +88,7 @@ def read_idx(path: Path, what: str) -> Pixels:
     if more:
         beyond = f"{abs(more):,} bytes {'more' if more > 0 else 'less'}"
         kind = "is truncated" if more < 0 else "does not fit its header"
-        raise DataError(f"{path} {kind}: {said} from byte {offset}, and there are {beyond}")
+        raise DataError(f"{path} {kind}: {declared} from byte {offset}, and there are {beyond}")
     if path.suffix == ".gz":
         return np.frombuffer(data, np.uint8).reshape(shape)
     return MappedArray(path, offset, shape) if count else np.empty(shape, np.uint8)

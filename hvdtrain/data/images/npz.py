@@ -115,8 +115,8 @@ def _read_header(stream: IO[bytes], path: Path, name: str) -> _Header:
         shape, fortran, dtype = read(stream, max_header_size=_LONGEST_HEADER)
     # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
     except Exception as error:
-        said = str(error).partition("\n")[0]
-        raise DataError(f"{path}, {name}: the .npy header cannot be read: {said}") from None
+        message = str(error).partition("\n")[0]
+        raise DataError(f"{path}, {name}: the .npy header cannot be read: {message}") from None
     if dtype.hasobject or dtype.kind not in "biuf":
         raise DataError(f"{path}, {name}: holds {dtype}; it must be numbers (objects are never unpickled)")
     if any(side < 0 for side in shape):

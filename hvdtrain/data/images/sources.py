@@ -112,14 +112,14 @@ def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
     Raises:
         DataError: If it is not a shape of images, naming file and position.
     """
-    said = " x ".join(str(side) for side in shape)
+    sides = " x ".join(str(side) for side in shape)
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(
             f"{path}, {where}: images must be (images, height, width) or (images, height, width, channels) "
-            f"with 1 or 3 channels, found {said}"
+            f"with 1 or 3 channels, found {sides}"
         )
     if 0 in shape:
-        raise DataError(f"{path}, {where}: contains no images ({said})")
+        raise DataError(f"{path}, {where}: contains no images ({sides})")
 
 
 def check_counts(images: Path, labels: Path, counts: tuple[int, int]) -> None:

@@ -61,8 +61,8 @@ def jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleErr
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            yield BadSampleError(f"{path}, {place}: not JSON: {said[:200]}")
+            message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            yield BadSampleError(f"{path}, {place}: not JSON: {message[:200]}")
             continue
         if not isinstance(found, dict):
             yield BadSampleError(f"{path}, {place}: must be an object, found {line.strip()[:60]}")

@@ -24,7 +24,7 @@ def parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleE
         raise DataError(
             f"{path} needs pyarrow, which is not installed", "pip install 'hvdtrain[parquet]'"
         ) from None
-    damage = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
+    errors = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
     number = 0
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -42,11 +42,11 @@ def parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleE
                         yield Row(f"row {number}", texts[i].as_py(), labels[i].as_py())
                     except UnicodeDecodeError as error:
                         yield BadSampleError(f"{path}, row {number}: not UTF-8: {error.reason}")
-    except damage as error:
+    except errors as error:
         if isinstance(error, DataError):
             raise
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read as Parquet, after row {number}: {said}") from None
+        message = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read as Parquet, after row {number}: {message}") from None
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
