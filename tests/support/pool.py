@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from support.jobs import Result, Run, launcher, started, temporary_folder
 
 WORKER = Path(__file__).with_name("pool_worker.py")
