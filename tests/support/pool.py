@@ -111,6 +111,8 @@ class Pool:
             environ = {"OMP_NUM_THREADS": "1", "HVDTRAIN_TEST_POOL": "1"}
             # Gloo counts the time in which its workers are stopped
             environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SESSION_SECONDS)
+            if key.controller == "none":  # as jobs do; MPI could not start again after a case that failed
+                environ |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
             self._job = started([*command, name], self._folder, **environ)
             self._workers = dict(sorted(self._accept(listener).items()))
         pids = [str(worker.pid) for worker in self._workers.values()]
