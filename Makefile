@@ -26,6 +26,7 @@ IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
 JOBS := tests/contract tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
+.PHONY: test-hosts test-measured
 .PHONY: check format clean
 .NOTPARALLEL:
 
@@ -70,10 +71,17 @@ test-jobs: $(DONE)
 test-full: $(DONE)
 	$(PYTEST) $(JOBS) -m full
 
-# as root, with the packages of .ci/run; two files at a time, since most of them wait for a host that is broken,
-# in their order: those that need the image come last
+# as root, with the packages of .ci/run
 test-cluster: $(DONE)
-	python tests/background.py $(IMAGE) -- $(PYTEST) tests/cluster -n 2 --dist loadfile --no-loadscope-reorder
+	python tests/background.py $(IMAGE) -- $(MAKE) --keep-going test-hosts test-measured
+
+# two files at a time, since most tests wait for a host that is broken; in order, as those that need the image
+# come last; then what measures speed, by itself
+test-hosts: $(DONE)
+	$(PYTEST) tests/cluster -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
+
+test-measured: $(DONE)
+	$(PYTEST) tests/cluster -m alone
 
 test-build: $(DONE)
 	HVDTRAIN_REAL_BUILD=1 $(PYTEST) tests/build

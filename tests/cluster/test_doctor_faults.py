@@ -148,6 +148,7 @@ def test_what_a_job_survives_is_a_warning(cluster, folder):
     assert f"{cores + 1} workers on {cores} cores" in said(result, "h4", "cores")
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not faults.CGROUP.is_dir(), reason="needs the cpu controller of cgroup v1")
 def test_a_slow_host_is_a_warning_with_its_ratio(cluster, folder):
     with faults.slow_host(cluster, folder, "h3"):

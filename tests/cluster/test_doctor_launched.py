@@ -74,6 +74,7 @@ def test_a_full_disk_of_rank_0_is_named(cluster, folder):
     assert "No space left" in wrong[0]["found"]
 
 
+@pytest.mark.alone
 def test_speed_is_measured_between_all_hosts_and_by_horovod(cluster, folder):
     result = launched(cluster, folder, "mpi", "--json")
     assert result.returncode == 0, result.output[-3000:]

@@ -9,6 +9,7 @@ from support.documents import ROOT
 from support.jobs import run
 
 
+@pytest.mark.alone
 def test_compression_halves_what_a_slow_link_carries(tmp_path):
     if reason := unavailable():
         pytest.skip(reason)
