@@ -5,12 +5,12 @@ options. A field that a later source sets also replaces its alternative from an 
 ``--steps`` on the command line replaces ``epochs`` from the file.
 """
 
-import difflib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -20,13 +20,17 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError
+from hvdtrain.field_names import name_hint, value_hint
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.schedule import Cadence
+from hvdtrain.yaml_reader import parse_yaml
 
 MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
 
@@ -39,6 +43,12 @@ def _known_framework(value: object) -> object:
 
 FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
+
+# the sources of values that were typed for one job
+COMMAND_LINE = ("--set", "options")
+_MAX_FILE_BYTES = 10_000_000
+_MAX_KEY_PARTS = 20
+_SHOWN_CHARACTERS = 200
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
 EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"))
@@ -58,17 +68,25 @@ class Config(BaseModel):
     task_options: dict[str, Any] = Field({}, description="Keyword arguments of the task's constructor.")
 
     epochs: float | None = Field(
-        None, gt=0, description="Number of epochs to train; 10 if neither epochs nor steps is given."
+        None,
+        gt=0,
+        le=10**9,
+        description="Number of epochs to train; 10 if neither epochs nor steps is given.",
     )
-    steps: int | None = Field(None, gt=0, description="Number of steps to train, in place of --epochs.")
-    batch_size: int = Field(32, gt=0, description="Samples per worker and micro-batch.")
+    steps: int | None = Field(
+        None, gt=0, le=10**12, description="Number of steps to train, in place of --epochs."
+    )
+    batch_size: int = Field(32, gt=0, le=10**9, description="Samples per worker and micro-batch.")
     global_batch_size: int | None = Field(
-        None, gt=0, description="Samples per step over all workers, in place of --batch-size."
+        None, gt=0, le=10**9, description="Samples per step over all workers, in place of --batch-size."
     )
-    accumulate: int = Field(1, gt=0, description="Micro-batches per worker and step (gradient accumulation).")
+    accumulate: int = Field(
+        1, gt=0, le=10**6, description="Micro-batches per worker and step (gradient accumulation)."
+    )
     eval_batch_size: int | None = Field(
         None,
         gt=0,
+        le=10**9,
         description="Samples per worker and evaluation batch; the training batch size if not given.",
     )
 
@@ -81,6 +99,7 @@ class Config(BaseModel):
     base_batch_size: int | None = Field(
         None,
         gt=0,
+        le=10**9,
         description="Batch size that the learning rate refers to; if not given, one worker's samples per "
         "step, or the global batch size if --global-batch-size is given.",
     )
@@ -152,11 +171,14 @@ class Config(BaseModel):
 
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Device to compute on.")
     threads: int | None = Field(
-        None, gt=0, description="Compute threads per worker; its share of the host's cores if not given."
+        None,
+        gt=0,
+        le=4096,
+        description="Compute threads per worker; its share of the host's cores if not given.",
     )
-    read_threads: int = Field(2, gt=0, description="Threads per worker that prefetch samples.")
+    read_threads: int = Field(2, gt=0, le=1024, description="Threads per worker that prefetch samples.")
     read_workers: int = Field(
-        0, ge=0, description="Processes per worker that prefetch samples; with 0, threads do."
+        0, ge=0, le=1024, description="Processes per worker that prefetch samples; with 0, threads do."
     )
     on_bad_sample: Literal["error", "skip"] = Field(
         "error", description="What to do if a sample cannot be read: end with an error, or skip and count it."
@@ -202,6 +224,16 @@ class Config(BaseModel):
         False, description="Write the indices that each worker trains on to RUN_DIR/indices/."
     )
 
+    @field_validator("task", "run_dir", "resume", "init", mode="before")
+    @classmethod
+    def _expand(cls, value: object, info: Any) -> object:
+        """Expand ``~`` and environment variables; ``task`` may name a file."""
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, str):
+            return value
+        return expand_task(value) if info.field_name == "task" else expand_path(value)
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if self.lr_schedule == "step" and not self.lr_step_epochs:
@@ -225,6 +257,11 @@ class Config(BaseModel):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
+def is_nullable(name: str) -> bool:
+    """Return whether a field can be null."""
+    return type(None) in get_args(Config.model_fields[name].annotation)
+
+
 @dataclass(frozen=True)
 class Layer:
     """Field values from one source.
@@ -238,17 +275,22 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def resolve(layers: Iterable[Layer]) -> Config:
+def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> Config:
     """Merge layers, lowest precedence first, into a valid Config.
 
+    Args:
+        layers: the layers.
+        task_parameters: names that the task's constructor takes; a user may take them for fields.
+
     Raises:
-        ConfigError: If a field is unknown or a value is invalid: one line for each, with the field,
+        ConfigError: If fields are unknown or values are invalid: one line for each, with the field,
             the rule, the value and its source.
     """
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    layers = list(layers)
+    _check_names(layers, task_parameters)
     for layer in layers:
-        _check_names(layer)
         for one, other in EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
             if len(given) == 2:
@@ -265,9 +307,11 @@ def resolve(layers: Iterable[Layer]) -> Config:
     if merged.get("epochs") is None and merged.get("steps") is None:
         merged["epochs"] = 10.0
     try:
-        return Config(**merged)
+        config = Config(**merged)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(detail, sources) for detail in error.errors())) from None
+    _check_writable(config, sources)
+    return config
 
 
 def _merged(lower: Any, higher: Any) -> Any:
@@ -277,14 +321,48 @@ def _merged(lower: Any, higher: Any) -> Any:
     return {**lower, **{key: _merged(lower.get(key), value) for key, value in higher.items()}}
 
 
-def _check_names(layer: Layer) -> None:
-    for name in layer.values:
-        if name not in Config.model_fields:
-            close = difflib.get_close_matches(str(name).replace("-", "_"), Config.model_fields, n=1)
-            raise ConfigError(
-                f"{layer.source}: there is no field {name!r}",
-                f"Did you mean {close[0]!r}?" if close else "docs/config.md lists every field.",
-            )
+def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> None:
+    """Check that there are fields of all names.
+
+    Raises:
+        ConfigError: naming all that are unknown, each with a hint.
+    """
+    unknown: list[tuple[str, str]] = []
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name in Config.model_fields:
+                continue
+            hint = name_hint(name, Config.model_fields)
+            if name in task_parameters:
+                option = (
+                    f"task_options={{{name!r}: {value!r}}}"
+                    if layer.source.endswith("()")
+                    else f"task_options: {{{name}: {value}}}"
+                )
+                hint = f"The task's constructor takes it: write {option}."
+            unknown.append((f"{layer.source}: there is no field {name!r}", hint))
+    if len(unknown) == 1:
+        problem, hint = unknown[0]
+        raise ConfigError(problem, hint or "docs/config.md lists every field.")
+    if unknown:
+        lines = [f"{problem}. {hint}" if hint else problem for problem, hint in unknown]
+        raise ConfigError("\n".join(lines), "docs/config.md lists every field.")
+
+
+def _check_writable(config: Config, sources: Mapping[str, str]) -> None:
+    """Check that the config can be written to the run directory, as it is before training.
+
+    Raises:
+        ConfigError: If task_options holds what YAML cannot.
+    """
+    try:
+        config.to_yaml()
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"task_options: cannot be written to config.yaml: {_shortened(str(error))} "
+            f"({sources.get('task_options', 'default')})",
+            "Use numbers, text, lists and mappings.",
+        ) from None
 
 
 def _describe(detail: Any, sources: Mapping[str, str]) -> str:
@@ -294,30 +372,21 @@ def _describe(detail: Any, sources: Mapping[str, str]) -> str:
         return rule
     field = str(detail["loc"][0])
     where = ".".join(str(part) for part in detail["loc"])
-    return f"{where}: {rule}, found {detail['input']!r} ({sources.get(field, 'default')})"
+    hint = value_hint(field, detail["input"], is_nullable(field))
+    found = f"{where}: {rule}, found {_found(detail['input'])} ({sources.get(field, 'default')})"
+    return f"{found}; {hint}" if hint else found
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-3 as a number, as YAML 1.2 does; YAML 1.1 reads it as text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML without executing anything in it.
-
-    Raises:
-        ConfigError: If it is not valid YAML, with source, line and column.
-    """
+def _found(value: object) -> str:
+    """Return a value as a message shows it."""
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source} is not valid YAML{place}: {getattr(error, 'problem', error)}") from None
+        return _shortened(repr(value))
+    except (ValueError, RecursionError):  # Python does not write integers of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too large to show"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def read_file(path: Path) -> Layer:
@@ -327,9 +396,12 @@ def read_file(path: Path) -> Layer:
         ConfigError: If the file cannot be read, is not valid YAML or does not hold a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from None
+    if len(text) > _MAX_FILE_BYTES:
+        raise ConfigError(f"the config file {path} has more than {_MAX_FILE_BYTES:,} characters")
     values = parse_yaml(text, str(path))
     if values is None:
         values = {}
@@ -350,6 +422,8 @@ def parse_assignments(assignments: Iterable[str]) -> Layer:
         if not equals or not key:
             raise ConfigError(f"--set {assignment}: must be KEY=VALUE, for example --set seed=1")
         field, *inner = key.strip().split(".")
+        if len(inner) > _MAX_KEY_PARTS:
+            raise ConfigError(f"--set {_shortened(key)}: the key has more than {_MAX_KEY_PARTS} dots")
         value = parse_yaml(text, f"--set {key}")
         for name in reversed(inner):
             value = {name: value}

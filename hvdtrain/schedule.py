@@ -11,6 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
+_MAX_DIGITS = 30
 _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
 
 
@@ -38,7 +39,7 @@ class Cadence:
         text = str(value).strip()
         if match := _EPOCHS.fullmatch(text):
             every, unit = float(match[1]), "epochs"
-        elif text.isdecimal():
+        elif text.isdecimal() and len(text) <= _MAX_DIGITS:
             every, unit = int(text), "steps"
         else:
             raise ValueError("must be a number of steps such as 10, or epochs such as 0.5epoch")

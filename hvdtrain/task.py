@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.paths import expand_task
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -91,6 +92,10 @@ def load_task_class(spec: str) -> Callable[..., Any]:
     Raises:
         TaskError: If it cannot be imported or does not exist.
     """
+    try:
+        spec = expand_task(spec)
+    except ValueError as error:
+        raise TaskError(f"task {spec}: {error}") from None
     place, colon, name = spec.rpartition(":")
     if not colon:
         return _built_in(spec)
@@ -98,7 +103,7 @@ def load_task_class(spec: str) -> Callable[..., Any]:
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise TaskError(f"task {spec}: {place} has no {name!r}", _did_you_mean(name, _classes(module)))
+            raise TaskError(f"task {spec}: {place} has no {name!r}", _known_classes(name, module))
         found = getattr(found, part)
     if not callable(found):
         raise TaskError(f"task {spec}: {name} is a {type(found).__name__}, not a class")
@@ -132,14 +137,64 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     return task
 
 
+class GivenTask:
+    """Takes the place of a task's class if the caller made the task: called, it returns that object.
+
+    Args:
+        task: the task.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        defaults = getattr(task, "defaults", {})
+        # options are for a constructor, which has been called
+        self.defaults = (
+            {name: value for name, value in defaults.items() if name != "task_options"}
+            if isinstance(defaults, Mapping)
+            else defaults
+        )
+
+    def __call__(self) -> Any:
+        """Return the task."""
+        return self._task
+
+
+def _is_instance(task: object) -> bool:
+    return not isinstance(task, str | type) and hasattr(task, "train_data")
+
+
+def task_class_of(task: Any) -> Callable[..., Any] | None:
+    """Return what makes the task that a user passed: its class or function; None if it is a name."""
+    if task is None or isinstance(task, str):
+        return None
+    made: Callable[..., Any] = GivenTask(task) if _is_instance(task) else task
+    return made
+
+
+def constructor_parameters(task_class: Callable[..., Any]) -> list[str]:
+    """Return the names that a task's constructor takes."""
+    try:
+        return list(inspect.signature(task_class).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
 def task_spec(task: object) -> str:
-    """Return the spec by which another process loads a task that was passed as a class or a name."""
+    """Return the spec by which another process loads a task that was passed as a class or an instance.
+
+    Raises:
+        TaskError: If it is none of these.
+    """
     if isinstance(task, str):
         return task
-    name = getattr(task, "__qualname__", None)
-    module = sys.modules.get(getattr(task, "__module__", ""))
+    named = type(task) if _is_instance(task) else task
+    name = getattr(named, "__qualname__", None)
+    module = sys.modules.get(getattr(named, "__module__", None) or "")
     if name is None or module is None:
-        raise TaskError(f"task must be a class or a name, found a {type(task).__name__}")
+        raise TaskError(
+            f"task must be the class of a task, an instance of one, or a name; found a {type(task).__name__}",
+            "docs/tasks.md lists what a task needs: its data, its model and its loss.",
+        )
     if module.__name__ == "__main__" and getattr(module, "__file__", None):
         return f"{module.__file__}:{name}"
     return f"{module.__name__}:{name}"
@@ -219,6 +274,11 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any]) -> None:
+    if isinstance(task_class, GivenTask) and options:
+        raise TaskError(
+            f"task {spec} was passed as an instance, so task_options must be empty; found {options}",
+            "Give the options to its constructor, or pass the class.",
+        )
     try:
         signature = inspect.signature(task_class)
     except (TypeError, ValueError):
@@ -240,9 +300,19 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
 
 
 def _did_you_mean(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    by_plain_name = {str(other).lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), by_plain_name, n=1)
+    return f"Did you mean {by_plain_name[close[0]]!r}?" if close else ""
 
 
-def _classes(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if inspect.isclass(value)]
+def _known_classes(name: str, module: ModuleType) -> str:
+    """Return a hint at the classes that a module defines: the tasks among them, if there are any."""
+    classes = {
+        own: value
+        for own, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    }
+    tasks = [own for own, value in classes.items() if hasattr(value, "train_data")]
+    known = tasks or list(classes)
+    listed = f"Its classes: {', '.join(known[:10])}." if known else "It defines no class."
+    return _did_you_mean(name, known) or listed

@@ -11,7 +11,7 @@ from hvdtrain.agreement import assert_consistent, run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, WorkerFailure
+from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.failures import end_if_uncaught
@@ -19,12 +19,13 @@ from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
+from hvdtrain.paths import expand_path
 from hvdtrain.reporting.console import counted
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import task_spec, where_raised
+from hvdtrain.task import task_class_of, task_spec, where_raised
 from hvdtrain.training_plan import Progress
 
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -39,8 +40,8 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint's directory, or a run's for its newest good one.
-        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's if not
-            given; must be given if that is not a built-in one.
+        task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
+            checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.
         fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
 
@@ -57,8 +58,14 @@ def evaluate(
         given["task"] = task_spec(task)
     if framework is not None:
         given["framework"] = framework
-    task_class = None if task is None or isinstance(task, str) else task
-    return evaluate_checkpoint(Path(checkpoint), [Layer("evaluate()", given)], task_class)
+    return evaluate_checkpoint(_path(checkpoint), [Layer("evaluate()", given)], task_class_of(task))
+
+
+def _path(text: str | Path) -> Path:
+    try:
+        return Path(expand_path(str(text)))
+    except ValueError as error:
+        raise UsageError(f"checkpoint {text}: {error}") from None
 
 
 def evaluate_checkpoint(

@@ -1,7 +1,7 @@
 """Setting up a job: its config, the handshake between its workers, the task with its data, the model."""
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
@@ -22,7 +22,7 @@ from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
 from hvdtrain.jobs.host_watch import Watching, watch_hosts
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.session import versions_with
-from hvdtrain.task import load_task_class, make_task, where_raised
+from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan
 
 _FIRST_ANSWER_SECONDS = 30
@@ -39,12 +39,14 @@ class JobSpec:
         task_class: the task's class, or a function that makes a task.
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set.
+        notes: what to tell the user before training.
     """
 
     config: Config
     task_class: Any
     build: str
     settings: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,40 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         task_class: the task's class if the caller has it; found by its name otherwise.
     """
     merged = {name: value for layer in layers for name, value in layer.values.items()}
-    spec = str(merged.get("task") or Config.model_fields["task"].default)
+    spec = _task_of(merged)
     task_class = task_class or load_task_class(spec)
     defaults = getattr(task_class, "defaults", {})
     if not isinstance(defaults, Mapping):
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
-    config = resolve([Layer(f"defaults of task {spec}", defaults), *layers])
+    config = resolve(
+        [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
+    )
     check_capabilities(config)
     build = ""
     if FRAMEWORKS[config.framework].horovod:
         build = require_horovod(config.framework).describe()
     check_host()
-    return JobSpec(config, task_class, build, environment.prepare())
+    return JobSpec(config, task_class, build, environment.prepare(), _notes(layers, merged))
+
+
+def _task_of(merged: Mapping[str, Any]) -> str:
+    """Return the task's name or path.
+
+    Raises:
+        ConfigError: If it is no text.
+    """
+    task = merged.get("task") or Config.model_fields["task"].default
+    if not isinstance(task, str):
+        raise ConfigError(f"task: should be a name or a path with a class, found {task!r}")
+    return task
+
+
+def _notes(layers: Iterable[Layer], merged: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
+    configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
+    if merged.get("task") or not (configured or merged.get("task_options")):
+        return ()
+    return (f"no task is given: training the built-in task {Config.model_fields['task'].default}",)
 
 
 @contextmanager

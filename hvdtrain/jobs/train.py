@@ -33,19 +33,20 @@ from hvdtrain.loop import run
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import task_spec, where_raised
+from hvdtrain.task import task_class_of, task_spec, where_raised
 
 _LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
 _LOST_SAVE_SECONDS = 10  # likewise if a host is gone
 
 
-def train(task: Any = "digits", *, framework: str, callbacks: Sequence[Any] = (), **fields: Any) -> Summary:
+def train(task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), **fields: Any) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 
     Collective: every worker of the job calls it.
 
     Args:
-        task: the task's class, or its name or path as ``--task`` takes it.
+        task: the task's class, an instance of it, or its name or path as ``--task`` takes it; the
+            built-in task digits if not given.
         framework: "torch" or "tf".
         callbacks: objects that are told of steps, evaluations and checkpoints, beside the task's own;
             see :class:`hvdtrain.Callback`.
@@ -61,8 +62,9 @@ def train(task: Any = "digits", *, framework: str, callbacks: Sequence[Any] = ()
             its exit code.
     """
     end_if_uncaught()
-    given = Layer("train()", {"task": task_spec(task), "framework": framework, **fields})
-    return run_job([given], None if isinstance(task, str) else task, callbacks)
+    named = {} if task is None else {"task": task_spec(task)}
+    given = Layer("train()", {**named, "framework": framework, **fields})
+    return run_job([given], task_class_of(task), callbacks)
 
 
 def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = ()) -> Summary:
@@ -89,7 +91,7 @@ def _train(
     task_data, model, hosts = open_together(job, backend)
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     point = restore(job.config, backend, len(task_data.train_data))
-    point = replace(point, notes=(*point.notes, *filter(None, [watching.note])))
+    point = replace(point, notes=(*job.notes, *point.notes, *filter(None, [watching.note])))
     with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)

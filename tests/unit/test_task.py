@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import DataError, TaskError
-from hvdtrain.task import Dataset, built_in_names, load_task_class, make_task, task_spec, where_raised
+from hvdtrain.task import (
+    Dataset,
+    built_in_names,
+    load_task_class,
+    make_task,
+    task_class_of,
+    task_spec,
+    where_raised,
+)
 from hvdtrain.tasks.digits import Digits
 
 GOOD = """
@@ -147,8 +155,9 @@ def test_a_task_that_does_not_import_is_named_with_its_line(folder, place, text,
     ("name", "said"),
     [
         ("God", "task mine.py:God: mine.py has no 'God'\nDid you mean 'Good'?"),
-        ("Zzzz", "task mine.py:Zzzz: mine.py has no 'Zzzz'"),
-        ("", "task mine.py:: mine.py has no ''"),
+        ("GOOD", "task mine.py:GOOD: mine.py has no 'GOOD'\nDid you mean 'Good'?"),
+        ("Zzzz", "task mine.py:Zzzz: mine.py has no 'Zzzz'\nIts classes: Good."),
+        ("", "task mine.py:: mine.py has no ''\nIts classes: Good."),
         ("Good.NUMBER", "task mine.py:Good.NUMBER: Good.NUMBER is a int, not a class"),
     ],
 )
@@ -284,9 +293,50 @@ def test_the_spec_of_a_class_in_a_script_names_the_script(monkeypatch):
     assert task_spec(type("Mine", (), {"__module__": "__main__"})) == "/some/script.py:Mine"
 
 
-def test_an_instance_has_no_spec():
-    with pytest.raises(TaskError, match="task must be a class or a name, found a Base"):
-        task_spec(Base())
+def test_the_spec_of_an_instance_is_that_of_its_class():
+    assert load_task_class(task_spec(Digits())) is Digits
+
+
+@pytest.mark.parametrize("thing", [3, None, object(), [Base]])
+def test_what_is_no_task_is_named(thing):
+    with pytest.raises(TaskError, match=f"an instance of one, or a name; found a {type(thing).__name__}\n"):
+        task_spec(thing)
+
+
+class WithDefaults(Base):
+    defaults = {"epochs": 2, "task_options": {"size": 3}}  # noqa: RUF012
+
+
+def test_an_instance_is_the_task_itself():
+    task = WithDefaults()
+    made_by = task_class_of(task)
+    assert make_task(made_by, "it", {}, "torch") is task
+    assert made_by.defaults == {"epochs": 2}
+    assert why(made_by, {"size": 3}) == (
+        "task it was passed as an instance, so task_options must be empty; found {'size': 3}\n"
+        "Give the options to its constructor, or pass the class."
+    )
+
+
+def test_a_class_is_taken_as_it_is_and_a_name_has_none():
+    assert task_class_of(Base) is Base
+    assert task_class_of("digits") is task_class_of(None) is None
+
+
+def test_a_file_without_classes_says_so(folder):
+    write(folder / "mine.py", "from pathlib import Path\n")
+    assert refused("mine.py:Good").endswith("has no 'Good'\nIt defines no class.")
+
+
+def test_home_and_variables_in_the_path_of_a_task_are_expanded(folder, monkeypatch):
+    write(folder / "mine.py")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("TASKS", str(folder))
+    assert load_task_class("~/mine.py:Good").__name__ == "Good"
+    assert load_task_class("$TASKS/mine.py:Good").__name__ == "Good"
+    assert refused("$NOT_SET/mine.py:Good") == (
+        "task $NOT_SET/mine.py:Good: the environment variable NOT_SET is not set"
+    )
 
 
 def test_an_exception_without_frames_of_the_user_says_itself():

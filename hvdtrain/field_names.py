@@ -1,0 +1,162 @@
+"""Names that users of other trainers type for fields of the config, and values that they write."""
+
+import difflib
+from collections.abc import Collection
+
+# words of other trainers: the config field that does this
+SYNONYMS = {
+    "accumulate_grad_batches": "accumulate",
+    "accumulation_steps": "accumulate",
+    "grad_accum": "accumulate",
+    "gradient_accumulation_steps": "accumulate",
+    "amp": "precision",
+    "bf16": "precision",
+    "dtype": "precision",
+    "fp16": "precision",
+    "half": "precision",
+    "mixed_precision": "precision",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "bsz": "batch_size",
+    "train_batch_size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "test_batch_size": "eval_batch_size",
+    "val_batch_size": "eval_batch_size",
+    "total_batch_size": "global_batch_size",
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
+    "eps": "adam_epsilon",
+    "epsilon": "adam_epsilon",
+    "clip": "clip_norm",
+    "clip_grad": "clip_norm",
+    "clipnorm": "clip_norm",
+    "grad_clip": "clip_norm",
+    "gradient_clip_val": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "max_norm": "clip_norm",
+    "ema": "ema_decay",
+    "epoch": "epochs",
+    "max_epochs": "epochs",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "backend": "framework",
+    "accelerator": "device",
+    "gpu": "device",
+    "iterations": "steps",
+    "max_iters": "steps",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "lr": "learning_rate",
+    "lrate": "learning_rate",
+    "lr_scheduler": "lr_schedule",
+    "lr_scheduler_type": "lr_schedule",
+    "schedule": "lr_schedule",
+    "scheduler": "lr_schedule",
+    "sched": "lr_schedule",
+    "warmup": "warmup_epochs",
+    "warmup_ratio": "warmup_epochs",
+    "log_interval": "log_every",
+    "logging_steps": "log_every",
+    "eval_interval": "eval_every",
+    "eval_steps": "eval_every",
+    "val_interval": "eval_every",
+    "check_val_every_n_epoch": "eval_every",
+    "save_interval": "save_every",
+    "save_steps": "save_every",
+    "checkpoint_every": "save_every",
+    "save_total_limit": "keep_last",
+    "save_top_k": "keep_best",
+    "n_workers": "read_workers",
+    "num_workers": "read_workers",
+    "dataloader_num_workers": "read_workers",
+    "opt": "optimizer",
+    "optim": "optimizer",
+    "patience": "early_stopping_patience",
+    "ckpt": "resume",
+    "ckpt_path": "resume",
+    "resume_from": "resume",
+    "resume_from_checkpoint": "resume",
+    "random_seed": "seed",
+    "rng_seed": "seed",
+    "smoothing": "label_smoothing",
+    "sync_bn": "sync_batch_norm",
+    "gradient_checkpointing": "checkpoint_activations",
+    "torch_compile": "compile",
+    "default_root_dir": "run_dir",
+    "log_dir": "run_dir",
+    "logdir": "run_dir",
+    "out_dir": "run_dir",
+    "output_dir": "run_dir",
+    "save_dir": "run_dir",
+    "wd": "weight_decay",
+}
+_LAUNCHER = (
+    "The launcher starts the workers: horovodrun -np 2 python -m hvdtrain ... (or mpirun -np 2 ...), "
+    "one worker per GPU."
+)
+# words for what is no field: what to do
+_ADVICE = {
+    **dict.fromkeys(
+        ("np", "nproc", "n_proc", "nprocs", "num_proc", "num_processes", "nproc_per_node", "gpus", "n_gpus",
+         "num_gpus", "devices", "world_size", "workers", "nodes", "num_nodes", "nnodes", "hosts", "hostfile"),
+        _LAUNCHER,
+    ),
+    **dict.fromkeys(
+        ("log_level", "loglevel", "logging_level", "verbose", "verbosity", "quiet"),
+        "There are no log levels: --debug shows the traceback of errors, log_every sets how often is logged.",
+    ),
+    "betas": "Set adam_beta1 and adam_beta2.",
+    "config": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
+    "config_file": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
+    **dict.fromkeys(
+        ("data", "data_dir", "data_path", "dataset", "model", "model_name", "loss", "metrics", "hidden"),
+        "The task has the data, the model and the loss; its options are set by task_options.",
+    ),
+}  # fmt: skip
+_VALUES = {
+    ("optimizer", "adam"): "adamw with weight_decay 0 is Adam",
+    ("precision", "float32"): "write fp32",
+    ("precision", "float16"): "write fp16",
+    ("precision", "bfloat16"): "write bf16",
+    ("device", "cuda"): "write gpu",
+    ("framework", "pytorch"): "write torch",
+    ("framework", "tensorflow"): "write tf",
+    ("framework", "keras"): "write tf",
+}  # fmt: skip
+_NULLS = ("none", "nil", "null", "")
+
+
+def _normalized(name: object) -> str:
+    return str(name).strip().lower().lstrip("-").replace("-", "_")
+
+
+def name_hint(name: object, known: Collection[str]) -> str:
+    """Return what to write in place of a name that is no field, as a sentence; empty if nothing is close.
+
+    Args:
+        name: what the user wrote, with underscores or dashes.
+        known: names of the fields.
+    """
+    plain = _normalized(name)
+    if plain in _ADVICE:
+        return _ADVICE[plain]
+    meant = SYNONYMS.get(plain)
+    close = [meant] if meant in known else difflib.get_close_matches(plain, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def value_hint(field: str, value: object, nullable: bool) -> str:
+    """Return what to write in place of a value that a field does not take; empty if unknown.
+
+    Args:
+        field: name of the field.
+        value: what the user wrote.
+        nullable: whether the field can be null.
+    """
+    if not isinstance(value, str):
+        return ""
+    if nullable and value.strip().lower() in _NULLS:
+        return "write null for no value"
+    return _VALUES.get((field, value.strip().lower()), "")

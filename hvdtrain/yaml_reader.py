@@ -1,0 +1,118 @@
+"""Reading YAML that somebody else may have written: nothing is executed, and its size is bounded."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from hvdtrain.errors import ConfigError
+
+_MAX_DEPTH = 50  # of mappings and lists inside one another
+_MAX_VALUES = 100_000  # values, keys included; an alias counts as all that it stands for
+_MAX_NUMBER_LENGTH = 1000  # characters; Python refuses to write a number of more than 4300 digits
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """How much a node stands for, with its aliases expanded."""
+
+    values: int
+    depth: int
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without duplicate keys, endless aliases and numbers that are too long to be written.
+
+    It reads 1e-3 as a number, as YAML 1.2 does; YAML 1.1 reads it as text.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._extents: dict[int, _Extent] = {}  # by the id of the node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node, whose extent is known then."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise ComposerError(None, None, f"nested more than {_MAX_DEPTH} levels deep", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if id(node) not in self._extents:
+            if self._is_being_composed(node):
+                raise ComposerError(None, None, "an alias stands for a value that contains it", mark)
+            self._extents[id(node)] = self._extent_of(node, mark)
+        return node
+
+    def _is_being_composed(self, node: yaml.Node) -> bool:
+        # PyYAML sets the end of a mapping or a list when it has read all of it
+        return isinstance(node, yaml.CollectionNode) and node.end_mark is None
+
+    def _extent_of(self, node: yaml.Node, mark: yaml.Mark) -> _Extent:
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+            children = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        parts = [self._extents[id(child)] for child in children]
+        values = 1 + sum(part.values for part in parts)
+        depth = 1 + max((part.depth for part in parts), default=0)
+        if values > _MAX_VALUES or depth > _MAX_DEPTH:
+            limit = f"{_MAX_VALUES:,} values or {_MAX_DEPTH} levels"
+            raise ComposerError(None, None, f"more than {limit} with the aliases written out", mark)
+        return _Extent(values, depth)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a node's value."""
+        is_scalar = isinstance(node, yaml.ScalarNode)
+        if is_scalar and node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_NUMBER_LENGTH:
+            raise ConstructorError(None, None, f"a number of {len(node.value):,} characters", node.start_mark)
+        try:
+            if is_scalar:
+                node.value.encode()  # half of a pair of code units cannot be written to a file
+            return super().construct_object(node, deep)
+        except (
+            ValueError,
+            OverflowError,
+            LookupError,
+            AttributeError,
+        ) as error:  # such as the date 2026-13-45
+            raise ConstructorError(None, None, str(error), node.start_mark) from None
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def _check_keys(mapping: yaml.MappingNode) -> None:
+    """Check that no key is given twice: the first value would be lost."""
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in mapping.value:
+        if isinstance(key, yaml.ScalarNode):
+            name = (key.tag, key.value)
+            if name in lines:
+                problem = f"the key {key.value!r} is given a second time; the first is in line {lines[name]}"
+                raise ComposerError(None, None, problem, key.start_mark)
+            lines[name] = key.start_mark.line + 1
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse YAML without executing anything in it.
+
+    Raises:
+        ConfigError: If it is not valid YAML, has a key twice or is too large, with source, line and column.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source} is not valid YAML{place}: {getattr(error, 'problem', error)}") from None
