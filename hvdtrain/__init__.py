@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from hvdtrain.task import Dataset
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The command line. Options of a job are config fields, written with dashes."""
 
+import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 import hvdtrain
-from hvdtrain.config import Config, Layer, parse_assignments, read_file
+from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
+from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Stopped, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
@@ -32,9 +34,11 @@ class _TrainByDefault(click.Group):
         first = args[0] if args else ""
         if first not in self.commands and first not in ("--help", "--version"):
             if first and not first.startswith("-") and "." not in first and not Path(first).exists():
+                close = difflib.get_close_matches(first, self.commands, n=1)
+                hint = f"Did you mean {close[0]!r}? " if close else ""
                 raise UsageError(
                     f"{first!r} is neither a command nor a config file",
-                    f"Commands: {', '.join(self.commands)}. Options start with --.",
+                    f"{hint}Commands: {', '.join(self.commands)}. Options start with --.",
                 )
             args = ["train", *args]
         return super().parse_args(ctx, args)
@@ -102,23 +106,23 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
     """Return the click type and metavar of a config field; the config checks ranges."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
     if name == "framework":
-        return click.Choice(list(FRAMEWORKS)), None
+        return FieldChoice(list(FRAMEWORKS)), None
     if get_origin(annotation) is Literal:
-        return click.Choice(get_args(annotation)), None
+        return FieldChoice(get_args(annotation)), None
+    kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
+    metavar = {"resume": "[auto|PATH]"}.get(name)
     if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
-        return str, "STEPS|Nepoch"
-    if name == "resume":
-        return str, "[auto|PATH]"
-    return {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING), None
+        kind, metavar = click.STRING, "STEPS|Nepoch"
+    return (OrNull(kind) if is_nullable(name) else kind), metavar
 
 
 def _layers(assignments: tuple[str, ...], options: dict[str, Any]) -> list[Layer]:
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: None if value is NULL else value for name, value in options.items() if value is not None}
     return [parse_assignments(assignments), Layer("options", given)]
 
 
-@cli.command()
-@click.argument("config_file", required=False, type=click.Path(path_type=Path))
+@cli.command(cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
 @_config_options(*OPTIONS)
 def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Train a task. This is the default command."""
@@ -127,10 +131,10 @@ def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
     run_job([*([read_file(config_file)] if config_file else []), *_layers(assignments, options)])
 
 
-@cli.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@cli.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
 @_config_options("framework", "task", "device", defaults=False)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--output", type=ExpandedPath(), metavar="FILE",
               help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
 def evaluate(
     checkpoint: Path, output: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any
@@ -146,8 +150,8 @@ def evaluate(
     evaluate_checkpoint(checkpoint, _layers(assignments, options), output=output)
 
 
-@cli.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@cli.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
 @click.option(
     "--to",
     "format_name",
@@ -155,7 +159,7 @@ def evaluate(
     type=click.Choice(list(EXPORT_FORMATS)),
     help="Export format, which determines the framework.",
 )
-@click.option("--output", type=click.Path(path_type=Path), metavar="PATH",
+@click.option("--output", type=ExpandedPath(), metavar="PATH",
               help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing export.")
 @_config_options("task", defaults=False)
@@ -180,9 +184,9 @@ def export(
     click.echo(done.describe())
 
 
-@cli.command("import")
-@click.argument("weights", type=click.Path(path_type=Path))
-@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
+@cli.command("import", cls=JobCommand)
+@click.argument("weights", type=ExpandedPath())
+@click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
 @_config_options("framework", "task", "seed")
 def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
@@ -196,7 +200,7 @@ def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bo
 
 
 @cli.command()
-@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
 def compare(run_dirs: tuple[Path, ...]) -> None:
     """Compare finished runs in a table."""
     from hvdtrain.reporting.compare import print_table
@@ -205,7 +209,7 @@ def compare(run_dirs: tuple[Path, ...]) -> None:
 
 
 @cli.command()
-@click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--hostfile", type=ExpandedPath(), metavar="FILE",
               help="Check the hosts of this host file over ssh, before a launch.")  # fmt: skip
 @click.option("-H", "--hosts", metavar="HOSTS", help="The same for hosts given as host1:2,host2:2.")
 @click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
@@ -215,7 +219,7 @@ def compare(run_dirs: tuple[Path, ...]) -> None:
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
               help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip
 @click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
-@click.option("--ssh-identity-file", type=click.Path(path_type=Path), help="Private key for ssh.")
+@click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")
 @click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 @click.option("--agent", is_flag=True, hidden=True)
 def doctor(debug: bool, **options: Any) -> None:

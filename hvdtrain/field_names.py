@@ -132,19 +132,28 @@ def _normalized(name: object) -> str:
     return str(name).strip().lower().lstrip("-").replace("-", "_")
 
 
-def name_hint(name: object, known: Collection[str]) -> str:
-    """Return what to write in place of a name that is no field, as a sentence; empty if nothing is close.
+def advice_for(name: object) -> str:
+    """Return what to do if a name, with underscores or dashes, is that of no field; empty if unknown."""
+    return _ADVICE.get(_normalized(name), "")
+
+
+def meant_field(name: object, known: Collection[str]) -> str | None:
+    """Return the field that a name stands for: itself, a synonym or the closest; None if none is close.
 
     Args:
         name: what the user wrote, with underscores or dashes.
         known: names of the fields.
     """
     plain = _normalized(name)
-    if plain in _ADVICE:
-        return _ADVICE[plain]
-    meant = SYNONYMS.get(plain)
-    close = [meant] if meant in known else difflib.get_close_matches(plain, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    plain = SYNONYMS.get(plain, plain)
+    close = [plain] if plain in known else difflib.get_close_matches(plain, known, n=1)
+    return close[0] if close else None
+
+
+def name_hint(name: object, known: Collection[str]) -> str:
+    """Return what to write in place of a name that is no field, as a sentence; empty if nothing is close."""
+    meant = meant_field(name, known)
+    return advice_for(name) or (f"Did you mean {meant!r}?" if meant else "")
 
 
 def value_hint(field: str, value: object, nullable: bool) -> str:

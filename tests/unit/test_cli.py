@@ -154,10 +154,63 @@ def test_a_wrong_option_is_named_with_a_hint(invoke, words, said):
 
 
 def test_a_word_that_is_no_command_and_no_file_is_named(invoke):
-    with pytest.raises(
-        UsageError, match="'evaluat' is neither a command nor a config file\nCommands: train, "
-    ):
-        cli.cli(["evaluat"], standalone_mode=False)
+    with pytest.raises(UsageError, match="'qqq' is neither a command nor a config file\nCommands: train, "):
+        cli.cli(["qqq"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("trian", "train"), ("evalute", "evaluate"), ("comapre", "compare")]
+)
+def test_a_mistyped_command_is_recognized(word, meant):
+    with pytest.raises(UsageError, match=f"nor a config file\nDid you mean '{meant}'"):
+        cli.cli([word], standalone_mode=False)
+
+
+def test_null_reaches_the_fields_that_can_be_null(layers):
+    words = ("--eval-every", "null", "--save-every", "null", "--keep-last", "null", "--clip-norm=null")
+    values = layers(*words)[-1].values
+    assert values == {"eval_every": None, "save_every": None, "keep_last": None, "clip_norm": None}
+    assert resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)]).eval_every is None
+
+
+def test_a_field_that_cannot_be_null_refuses_it(invoke):
+    result = invoke("--batch-size", "null")
+    assert result.exit_code == 2
+    assert "'null' is not a valid int" in result.output
+
+
+def test_home_is_expanded_in_paths(layers, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("seed: 3\n")
+    assert layers("~/run.yaml")[0].values == {"seed": 3}
+
+
+def test_a_path_with_an_undefined_variable_is_refused(invoke):
+    result = invoke("evaluate", "$NOT_SET/run")
+    assert result.exit_code == 2
+    assert "'$NOT_SET/run': the environment variable NOT_SET is not set" in result.output
+
+
+def test_every_unknown_option_is_named_with_a_hint(invoke):
+    result = invoke("--lr", "0.1", "--wd=3", "--max-epochs", "3", "--threads", "2", "--zzzz")
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-5:] == [
+        "Error: No such option '--lr'. Did you mean '--learning-rate'?",
+        "No such option '--wd'. Did you mean '--weight-decay'?",
+        "No such option '--max-epochs'. Did you mean '--epochs'?",
+        "No such option '--threads'. Did you mean '--set threads=VALUE'?",
+        "No such option '--zzzz'.",
+    ]
+
+
+@pytest.mark.parametrize("words", [("-np", "2"), ("--nproc", "2"), ("--gpus", "2")])
+def test_workers_are_started_by_the_launcher(invoke, words):
+    result = invoke(*words)
+    assert f"No such option '{words[0]}'. The launcher starts the workers: horovodrun -np 2" in result.output
+
+
+def test_adam_is_adamw_without_decay(invoke):
+    assert "; adamw with weight_decay 0 is Adam." in invoke("--optimizer", "adam").output
 
 
 def test_a_config_file_that_is_not_there_is_named():
@@ -245,6 +298,10 @@ def test_the_job_loads_no_framework_before_it_knows_which():
 
 def test_public_names_are_there():
     assert [name for name in hvdtrain.__all__ if not hasattr(hvdtrain, name)] == []
+
+
+def test_public_names_are_listed_before_they_are_loaded():
+    assert dir(hvdtrain) == sorted(hvdtrain.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
