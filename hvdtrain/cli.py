@@ -202,7 +202,7 @@ def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bo
 @cli.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
 def compare(run_dirs: tuple[Path, ...]) -> None:
-    """Compare finished runs in a table."""
+    """Compare runs: results in a table, and what differs in their configs."""
     from hvdtrain.reporting.compare import print_table
 
     print_table(run_dirs)
