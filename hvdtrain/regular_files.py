@@ -30,8 +30,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     """
     if (size := regular_size(path)) > limit_bytes:
         raise NotAFileError(f"{path.name} has {size:,} bytes; at most {limit_bytes:,} are expected")
-    with path.open("rb") as file:
-        return file.read(limit_bytes)
+    return path.read_bytes()
 
 
 def read_tail(path: Path, limit_bytes: int) -> bytes:

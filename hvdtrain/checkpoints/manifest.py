@@ -4,14 +4,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.regular_files import NotAFileError, read_regular
 
 _FORMAT = 1
+_MAX_BYTES = 16_000_000  # of trainer.json
+_MAX_SHOWN = 60  # characters of a value in messages
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Size = Annotated[int, Field(gt=0, lt=2**63)]
 
 
 class FileInfo(BaseModel):
@@ -20,7 +26,7 @@ class FileInfo(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sha256: str
-    bytes: int
+    bytes: _Count
 
 
 class Manifest(BaseModel):
@@ -45,11 +51,11 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    step: int
-    samples: int
-    data_size: int
+    step: _Count
+    samples: _Count
+    data_size: _Size
     seconds: float
-    workers: int
+    workers: _Size
     config: dict[str, Any]
     versions: dict[str, str]
     metrics: dict[str, float | None] = {}
@@ -92,7 +98,10 @@ def read(path: Path) -> Manifest:
         CorruptCheckpoint: If one byte differs from what was written.
         EnvironmentFault: If another version of hvdtrain wrote it.
     """
-    content = path.read_bytes()
+    try:
+        content = read_regular(path, _MAX_BYTES)
+    except NotAFileError as error:
+        raise CorruptCheckpoint(str(error)) from None
     try:
         values = json.loads(content)
         as_written = isinstance(values, dict) and canonical_json(values) == content
@@ -109,6 +118,6 @@ def read(path: Path) -> Manifest:
         return Manifest.model_validate(values)
     except ValidationError as error:
         detail = error.errors()[0]
-        raise CorruptCheckpoint(
-            f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}"
-        ) from None
+        field, found = ".".join(map(str, detail["loc"])), repr(detail["input"])
+        found = found if len(found) <= _MAX_SHOWN else f"{found[:_MAX_SHOWN]}..."
+        raise CorruptCheckpoint(f"{path.name}: {field}: {detail['msg']}, found {found}") from None

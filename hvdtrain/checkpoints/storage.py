@@ -177,7 +177,8 @@ def _read_arrays(path: Path) -> PortableState:
 
     try:
         arrays: PortableState = load_file(path)
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
+        # the last three: of a type that numpy does not have, such as an 8-bit float
         raise CorruptCheckpoint(f"{path.name}: {error}") from None
     return arrays
 

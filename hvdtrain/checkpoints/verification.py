@@ -17,6 +17,7 @@ from hvdtrain.checkpoints.storage import (
     quarantine,
 )
 from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.regular_files import NotAFileError, regular_size
 
 
 def verify(path: Path) -> Checkpoint:
@@ -130,7 +131,10 @@ def _known(folder: Path, other_than: Path | None = None) -> str:
 def _check_file(path: Path, info: FileInfo | None) -> None:
     if info is None:
         raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
-    size = path.stat().st_size
+    try:
+        size = regular_size(path)
+    except NotAFileError as error:
+        raise CorruptCheckpoint(str(error)) from None
     if size != info.bytes:
         raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
     with path.open("rb") as file:

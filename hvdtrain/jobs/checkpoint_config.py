@@ -20,11 +20,12 @@ from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
-# its loss had, perhaps another task's; and the global batch, which may have fewer samples than there are
-# workers now
+# its loss had, perhaps another task's; the global batch, which may have fewer samples than there are
+# workers now; and the threads and processes that it read and computed with, perhaps on a larger machine
 _OF_TRAINING = {
     *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
     *("global_batch_size", "accumulate", "batch_size"),
+    *("threads", "read_threads", "read_workers"),
 }
 
 
@@ -92,7 +93,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
         )
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either
-    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found.manifest)
+    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
     values["initial_parameters"] = "model"  # they are about to be replaced
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
@@ -117,9 +118,25 @@ def _value(layers: list[Layer], name: str) -> Any:
     return merged.get(name)
 
 
-def _micro_batch(manifest: Manifest) -> int:
+def _micro_batch(found: Checkpoint) -> int:
     """Return the samples per worker and micro-batch of the training."""
-    total = manifest.config.get("global_batch_size")
+    total = _size(found, "global_batch_size")
     if total is None:
-        return int(manifest.config.get("batch_size") or Config.model_fields["batch_size"].default)
-    return -(-int(total) // (manifest.workers * int(manifest.config.get("accumulate") or 1)))
+        default: int = Config.model_fields["batch_size"].default
+        return _size(found, "batch_size") or default
+    return -(-total // (found.manifest.workers * (_size(found, "accumulate") or 1)))
+
+
+def _size(found: Checkpoint, name: str) -> int | None:
+    """Return a number of samples, or another count, in a checkpoint's config.
+
+    Raises:
+        CheckpointError: If it is something else.
+    """
+    value = found.manifest.config.get(name)
+    if value is None or (isinstance(value, int) and value > 0):
+        return value
+    raise CheckpointError(
+        f"checkpoint {found.path}: {name} in its config must be a whole number > 0, found {value!r}",
+        "Its trainer.json was not written by hvdtrain; do not use it.",
+    )

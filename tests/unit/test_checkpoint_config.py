@@ -41,6 +41,24 @@ def test_what_was_of_that_training_alone_is_left_out():
     assert (config.global_batch_size, config.accumulate) == (None, 1)
 
 
+def test_threads_and_processes_are_those_of_this_machine():
+    config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000))
+    assert (config.read_workers, config.threads, config.read_threads) == (0, None, 2)
+    assert resolved(manifest(), Layer("options", {"read_workers": 3})).read_workers == 3
+
+
+@pytest.mark.parametrize("name", ["batch_size", "global_batch_size", "accumulate"])
+@pytest.mark.parametrize("value", ["many", 0, -3, 1.5, [2]])
+def test_a_size_that_is_none_is_named(name, value):
+    made = manifest(**({"global_batch_size": 4} if name == "accumulate" else {}))
+    made.config[name] = value
+    with pytest.raises(CheckpointError) as caught:
+        resolved(made)
+    assert caught.value.problem == (
+        f"checkpoint c: {name} in its config must be a whole number > 0, found {value!r}"
+    )
+
+
 def test_a_field_that_this_version_does_not_have_is_left_out():
     made = manifest()
     made.config["gone"] = 1

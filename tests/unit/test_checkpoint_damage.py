@@ -1,6 +1,7 @@
 """Damaged checkpoints: never taken for good, never the end of a job, never deleted."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -161,6 +162,51 @@ def rewrite_manifest(path: Path, **changes: object) -> None:
     values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
     values["sha256"] = manifest.checksum(values)
     (path / "trainer.json").write_bytes(manifest.canonical_json(values))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", -1),
+        ("samples", 10**400),
+        ("data_size", 0),
+        ("workers", 0),
+        ("workers", "2"),
+        ("seconds", 10**400),
+    ],
+)
+def test_a_value_that_cannot_be_is_damage_and_is_named(tmp_path, field, value):
+    path = saved(tmp_path)
+    rewrite_manifest(path, **{field: value})
+    found = repr(value) if value != 10**400 else f"1{'0' * 59}..."
+    said = damage_of(path)
+    assert said.startswith(f"trainer.json: {field}: Input should be ")
+    assert said.endswith(f", found {found}")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
+    path = saved(tmp_path)
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    assert damage_of(path) == f"{file} is not a regular file"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_device_in_the_place_of_a_file_is_not_read(tmp_path, file):
+    path = saved(tmp_path)
+    (path / file).unlink()
+    (path / file).symlink_to("/dev/zero")
+    assert damage_of(path) == f"{file} is not a regular file"
+
+
+@pytest.mark.parametrize("kind", ["F8_E8M0", "F8_E4M3", "BF16", "F4"])
+def test_a_type_that_numpy_does_not_have_is_damage(tmp_path, kind):
+    path = saved(tmp_path)
+    header = json.dumps({"model/a": {"dtype": kind, "shape": [16], "data_offsets": [0, 32]}}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors: "):
+        storage.Checkpoint(path, make_record()).read_model()
 
 
 @pytest.mark.parametrize(
