@@ -201,7 +201,7 @@ def _report(done: _Done, output: Path | None) -> None:
     console = open_console()
     console.print(done.describe(), highlight=False, markup=False, soft_wrap=True)
     path = output or checkpoint_config.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
-    problem = _append(path, to_json(done.as_dict()) + "\n")
+    problem = _append(path, to_json(done.as_dict()) + "\n", follow=output is not None)
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
     if problem:
@@ -209,10 +209,10 @@ def _report(done: _Done, output: Path | None) -> None:
         console.print(message, highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
-def _append(path: Path, line: str) -> str:
+def _append(path: Path, line: str, follow: bool) -> str:
     """Append a line to a file; say what went wrong, if something did."""
     try:
-        file = AppendFile(path)
+        file = AppendFile(path, follow)
     except OSError as error:
         return error.strerror or str(error)
     problem = file.append(line.encode())

@@ -11,7 +11,7 @@ from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
-from hvdtrain.reporting.jsonl import cut_log, write_whole
+from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
     SUMMARY_FILE,
@@ -55,10 +55,13 @@ def open_run(
         try:
             path = _make(config) if resumed_step is None else Path(config.run_dir or "")
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(path / "config.yaml", config.to_yaml())  # first: it detects a full disk
+            if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
+                AppendFile(path / METRICS_FILE).close()
+            write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
             if resumed_step is not None:
                 _cut_back(path, resumed_step)
             report = RunReport(open_console(), replace(context, run_dir=path), resumed_step, callbacks)
+            (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None
         return path
@@ -98,4 +101,3 @@ def _cut_back(path: Path, step: int) -> None:
     for log in (path / METRICS_FILE, *sorted((path / "indices").glob("rank-*.jsonl"))):
         if log.exists():
             cut_log(log, step)
-    (path / SUMMARY_FILE).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Files that grow by whole records, whatever the disk does, and logs that are cut back on resuming."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -17,14 +18,22 @@ class AppendFile:
 
     Args:
         path: the file; made if need be.
+        follow: whether it can be a symbolic link. In a run directory that came from somebody else, a
+            link may lead to any file of the user.
 
     Raises:
         OSError: If it cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if follow else os.O_NOFOLLOW)
+        try:
+            self._descriptor: int | None = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP and path.is_symlink():
+                raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+            raise
         self._size = os.fstat(self._descriptor).st_size
         self._waiting = b""
 
@@ -107,7 +116,9 @@ def write_whole(path: Path, text: str) -> None:
     """
     beside = path.with_name(path.name + ".new")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.unlink(missing_ok=True)  # left by a killed run, or a link to somewhere else
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(text)
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

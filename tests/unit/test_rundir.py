@@ -183,3 +183,22 @@ def test_logs_that_cannot_be_cut_are_named_on_every_rank(earlier):
     outcomes = on_every_rank(["here"] * 2, lambda workers: open_run(config(run_dir="run"), workers, 2))
     assert [type(outcome) for outcome in outcomes] == [EnvironmentFault] * 2
     assert "metrics.jsonl" in str(outcomes[1])
+    assert (earlier / "summary.json").read_text() == "{}"
+    assert (earlier / "config.yaml").read_text() == "seed: 9\n"
+
+
+def test_links_in_the_place_of_logs_are_not_followed(earlier, folder):
+    (folder / "target").write_text("mine")
+    (earlier / "metrics.jsonl").unlink()
+    (earlier / "metrics.jsonl").symlink_to(folder / "target")
+    (outcome,) = on_every_rank(["here"], lambda workers: open_run(config(run_dir="run"), workers, 2))
+    assert "it is a link, which is not followed: 'run/metrics.jsonl'" in str(outcome)
+    assert (folder / "target").read_text() == "mine"
+
+
+def test_a_link_beside_the_config_is_replaced_and_not_followed(earlier, folder):
+    (folder / "target").write_text("mine")
+    (earlier / "config.yaml.new").symlink_to(folder / "target")
+    gone_on(1, 2, seed=3)
+    assert (folder / "target").read_text() == "mine"
+    assert resolve([read_file(earlier / "config.yaml")]).seed == 3
