@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.metric_names import check_metric_names
 
 # (model, batch) -> (loss per sample, {metric name: value per sample})
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
@@ -30,13 +31,14 @@ def make_objective(
     if label_smoothing:
         _check_can_smooth(f"its own {framework}_loss" if own else getattr(task, "loss", None))
     if own is not None:
-        return own
+        return _with_checked_names(own, f"{framework}_loss")
     loss = _look_up("loss", task.loss, table)
     if label_smoothing:
         loss = partial(loss, label_smoothing=label_smoothing)
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
         raise TaskError(f"the task's metrics must be a mapping of names to metrics, found {named!r}")
+    check_metric_names(named, "the task's metrics")
     metrics = {name: _look_up(f"metrics[{name!r}]", value, table) for name, value in named.items()}
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -47,6 +49,18 @@ def make_objective(
             )
         outputs = model(batch["inputs"])
         return loss(outputs, batch), {name: metric(outputs, batch) for name, metric in metrics.items()}
+
+    return objective
+
+
+def _with_checked_names(own: Objective, name: str) -> Objective:
+    """Return the task's own loss with a check of its metrics' names, which are known when it is called."""
+
+    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        result = own(model, batch)
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+            check_metric_names(result[1], f"{name}()")
+        return result
 
     return objective
 

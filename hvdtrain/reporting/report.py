@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.callbacks import RunContext
+from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.console import Console
 from hvdtrain.reporting.dispatch import Dispatcher
@@ -255,6 +256,9 @@ class RunReport(CallbackReport):
         self._events.close()
 
     def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        if not LINE_FIELDS.isdisjoint(values):
+            names = ", ".join(sorted(LINE_FIELDS & set(values)))
+            raise ValueError(f"log(): {names} are names that every line of metrics.jsonl has; use others")
         # numbers of numpy and of the frameworks become Python's
         values = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
         self._metrics.write("callback", step, values)

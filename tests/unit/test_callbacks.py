@@ -167,6 +167,14 @@ def test_the_context_notes_logs_and_tells_the_time(watched, tmp_path, clock):
     assert context.seconds() == 32.0
 
 
+def test_a_callback_cannot_replace_what_each_line_says_of_its_step(watched, tmp_path):
+    kept = []
+    watched(SimpleNamespace(on_start=kept.append)).report.on_start(20, 0)
+    with pytest.raises(ValueError, match=r"log\(\): seconds, step are names that every line"):
+        kept[0].log(step_info(6), {"step": 7, "seconds": 1, "mine": 3})
+    assert records(tmp_path) == []
+
+
 @pytest.mark.parametrize("hook", ["on_start", "on_evaluation", "on_checkpoint", "on_end"])
 def test_an_exception_ends_the_job_with_the_names_of_callback_and_hook(watched, hook):
     with pytest.raises(WorkerFailure) as raised:

@@ -34,6 +34,22 @@ def test_metrics_may_be_left_out():
     assert make_objective(SimpleNamespace(loss="cross_entropy"), "tf", TABLE)(model, BATCH)[1] == {}
 
 
+@pytest.mark.parametrize("name", ["loss", "step", "samples", "epoch", "learning_rate", "checkpoint", "time"])
+def test_metrics_cannot_have_the_names_of_other_numbers(name):
+    with pytest.raises(TaskError, match=f"the task's metrics: '{name}' is the name of a number") as caught:
+        make_objective(SimpleNamespace(loss="cross_entropy", metrics={name: "accuracy"}), "tf", TABLE)
+    assert caught.value.everywhere
+    own = SimpleNamespace(tf_loss=lambda model, batch: (0.0, {"mine": 1.0, name: 2.0}))
+    with pytest.raises(TaskError, match=rf"^tf_loss\(\): '{name}' is the name.*\n.*'my_{name}'"):
+        make_objective(own, "tf", TABLE)(model, BATCH)
+
+
+@pytest.mark.parametrize("result", ["text", (1, 2, 3), (1, None), None])
+def test_the_form_of_an_own_loss_is_checked_elsewhere(result):
+    task = SimpleNamespace(torch_loss=lambda model, batch: result)
+    assert make_objective(task, "torch", TABLE)(model, BATCH) == result
+
+
 def test_the_frameworks_own_loss_goes_first():
     task = SimpleNamespace(loss="cross_entropy", torch_loss=lambda model, batch: ("own", {}))
     assert make_objective(task, "torch", TABLE)(model, BATCH) == ("own", {})

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.watching import MEANS, Watched, records, run_context, step_info, summary
 
+from hvdtrain.metric_names import LINE_FIELDS, RESERVED
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting import jsonl as logs
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import RunReport
+from hvdtrain.reporting.reporters import JsonlLog
 
 
 def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
@@ -241,6 +243,14 @@ def test_the_summary_says_what_went_wrong_only_where_something_did(plain, tmp_pa
     assert {
         name: written[name] for name in ("error", "failed_saves", "save_error") if name in written
     } == wrong
+
+
+def test_no_field_of_a_line_can_be_the_name_of_a_metric(tmp_path):
+    log = JsonlLog(tmp_path / "metrics.jsonl", print)
+    log.write("train", step_info(1), {})
+    log.close()
+    assert set(json.loads((tmp_path / "metrics.jsonl").read_text())) == LINE_FIELDS < RESERVED
+    assert {"loss", "learning_rate", "samples_per_second", "data_wait_fraction"} < RESERVED
 
 
 def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
