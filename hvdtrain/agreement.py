@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 _LINES = 8
 
+SAME_COMMAND = "Give every worker the same command, files and installation."
+
 
 class Workers(Protocol):
     """The workers of a job, as one of them sees them.
@@ -44,7 +46,7 @@ class Workers(Protocol):
         ...
 
 
-def assert_consistent(workers: Workers, values: Mapping[str, Any]) -> None:
+def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:
     """Collective. Check that every worker has the same values.
 
     Only a digest travels while they agree.
@@ -52,6 +54,7 @@ def assert_consistent(workers: Workers, values: Mapping[str, Any]) -> None:
     Args:
         workers: the workers.
         values: what to compare, by the name that an error message uses.
+        remedy: what to do if they differ.
 
     Raises:
         AgreementError: on every worker alike, naming what differs, with ranks, hosts and values.
@@ -66,7 +69,7 @@ def assert_consistent(workers: Workers, values: Mapping[str, Any]) -> None:
     more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
     raise AgreementError(
         "the workers disagree before training:\n  " + "\n  ".join(lines[:_LINES] + more),
-        "Give every worker the same command, files and installation.",
+        remedy,
         everywhere=True,
     )
 

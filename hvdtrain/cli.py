@@ -22,8 +22,8 @@ OPTIONS = (
     "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
     "weight_decay", "momentum", "clip_norm", "compression", "label_smoothing", "ema_decay", "early_stopping",
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
-    "on_bad_sample", "seed", "run_dir", "resume", "init", "log_every", "eval_every", "save_every",
-    "keep_last", "keep_best", "on_save_error",
+    "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "log_every",
+    "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
 
 @cli.command(cls=JobCommand)
 @click.argument("checkpoint", type=ExpandedPath())
-@_config_options("framework", "task", "device", defaults=False)
+@_config_options("framework", "task", "device", "on_changed_data", defaults=False)
 @click.option("--output", type=ExpandedPath(), metavar="FILE",
               help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
 def evaluate(

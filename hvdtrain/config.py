@@ -183,6 +183,17 @@ class Config(BaseModel):
     on_bad_sample: Literal["error", "skip"] = Field(
         "error", description="What to do if a sample cannot be read: end with an error, or skip and count it."
     )
+    check_data: int = Field(
+        0,
+        ge=0,
+        description="Number of batches whose samples are compared between workers, and read twice, before "
+        "training.",
+    )
+    on_changed_data: Literal["stop", "warn"] = Field(
+        "stop",
+        description="What to do if the data changed since the checkpoint: end with an error, or continue "
+        "with a note.",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random numbers.")
     initial_parameters: Literal["model", "portable"] = Field(
         "model",

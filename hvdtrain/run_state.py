@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
+from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
 from hvdtrain.metrics import Window
 from hvdtrain.reporting.jsonl import finite
@@ -59,7 +60,14 @@ class RunState:
         )
 
     def to_manifest(
-        self, config: Config, *, data_size: int, workers: int, versions: Mapping[str, str], seconds: float
+        self,
+        config: Config,
+        *,
+        data_size: int,
+        workers: int,
+        versions: Mapping[str, str],
+        seconds: float,
+        data: Mapping[str, Fingerprint],
     ) -> Manifest:
         """Return what a checkpoint that is made now keeps.
 
@@ -69,6 +77,7 @@ class RunState:
             workers: number of workers.
             versions: versions of what trained, by name.
             seconds: time spent training, that of earlier processes included.
+            data: fingerprints of the data, by the task's method.
         """
         evaluated_now = self.last_eval_step == self.progress.step
         return Manifest(
@@ -84,6 +93,7 @@ class RunState:
             window=finite(self.window.sums),
             window_weight=self.window.weight,
             waiting=self.early_stopping,
+            data=dict(data),
         )
 
 

@@ -1,6 +1,7 @@
 """One run: its state, its services, and the data that it reads."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Feed, Order, Reader, Shard
+from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.data.readers import Readers
 from hvdtrain.metrics import StepInfo
@@ -54,6 +56,7 @@ class Session:
         report: where the run shows and writes itself.
         saver: what writes checkpoints.
         readers: the processes that read samples, if there are any.
+        fingerprints: those of the data, by the task's method.
         state: what a checkpoint keeps of the run.
         skipped: samples that could not be read.
         speeds: samples/s of every logged window of training.
@@ -69,6 +72,7 @@ class Session:
     run_dir: Path
     saver: Saver = field(default_factory=NoSaver)
     readers: Readers | None = None
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     state: RunState = field(default_factory=RunState)
     skipped: SkippedSamples = field(default_factory=SkippedSamples)
     speeds: list[float] = field(default_factory=list)
@@ -121,6 +125,7 @@ class Session:
             workers=self.backend.workers.size,
             versions=versions_with(self.backend),
             seconds=self.report.seconds(),
+            data=self.fingerprints,
         )
 
     def train_feed(self, plan: TrainingPlan) -> Feed:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.regular_files import NotAFileError, read_regular
@@ -46,6 +47,7 @@ class Manifest(BaseModel):
         window: sums by name of the logged window that the step lies in; empty at its end.
         window_weight: sum of the samples' weights in that window.
         waiting: how long early stopping has waited; None if the run does not stop early.
+        data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         files: size and SHA-256 of the other files, by name.
     """
 
@@ -63,6 +65,7 @@ class Manifest(BaseModel):
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
     waiting: EarlyStoppingState | None = None
+    data: dict[str, Fingerprint] = {}
     files: dict[str, FileInfo] = {}
 
     @property

@@ -26,6 +26,7 @@ _OF_TRAINING = {
     *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
     *("global_batch_size", "accumulate", "batch_size"),
     *("threads", "read_threads", "read_workers"),
+    *("check_data", "on_changed_data"),  # chosen for one job
 }
 
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from hvdtrain.agreement import assert_consistent, run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoints.storage import Checkpoint
@@ -14,6 +16,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.data_identity import SAME_DATA, JobData, compare_with_checkpoint, identify_data
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, new_task, open_data, prepare, started
@@ -24,6 +27,7 @@ from hvdtrain.reporting.console import counted
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
+from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
 from hvdtrain.training_plan import Progress
@@ -83,7 +87,7 @@ def evaluate_checkpoint(
         EnvironmentFault: If ``output`` cannot be written; the metrics were shown.
         DataError: If the task has no evaluation data.
     """
-    with interruptible() as signals:
+    with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, given), task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
@@ -104,6 +108,7 @@ class _Done:
     samples: int
     seconds: float
     bad_samples: int = 0
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
@@ -140,16 +145,16 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     handshake(job, backend)
     task = new_task(job)
     data, values = open_data(task, job.config, "eval_data")
-    assert_consistent(backend.workers, values)
+    assert_consistent(backend.workers, values, SAME_DATA)
     if data is None:
         raise DataError(
             f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
             "Give the task evaluation data.",
             everywhere=True,
         )
+    identity = identify_data(backend.workers, {"eval_data": data}, job.config)
     build_together(job.config, task, backend)
-    prefer_ema = job.config.ema_decay is not None
-    found, is_ema = _load(path, unverified, backend, prefer_ema)
+    found, is_ema, notes = _load(path, unverified, backend, job.config, identity)
     manifest = found.manifest
     session = Session(
         config=job.config,
@@ -170,26 +175,30 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
     size, bad = len(data), session.skipped.count
-    return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad)
+    all_notes = (*identity.notes, *notes)
+    return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
 
 
-def _load(path: Path, unverified: Checkpoint, backend: Backend, prefer_ema: bool) -> tuple[Checkpoint, bool]:
-    """Collective. Verify the checkpoint and load its weights.
+def _load(
+    path: Path, unverified: Checkpoint, backend: Backend, config: Config, data: JobData
+) -> tuple[Checkpoint, bool, list[str]]:
+    """Collective. Verify the checkpoint, compare the data with it and load its weights.
 
     Returns:
-        The checkpoint, and whether the moving average of its weights was taken.
+        The checkpoint, whether the moving average of its weights was taken, and notes on the data.
     """
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
-    def read() -> tuple[Checkpoint, bool]:
+    def read() -> tuple[Checkpoint, bool, list[str]]:
         found = checkpoint_config.verified(path, unverified.manifest)
-        state, is_ema = read_weights(found, prefer_ema)
+        notes = compare_with_checkpoint(found, data, config)
+        state, is_ema = read_weights(found, prefer_ema=config.ema_decay is not None)
         states.append(state)
-        return found, is_ema
+        return found, is_ema, notes
 
-    found, is_ema = run_on_rank_zero(backend.workers, read)
+    found, is_ema, notes = run_on_rank_zero(backend.workers, read)
     load_weights(found, backend, states.pop() if states else None)
-    return found, is_ema
+    return found, is_ema, notes
 
 
 def _report(done: _Done, output: Path | None) -> None:
@@ -200,13 +209,18 @@ def _report(done: _Done, output: Path | None) -> None:
     """
     console = open_console()
     console.print(done.describe(), highlight=False, markup=False, soft_wrap=True)
+    for note in done.notes:
+        _print_note(console, note)
     path = output or checkpoint_config.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
     problem = _append(path, to_json(done.as_dict()) + "\n", follow=output is not None)
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
     if problem:
-        message = f"note: cannot write {path}: {problem}; --output names another file"
-        console.print(message, highlight=False, markup=False, soft_wrap=True, style="yellow")
+        _print_note(console, f"cannot write {path}: {problem}; --output names another file")
+
+
+def _print_note(console: Console, text: str) -> None:
+    console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def _append(path: Path, line: str, follow: bool) -> str:

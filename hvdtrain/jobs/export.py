@@ -26,6 +26,7 @@ from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.seeding import seeded_frameworks
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 # how training computed is no part of a model that others serve
@@ -89,7 +90,7 @@ def export_checkpoint(
     framework = EXPORT_FORMATS[format_name].framework
     fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
-    with interruptible() as signals:
+    with interruptible() as signals, seeded_frameworks():
         job = prepare(layers)
         output = output or _default_output(found, job.config, format_name)
         _check_output(output, format_name, force)

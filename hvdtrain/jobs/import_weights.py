@@ -15,6 +15,7 @@ from hvdtrain.host.quiet import quiet_output
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, open_task_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import versions_with
 
 # ending of a file's name: the framework that saves such files
@@ -73,7 +74,7 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
     framework = _framework_of(path)
     if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
         raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
-    with interruptible() as signals:
+    with interruptible() as signals, seeded_frameworks():
         job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given])
         if job.config.framework != framework:
             raise UsageError(

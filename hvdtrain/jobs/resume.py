@@ -59,13 +59,20 @@ class ResumePoint:
         return best
 
 
-def restore(config: Config, backend: Backend, data_size: int) -> ResumePoint:
+def restore(
+    config: Config,
+    backend: Backend,
+    data_size: int,
+    compare_data: Callable[[Checkpoint], list[str]] = lambda _: [],
+) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend.
 
     Args:
         config: the resolved config.
         backend: the backend, built.
         data_size: samples in the training data.
+        compare_data: raises a CheckpointError if the data are not those of the checkpoint that the run
+            continues from; returns notes for the user. Rank 0 calls it.
 
     Raises:
         CheckpointError: If the checkpoint that was named is missing or damaged, or one does not fit.
@@ -73,7 +80,7 @@ def restore(config: Config, backend: Backend, data_size: int) -> ResumePoint:
     """
     workers = backend.workers
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
-    point = run_on_rank_zero(workers, lambda: _find(config, backend, data_size, states.append))
+    point = run_on_rank_zero(workers, lambda: _find(config, backend, data_size, compare_data, states.append))
     state = states.pop() if states else None
     if point.source is None:
         backend.broadcast_state(0)
@@ -88,7 +95,11 @@ def restore(config: Config, backend: Backend, data_size: int) -> ResumePoint:
 
 
 def _find(
-    config: Config, backend: Backend, data_size: int, use: Callable[[PortableState], None]
+    config: Config,
+    backend: Backend,
+    data_size: int,
+    compare_data: Callable[[Checkpoint], list[str]],
+    use: Callable[[PortableState], None],
 ) -> ResumePoint:
     """Return where to start from; ``use`` is called with what is to be loaded. Local: done by rank 0."""
     notes: list[str] = []
@@ -102,6 +113,7 @@ def _find(
         point = ResumePoint(resumed_step=begun, notes=tuple(notes))
         return point if config.init is None else _find_weights(config.init, point, use)
     _check_same_training(found, config, data_size)
+    notes += compare_data(found)
     state = _read(found)
     if config.ema_decay is None:
         state = without_ema(state)

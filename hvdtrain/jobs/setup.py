@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.agreement import assert_consistent
@@ -18,16 +18,16 @@ from hvdtrain.horovod_build import require_horovod
 from hvdtrain.host import environment
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.capabilities import check_capabilities
+from hvdtrain.jobs.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data
 from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
 from hvdtrain.jobs.host_watch import Watching, watch_hosts
 from hvdtrain.jobs.signals import Signals
+from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan
 
 _FIRST_ANSWER_SECONDS = 30
-
-DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the task's method
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ class TaskData:
         train_data: the training data, a Dataset.
         eval_data: the evaluation data, or None.
         common_values: what of the data must be equal on all workers.
+        identity: the data with their fingerprints, once the workers have compared them.
     """
 
     task: Any
     train_data: Any
     eval_data: Any
     common_values: Mapping[str, Any]
+    identity: JobData = NO_DATA
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
@@ -75,6 +77,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     """
     merged = {name: value for layer in layers for name, value in layer.values.items()}
     spec = _task_of(merged)
+    seed_generators(merged.get("seed", Config.model_fields["seed"].default), "import")
     task_class = task_class or load_task_class(spec)
     defaults = getattr(task_class, "defaults", {})
     if not isinstance(defaults, Mapping):
@@ -143,6 +146,7 @@ def new_task(job: JobSpec) -> Any:
     that take long over their data hold up no start of Horovod, which waits for seconds only.
     """
     config = job.config
+    seed_generators(config.seed, "task")
     return make_task(job.task_class, config.task, config.task_options, config.framework)
 
 
@@ -172,6 +176,7 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         TaskError: If the task's method fails.
     """
     what = DATA[method]
+    seed_generators(config.seed, method)
     try:
         source = getattr(task, method)()
         if source is None:
@@ -195,7 +200,9 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     """
     hosts = handshake(job, backend)
     task_data = open_task_data(job)
-    assert_consistent(backend.workers, task_data.common_values)
+    assert_consistent(backend.workers, task_data.common_values, SAME_DATA)
+    data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
+    task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     # raises before anything is written
     TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
     _check_metrics(job.config, task_data)
@@ -266,6 +273,7 @@ def _common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
 
 def build(config: Config, task: Any, backend: Backend) -> ModelInfo:
     """Build the model with its initial values. Local: no collective."""
+    seed_generators(config.seed, "model")
     try:
         return backend.build(task, config)
     except HvdtrainError:

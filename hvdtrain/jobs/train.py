@@ -22,6 +22,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.data_identity import check_batches, compare_with_checkpoint
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -32,6 +33,7 @@ from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
+from hvdtrain.seeding import seed_host_generators, seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
 
@@ -77,7 +79,7 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
         task_class: the task's class if the caller has it; found by its name otherwise.
         callbacks: those of the caller, beside the task's own.
     """
-    with interruptible() as signals:
+    with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         watching = Watching()
         with started(job, signals, watching) as backend:
@@ -90,8 +92,18 @@ def _train(
     """Collective. Agree, build, restore, train."""
     task_data, model, hosts = open_together(job, backend)
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
-    point = restore(job.config, backend, len(task_data.train_data))
-    point = replace(point, notes=(*job.notes, *point.notes, *filter(None, [watching.note])))
+    data, config, workers = task_data.identity, job.config, backend.workers
+    point = restore(
+        config,
+        backend,
+        len(task_data.train_data),
+        compare_data=lambda found: compare_with_checkpoint(found, data, config),
+    )
+    checked = check_batches(workers, data, config, point.progress)
+    notes = (*job.notes, *data.notes, *point.notes, *checked, *filter(None, [watching.note]))
+    point = replace(point, notes=notes)
+    # transforms that draw from them must not draw the same on all workers
+    seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
     with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
@@ -132,6 +144,7 @@ def _entered(
             report=report,
             run_dir=run_dir,
             readers=readers,
+            fingerprints=task_data.identity.fingerprints,
             state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
         )
         if backend.workers.rank == 0:

@@ -78,7 +78,7 @@ class DataRaises(Sound):
     """On rank 1 the data raises after some batches."""
 
     def train_data(self):
-        return Samples(super().train_data(), raises_after=30)
+        return Samples(super().train_data(), raises_after=60)
 
 
 class Slow(Sound):

@@ -101,6 +101,7 @@ def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):
 
 
 OUT_OF_RANGE = [
+    ("check_data", -1, "should be greater than or equal to 0"),
     ("epochs", 0, "should be greater than 0"),
     ("epochs", 10**9 + 1, f"should be less than or equal to {10**9}"),
     ("steps", 0, "should be greater than 0"),
@@ -156,6 +157,7 @@ OTHER_OFFENCES = [
     ("optimizer", "adagrad", "should be 'sgd', 'adamw', 'lars' or 'lamb'"),
     ("precision", "fp8", "should be 'fp32', 'bf16' or 'fp16'"),
     ("on_bad_sample", "ignore", "should be 'error' or 'skip'"),
+    ("on_changed_data", "ignore", "should be 'stop' or 'warn'"),
     ("early_stopping", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
     ("lr_scaling", "cubic", "should be 'linear', 'sqrt' or 'none'"),
     ("lr_schedule", "linear", "should be 'constant', 'cosine', 'step' or 'cyclic'"),

@@ -1,0 +1,196 @@
+"""Fingerprints of data sets: digests of a few samples, which show whether two data sets are the same."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.order import sample_keys
+from hvdtrain.seeding import seed_generators
+
+_SAMPLES = 32
+_SECONDS = 10.0  # a data set that is slow to read is represented by fewer samples
+# relative; processors and versions of libraries round floating-point numbers differently
+_TOLERANCE = 1e-5
+_COLUMNS = 1024
+
+# digest by key; None if the sample could not be read
+SampleDigests = Mapping[str, str] | None
+
+
+class Fingerprint(BaseModel):
+    """The fingerprint of a data set.
+
+    Attributes:
+        size: number of samples.
+        samples: for each key, the digests of the samples at ``probe_indices(size)``; None if a sample could
+            not be read.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    size: int
+    samples: dict[str, list[str | None]] = {}
+
+
+def probe_indices(size: int) -> list[int]:
+    """Return the indices that a fingerprint covers: the first, the last, and some evenly between."""
+    count = min(size, _SAMPLES)
+    return [place * (size - 1) // max(1, count - 1) for place in range(count)]
+
+
+def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS) -> Fingerprint:
+    """Return the fingerprint of a data set. It reads the samples at ``probe_indices`` and no others.
+
+    Args:
+        dataset: the data set, a Dataset.
+        skip: whether the next readable sample replaces one that cannot be read.
+        seconds: time after which no further sample is read.
+    """
+    read = sample_reader(dataset, skip)
+    indices = probe_indices(len(dataset))
+    digests: dict[int, SampleDigests] = {}
+    deadline = time.monotonic() + seconds
+    for place in _coarse_to_fine(len(indices)):
+        digests[place] = read(indices[place])
+        if time.monotonic() > deadline:
+            break
+    keys = sorted({key for found in digests.values() for key in found or ()})
+    return Fingerprint(
+        size=len(dataset),
+        samples={key: [(digests.get(place) or {}).get(key) for place in range(len(indices))] for key in keys},
+    )
+
+
+def sample_reader(dataset: Any, skip: bool = False) -> Callable[[int], SampleDigests]:
+    """Return a function that reads a sample without augmentation and returns its digests.
+
+    The global generators are seeded by the index first, so that transforms which draw from them give equal
+    samples. A sample that cannot be read has no digests: it is reported when training reads it.
+
+    Args:
+        dataset: the data set, a Dataset.
+        skip: whether the next readable sample replaces one that cannot be read.
+    """
+    fetch = LocalFetch(dataset, skip)
+
+    def read(index: int) -> SampleDigests:
+        seed_generators(0, f"sample {index}")
+        try:
+            arrays, _ = fetch(np.asarray([index]))
+            return {str(key): digest(array[0]) for key, array in arrays.items()}
+        except Exception:
+            return None
+
+    return read
+
+
+def digest(value: Any) -> str:
+    """Return a text that identifies the value of a sample under one key.
+
+    It is a hash. For floating-point numbers, the hash covers their type, shape and the places that are not
+    finite; two numbers follow, a weighted sum and the norm, which ``is_same`` compares with a tolerance.
+    """
+    array = np.asarray(value)
+    content: list[bytes] = [f"{array.dtype.str[1:]}{array.shape}".encode()]
+    numbers = ""
+    if array.dtype.kind in "fc":
+        flat = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64).reshape(-1)
+        values = flat.view(np.float64)
+        finite = np.isfinite(values)
+        if not finite.all():
+            content.append(np.nan_to_num(np.where(finite, 0, values), nan=1, posinf=2, neginf=3).tobytes())
+            values = np.where(finite, values, 0)
+        numbers = f" {_weighted_sum(values):.9g} {float(np.linalg.norm(values)):.9g}"
+    elif array.dtype.kind in "biu":
+        content.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    else:
+        content.append(repr(array.tolist()).encode())
+    return blake2b(b"\0".join(content), digest_size=8).hexdigest() + numbers
+
+
+def is_same(one: str, other: str) -> bool:
+    """Return whether two digests are of the same value, apart from rounding."""
+    if one == other:
+        return True
+    (first, *numbers), (second, *others) = one.split(), other.split()
+    if first != second or len(numbers) != 2 or len(others) != 2:
+        return False
+    (total, norm), (other_total, other_norm) = map(float, numbers), map(float, others)
+    limit = _TOLERANCE * max(norm, other_norm)
+    return abs(total - other_total) <= limit and abs(norm - other_norm) <= limit
+
+
+def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:
+    """Return the keys under which two readings of a sample differ, of those that both have."""
+    if one is None or other is None:
+        return []
+    return [key for key in sorted(one) if key in other and not is_same(one[key], other[key])]
+
+
+def first_difference(
+    one: Fingerprint, other: Fingerprint, ignored: Collection[str] = ()
+) -> tuple[int, str] | None:
+    """Return index and key of the first sample in which two data sets of one size differ; None if none does.
+
+    Args:
+        one: a fingerprint.
+        other: a fingerprint of as many samples.
+        ignored: keys that are not compared.
+    """
+    for place, index in enumerate(probe_indices(one.size)):
+        for key in differing_keys(_at(one, place), _at(other, place)):
+            if key not in ignored:
+                return index, key
+    return None
+
+
+def digests_at(fingerprint: Fingerprint, index: int) -> SampleDigests:
+    """Return the digests of one of the samples that a fingerprint covers."""
+    return _at(fingerprint, probe_indices(fingerprint.size).index(index))
+
+
+def changing_keys(dataset: Any, fingerprint: Fingerprint, skip: bool = False) -> set[str]:
+    """Read a data set's samples again; return the keys that differ from a fingerprint taken before.
+
+    Args:
+        dataset: the data set.
+        fingerprint: its fingerprint.
+        skip: whether the next readable sample replaces one that cannot be read.
+    """
+    again = take_fingerprint(dataset, skip)
+    places = range(len(probe_indices(again.size)))
+    return {key for place in places for key in differing_keys(_at(fingerprint, place), _at(again, place))}
+
+
+def _at(fingerprint: Fingerprint, place: int) -> SampleDigests:
+    samples = fingerprint.samples
+    return {key: found for key, digests in samples.items() if (found := digests[place]) is not None}
+
+
+def _coarse_to_fine(count: int) -> list[int]:
+    """Return the numbers below ``count``: the ends first, then those halfway between, and so on."""
+    order, step = dict.fromkeys((0, count - 1)), count
+    while step > 1:
+        step = -(-step // 2)
+        order |= dict.fromkeys(range(0, count, step))
+    return [place for place in order if 0 <= place < count]
+
+
+def _weighted_sum(values: NDArray[np.float64]) -> float:
+    """Return the sum of numbers with fixed weights in (-1, 1) that depend on their place alone."""
+    rows = np.zeros(-(-values.size // _COLUMNS) * _COLUMNS)
+    rows[: values.size] = values
+    grid = rows.reshape(-1, _COLUMNS)
+    # a weight is the product of its row's, in [0.5, 1), and its column's
+    return float((1 + _uniform(len(grid), 1)) / 2 @ (grid @ (2 * _uniform(_COLUMNS, 2) - 1)))
+
+
+def _uniform(count: int, seed: int) -> NDArray[np.float64]:
+    """Return numbers in [0, 1) that depend on their place and a seed alone."""
+    return sample_keys(np.arange(count), seed, 0) / 2.0**64

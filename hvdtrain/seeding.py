@@ -1,0 +1,119 @@
+"""Seeding of the global random number generators: those of Python, numpy and the frameworks."""
+
+import random
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+
+_FRAMEWORKS = ("torch", "tensorflow")
+
+
+@contextmanager
+def seeded_frameworks() -> Iterator[None]:
+    """Context manager: a framework that is imported inside is seeded as soon as it is imported.
+
+    At the end, the generators of Python, numpy and PyTorch get the state back that they had before, so that
+    a script which draws numbers between two jobs does not draw the same ones again.
+    """
+    finder = _SeedingFinder()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch = _loaded("torch")
+    torch_state = torch.get_rng_state() if torch else None
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch and torch_state is not None:
+            torch.set_rng_state(torch_state)
+
+
+def seed_generators(seed: int, purpose: str) -> None:
+    """Seed the global generators of Python, numpy and all loaded frameworks, equally on every worker.
+
+    Args:
+        seed: the job's seed.
+        purpose: what the numbers are for. Different purposes have different numbers.
+    """
+    value = seed_host_generators(seed, purpose)
+    for name in _FRAMEWORKS:
+        if (module := _loaded(name)) is not None:
+            _seed_framework(name, module, value)
+    for finder in sys.meta_path:
+        if isinstance(finder, _SeedingFinder):
+            finder.seed = value
+
+
+def seed_host_generators(seed: int, purpose: str) -> int:
+    """Seed the global generators of Python and numpy alone; return the 32-bit number that seeds them.
+
+    Args:
+        seed: the job's seed.
+        purpose: what the numbers are for. Different purposes have different numbers.
+    """
+    value = zlib.crc32(f"{seed} {purpose}".encode())
+    random.seed(value)
+    np.random.seed(value)
+    return value
+
+
+class _SeedingFinder(MetaPathFinder):
+    """Finds frameworks as Python does, and seeds each of them at the end of its import.
+
+    Attributes:
+        seed: the seed; None if frameworks are not seeded yet.
+    """
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self._is_searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a framework, which seeds it after its import; None for other modules."""
+        if fullname not in _FRAMEWORKS or self._is_searching or self.seed is None:
+            return None
+        self._is_searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._is_searching = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_seed(module: ModuleType) -> None:
+                execute(module)
+                if self.seed is not None:
+                    _seed_framework(fullname, module, self.seed)
+
+            spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
+        return spec
+
+
+def _loaded(name: str) -> ModuleType | None:
+    """Return a module that has been imported completely; None if it has not."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+def _seed_framework(name: str, module: ModuleType, seed: int) -> None:
+    """Seed a framework. Keras draws its seeds from Python's generator unless it has one of its own."""
+    if name == "torch":
+        module.manual_seed(seed)
+        return
+    module.random.set_seed(seed)
+    if (keras := _loaded("keras")) is not None:
+        kept = random.getstate(), np.random.get_state()  # Keras seeds these two as well
+        keras.utils.set_random_seed(seed)
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
