@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -65,6 +66,28 @@ def test_horovodrun_reads_what_was_built(build_record, tmp_path, extension, ques
         assert build_record._check_extension_lambda(extension, None, question, verbose=False) is answer
     (tmp_path / "metadata.json").unlink()
     assert build_record._recorded(extension, question) is None
+
+
+@pytest.mark.parametrize(("given", "passed"), [(None, "0"), ("random", "random")])
+def test_workers_have_one_hash_seed_unless_the_user_chose_it(horovod, monkeypatch, given, passed):
+    launch = horovod("horovod.runner.launch")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", given)
+    seeds = []
+
+    def note(settings, nics, env, *rest):
+        seeds.append(env["PYTHONHASHSEED"])
+
+    monkeypatch.setattr(launch, "gloo_run", note)
+    monkeypatch.setattr(launch, "mpi_run", note)
+    monkeypatch.setattr(launch.network, "get_driver_ip", lambda nics: "127.0.0.1")
+    monkeypatch.setattr(launch.config_parser, "set_env_from_args", lambda env, args: None)
+    monkeypatch.setattr(
+        launch, "run_controller", lambda _, gloo_run, __, mpi_run, *rest: (gloo_run(), mpi_run())
+    )
+    launch._launch_job(MagicMock(), None, None, ["true"])
+    assert seeds == [passed, passed]
 
 
 SAVES = """
