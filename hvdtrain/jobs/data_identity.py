@@ -5,27 +5,20 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
 from hvdtrain.agreement import Workers
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
-from hvdtrain.data.feed import Order
 from hvdtrain.data.fingerprint import (
     Fingerprint,
     SampleDigests,
     changing_keys,
-    differing_keys,
     digests_at,
     first_difference,
     is_same,
-    sample_reader,
     take_fingerprint,
 )
-from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.errors import AgreementError, CheckpointError
 from hvdtrain.jobs.resume import same_task
-from hvdtrain.training_plan import Progress, TrainingPlan
 
 DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the task's method
 
@@ -33,10 +26,6 @@ SAME_DATA = (
     "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "
     "itself. Seed a random split or order, such as train_test_split(..., random_state=0), and sort file "
     "names and sets."
-)
-_SAME_SAMPLE = (
-    "__getitem__ must return the same sample at every reading. Give a random transform a generator that is "
-    "seeded by the index, or augment with hvdtrain.data.Augmented."
 )
 
 
@@ -81,7 +70,7 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
     given = {method: dataset for method, dataset in datasets.items() if dataset is not None}
     own = {method: take_fingerprint(dataset, skip) for method, dataset in given.items()}
     job_data = JobData(given, own, skip)
-    if len(set(workers.allgather_object(_hashed(sorted(own.items()))))) == 1:
+    if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
         return job_data
     everyone = workers.allgather_object((workers.host, own))
     if not any(_first_difference(everyone, method) for method in own):
@@ -96,7 +85,7 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
         if difference is not None:
             index, key = difference
             found = [(host, digests_at(prints[method], index)) for host, prints in everyone]
-            raise _disagreement(method, index, key, found)
+            raise disagreement(method, index, key, found)
     return JobData(given, own, skip, tuple(notes))
 
 
@@ -137,75 +126,6 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
     return notes
 
 
-def check_batches(workers: Workers, data: JobData, config: Config, progress: Progress) -> list[str]:
-    """Collective. Compare all samples of the first ``check_data`` batches over the workers.
-
-    Every worker reads the whole global batches, without augmentation, and its own part of them twice.
-
-    Args:
-        workers: the workers.
-        data: the data of the job.
-        config: the resolved config.
-        progress: where training starts.
-
-    Returns:
-        A note for each data set that was checked; none if ``check_data`` is 0.
-
-    Raises:
-        AgreementError: on every worker alike, if a sample differs between workers or between two readings.
-    """
-    if not config.check_data:
-        return []
-    size = len(data.datasets["train_data"])
-    plan = TrainingPlan.of(config, workers.size, size, progress)
-    train_order = ShuffledOrder(size, config.seed)
-    ranges: dict[str, tuple[Order, int, int, int]] = {
-        "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)
-    }
-    if (eval_data := data.datasets.get("eval_data")) is not None:
-        count = len(eval_data)
-        ranges["eval_data"] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
-    notes = []
-    for method, (order, first, end, batch) in ranges.items():
-        last = min(end, first + config.check_data * batch)
-        for start in range(first, last, batch):
-            indices = _indices(order, start, min(start + batch, last))
-            _check_samples(workers, method, data.datasets[method], indices, data.skip)
-        notes.append(
-            f"check_data: {max(0, last - first):,} samples of the {DATA[method]} are equal "
-            f"on all workers and at every reading"
-        )
-    return notes
-
-
-def _check_samples(workers: Workers, method: str, dataset: Any, indices: Sequence[int], skip: bool) -> None:
-    """Collective. Check that samples are the same on all workers, and at every reading."""
-    read = sample_reader(dataset, skip)
-    own = [read(index) for index in indices]
-    twice = range(workers.rank, len(indices), workers.size)
-    changed = next(
-        ((indices[k], keys) for k in twice if (keys := differing_keys(own[k], read(indices[k])))), None
-    )
-    everyone = workers.allgather_object((workers.host, changed, _hashed(own)))
-    for rank, (host, found, _) in enumerate(everyone):
-        if found is not None:
-            index, keys = found
-            raise AgreementError(
-                f"sample {index} of the {DATA[method]} changes with every reading under "
-                f"{', '.join(map(repr, keys))}, as rank {rank} ({host}) found",
-                _SAME_SAMPLE,
-                everywhere=True,
-            )
-    if len({hashed for *_, hashed in everyone}) == 1:
-        return
-    gathered = workers.allgather_object((workers.host, own))
-    for k, index in enumerate(indices):
-        found = [(host, digests[k]) for host, digests in gathered]
-        keys = sorted({key for _, digests in found for key in differing_keys(found[0][1], digests)})
-        if keys:
-            raise _disagreement(method, index, keys[0], found)
-
-
 def _first_difference(
     everyone: _Gathered, method: str, ignored: Sequence[str] = ()
 ) -> tuple[int, str] | None:
@@ -215,7 +135,7 @@ def _first_difference(
     return min((difference for difference in found if difference is not None), default=None)
 
 
-def _disagreement(
+def disagreement(
     method: str, index: int, key: str, found: Sequence[tuple[str, SampleDigests]]
 ) -> AgreementError:
     """Return the error that says which workers have which value of a sample."""
@@ -255,7 +175,7 @@ def _change(method: str, before: Fingerprint, now: Fingerprint, data: JobData, n
 
 def _changes_note(method: str, keys: Sequence[str]) -> str:
     names = ", ".join(map(repr, keys))
-    return f"{names} of the {DATA[method]} changes with every reading, so it is not compared"
+    return f"every reading of the {DATA[method]} gives other values under {names}, which are not compared"
 
 
 def _changed_remedy(seed_before: Any, seed: int) -> str:
@@ -268,9 +188,6 @@ def _changed_remedy(seed_before: Any, seed: int) -> str:
     )
 
 
-def _hashed(value: Any) -> bytes:
+def hash_of(value: Any) -> bytes:
+    """Return a hash of a value's representation."""
     return blake2b(repr(value).encode(), digest_size=16).digest()
-
-
-def _indices(order: Order, first: int, last: int) -> list[int]:
-    return [int(index) for index in order.indices(np.arange(first, last))]

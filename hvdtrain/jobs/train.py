@@ -22,7 +22,8 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.jobs.data_identity import check_batches, compare_with_checkpoint
+from hvdtrain.jobs.batch_check import check_batches
+from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.resume import ResumePoint, restore

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -340,3 +341,25 @@ def test_the_best_of_a_task_without_evaluation_data_is_refused(train, monkeypatc
         ConfigError, match="loss is a metric of the evaluation, and the task has no evaluation"
     ):
         train(keep_best="loss")
+
+
+def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, monkeypatch, capsys):
+    train(epochs=1)
+    monkeypatch.setattr(Small, "eval_data", lambda self: {"inputs": np.ones(7), "targets": np.arange(7)})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"the evaluation data changed since .*: sample 0 has another"):
+        train(resume="auto")
+    assert sorted(tmp_path.rglob("*")) == before
+    capsys.readouterr()
+    assert train(resume="auto", on_changed_data="warn").steps == 6
+    assert "note: the evaluation data changed since checkpoint run/checkpoints/" in capsys.readouterr().out
+    assert train(resume="auto", epochs=3).steps == 9  # the newest checkpoint has the new data
+
+
+def test_a_checkpoint_without_fingerprints_resumes(train):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "identify_data", lambda *_: opening.NO_DATA)
+        train(epochs=1)
+    (newest,) = storage.checkpoints_in(Path("run/checkpoints"))
+    assert verification.read_manifest(newest).data == {}
+    assert train(resume="auto").steps == 6

@@ -1,0 +1,47 @@
+"""What pools run for test_data_identity.py: jobs of the tasks in noise_tasks.py, without ending Horovod."""
+
+from pathlib import Path
+
+import hvdtrain
+from hvdtrain.backends import load_backend
+from hvdtrain.config import Layer
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.jobs.batch_check import check_batches
+from hvdtrain.jobs.setup import open_together, prepare
+from hvdtrain.seeding import seeded_frameworks
+from hvdtrain.training_plan import Progress
+
+TASKS = Path(__file__).with_name("noise_tasks.py")
+
+
+def opened(framework: str, tasks: dict[str, int]) -> dict[str, list]:
+    """Open the data of tasks and check some batches.
+
+    Args:
+        framework: the job's.
+        tasks: number of batches to check, by class.
+
+    Returns:
+        For each class, exit code and text of its error, or nothing.
+    """
+    found: dict[str, list] = {}
+    for name, batches in tasks.items():
+        fields = {"framework": framework, "task": f"{TASKS}:{name}", "check_data": batches, "device": "cpu"}
+        with seeded_frameworks():
+            job = prepare([Layer("options", fields)])
+            backend = load_backend(job.config)
+            try:
+                task_data, *_ = open_together(job, backend)
+                check_batches(backend.workers, task_data.identity, job.config, Progress())
+                found[name] = []
+            except HvdtrainError as error:
+                found[name] = [error.exit_code, str(error)]
+    return found
+
+
+def accuracies(framework: str, tasks: list[str]) -> list[float]:
+    """Train tasks; return the accuracy on the evaluation data of each."""
+    return [
+        hvdtrain.train(f"{TASKS}:{name}", framework=framework, run_dir=f"{name}").final["accuracy"]
+        for name in tasks
+    ]

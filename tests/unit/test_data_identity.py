@@ -1,0 +1,201 @@
+"""Data that differ between workers, between readings, and from those of a checkpoint."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.fakes import on_every_rank, one_worker
+from support.states import make_record
+
+from hvdtrain.config import Config
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.errors import AgreementError, CheckpointError
+from hvdtrain.jobs.batch_check import check_batches
+from hvdtrain.jobs.data_identity import JobData, compare_with_checkpoint, identify_data
+from hvdtrain.training_plan import Progress
+
+SIZE = 200
+
+
+class Changing:
+    """Samples of which one or all are other ones at every reading."""
+
+    def __init__(self, only=None, seed=None):
+        self.only, self.random = only, np.random.default_rng(seed)
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        changes = self.only in (None, index)
+        return {"inputs": self.random.normal() if changes else float(index), "targets": index}
+
+
+def values(*changed: int, size: int = SIZE) -> dict[str, np.ndarray]:
+    """Return data in which some samples have another input."""
+    inputs = np.arange(size, dtype=np.float32) + 1
+    inputs[list(changed)] = -7
+    return {"inputs": inputs, "targets": np.arange(size)}
+
+
+def config(**fields) -> Config:
+    return Config(**{"framework": "torch", "task": "a.py:Small", "epochs": 1, "batch_size": 8, **fields})
+
+
+def identified(*train, evaluation=None, hosts=None, **fields) -> list:
+    """Return what each worker found, given the training data of each."""
+    hosts = hosts or ["a", "b", "b"][: len(train)]
+
+    def identify(workers):
+        evaluations = evaluation or [None] * len(train)
+        given = {"train_data": train[workers.rank], "eval_data": evaluations[workers.rank]}
+        datasets = {name: None if data is None else as_dataset(data) for name, data in given.items()}
+        found = identify_data(workers, datasets, config(**fields))
+        return found, check_batches(workers, found, config(**fields), Progress())
+
+    return on_every_rank(hosts, identify)
+
+
+def said(outcomes) -> str:
+    """Return what all workers say: one error, of which only one of them speaks."""
+    assert {type(outcome) for outcome in outcomes} == {AgreementError}
+    assert all(outcome.everywhere for outcome in outcomes)
+    (text,) = {outcome.problem for outcome in outcomes}
+    assert outcomes[0].exit_code == 3
+    return text
+
+
+def test_equal_data_pass_and_only_a_hash_travels():
+    sent = []
+    found = on_every_rank(
+        ["a", "b"],
+        lambda workers: (
+            identify_data(workers, {"train_data": as_dataset(values()), "eval_data": None}, config()),
+            sent.extend(workers.sent),
+        )[0],
+    )
+    assert [data.notes for data in found] == [(), ()]
+    assert list(found[0].fingerprints) == ["train_data"]
+    assert max(map(len, sent)) < 100
+
+
+def test_the_first_sample_that_differs_is_named_with_ranks_and_hosts():
+    outcomes = identified(values(), values(12, 199), values())
+    assert said(outcomes) == (
+        "the workers disagree before training:\n  sample 12 of the training data differs under 'inputs': "
+        "one value on rank 0 (a) and 1 more, another on rank 1 (b)"
+    )
+    assert "Do not shard it: hvdtrain shards the data itself. Seed a random split" in outcomes[0].remedy
+
+
+def test_evaluation_data_are_compared_as_well():
+    outcomes = identified(values(), values(), evaluation=[values(), values(0)])
+    assert "sample 0 of the evaluation data differs under 'inputs'" in said(outcomes)
+
+
+def test_rounding_is_no_disagreement():
+    rounded = values()
+    rounded["inputs"] = np.nextafter(rounded["inputs"], np.float32(1e9))
+    assert [data.notes for data, _ in identified(values(), rounded)] == [(), ()]
+
+
+def test_keys_that_change_are_left_out_with_a_note_on_every_worker():
+    outcomes = identified(Changing(), Changing())
+    note = "every reading of the training data gives other values under 'inputs', which are not compared"
+    assert [data.notes for data, _ in outcomes] == [(note,), (note,)]
+
+
+def test_other_keys_are_still_compared():
+    class Other(Changing):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "targets": index + 1}
+
+    assert "sample 0 of the training data differs under 'targets'" in said(identified(Changing(), Other()))
+
+
+def test_later_samples_are_compared_on_request():
+    assert len({len(data.notes) for data, _ in identified(values(), values(100))}) == 1
+    text = said(identified(values(), values(100), check_data=13))
+    assert text.startswith("the workers disagree before training:\n  sample 100 of the training data differs")
+    text = said(identified(values(), values(), evaluation=[values(), values(100)], check_data=13))
+    assert "sample 100 of the evaluation data" in text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sample_that_changes_with_every_reading_is_found_on_request(workers):
+    outcomes = identified(*(Changing(only=100) for _ in range(workers)), check_data=25)
+    text = said(outcomes)
+    assert text.startswith(
+        "every reading of sample 100 of the training data gives another value under 'inputs'"
+    )
+    assert "rank " in text
+
+
+def test_what_was_checked_is_noted():
+    for _, notes in identified(values(), values(), evaluation=[values(), values()], check_data=2):
+        assert notes == [
+            f"check_data: 32 samples of the {name} data are equal on all workers and at every reading"
+            for name in ("training", "evaluation")
+        ]
+    assert [notes for _, notes in identified(values(), values())] == [[], []]
+
+
+def job_data(train, evaluation=None) -> JobData:
+    given = {"train_data": as_dataset(train), "eval_data": evaluation and as_dataset(evaluation)}
+    return identify_data(one_worker(), given, config())
+
+
+def checkpoint(data: JobData, **fields) -> SimpleNamespace:
+    made_with = config(**fields).model_dump(mode="json")
+    manifest = make_record(3).model_copy(update={"data": dict(data.fingerprints), "config": made_with})
+    return SimpleNamespace(path="run/step-3", manifest=manifest)
+
+
+def compared(before: JobData, now: JobData, made_with=None, **fields) -> list[str]:
+    return compare_with_checkpoint(checkpoint(before, **(made_with or {})), now, config(**fields))
+
+
+@pytest.mark.parametrize("fields", [{}, {"framework": "tf", "epochs": 9, "seed": 4}])
+def test_the_same_data_pass_whatever_the_job(fields):
+    before, now = (job_data(values(), values(size=9)) for _ in range(2))
+    assert compared(before, now, **fields) == []
+
+
+def test_changed_data_are_refused_with_causes_and_the_way_out():
+    with pytest.raises(CheckpointError) as caught:
+        compared(job_data(values(), values(size=9)), job_data(values(), values(3, size=9)), seed=2)
+    assert caught.value.problem == (
+        "the evaluation data changed since checkpoint run/step-3 was made: sample 3 has another value under "
+        "'inputs'. The evaluation data may now contain samples that the model was trained on."
+    )
+    assert "another seed (0 then, 2 now)" in caught.value.remedy
+    assert "--on-changed-data warn" in caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_another_number_of_samples_is_a_change():
+    with pytest.raises(CheckpointError, match=r"evaluation data changed .*: 9 samples then, 10 now"):
+        compared(job_data(values(), values(size=9)), job_data(values(), values(size=10)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"on_changed_data": "warn"}, "may now contain samples that the model was trained on"),
+        ({"task_options": {"path": "b"}}, "task_options are not the checkpoint's"),
+        ({"task": "b.py:Other"}, "The task was a.py:Small, and is b.py:Other now"),
+    ],
+)
+def test_a_note_is_enough_if_the_user_wants_other_data(fields, words):
+    (note,) = compared(job_data(values()), job_data(values(0)), **fields)
+    assert words in note
+
+
+def test_keys_that_change_are_not_compared_with_a_checkpoint():
+    (note,) = compared(job_data(Changing()), job_data(Changing()))
+    assert note.endswith("gives other values under 'inputs', which are not compared")
+
+
+@pytest.mark.parametrize("before", [JobData(), job_data(values(), values(size=9))])
+def test_what_only_one_of_both_has_is_not_compared(before):
+    assert compared(before, job_data(values())) == []

@@ -1,0 +1,153 @@
+"""Fingerprints: what they read, what they tell apart and what they do not."""
+
+import random
+
+import numpy as np
+import pytest
+
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.fingerprint import (
+    Fingerprint,
+    changing_keys,
+    digest,
+    first_difference,
+    is_same,
+    probe_indices,
+    take_fingerprint,
+)
+from hvdtrain.errors import BadSampleError
+
+
+def arrays(size=100, seed=0):
+    generator = np.random.default_rng(seed)
+    return {"inputs": generator.normal(size=(size, 5)), "targets": generator.integers(0, 9, size)}
+
+
+class Noting:
+    """Samples that note which of them were read."""
+
+    def __init__(self, size, make=lambda index: index):
+        self.size, self.make, self.read = size, make, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return {"inputs": self.make(index)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 31, 32, 33, 1000, 10**12])
+def test_probes_hold_the_ends_and_are_spread_evenly(size):
+    found = probe_indices(size)
+    assert found == sorted(set(found))
+    assert len(found) == min(size, 32)
+    assert (found[0], found[-1]) == (0, size - 1)
+    gaps = np.diff(found)
+    assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
+
+
+def test_only_the_probes_are_read_each_once():
+    dataset = Noting(1000)
+    take_fingerprint(as_dataset(dataset))
+    assert sorted(dataset.read) == probe_indices(1000)
+
+
+def test_a_slow_data_set_is_represented_by_fewer_samples():
+    dataset = Noting(1000)
+    found = take_fingerprint(as_dataset(dataset), seconds=0)
+    assert dataset.read == [0]
+    assert first_difference(found, take_fingerprint(as_dataset(Noting(1000)))) is None
+    other = take_fingerprint(as_dataset(Noting(1000, lambda index: index + 1)))
+    assert first_difference(found, other) == (0, "inputs")
+
+
+def test_equal_data_have_equal_fingerprints_whatever_they_are_in():
+    held = arrays()
+    as_pairs = [(x, int(y)) for x, y in zip(held["inputs"], held["targets"], strict=True)]
+    assert take_fingerprint(as_dataset(held)) == take_fingerprint(as_dataset(as_pairs))
+
+
+@pytest.mark.parametrize("key", ["inputs", "targets"])
+@pytest.mark.parametrize("place", [0, 13, 31])
+def test_one_other_value_is_found(key, place):
+    held, index = arrays(), probe_indices(100)[place]
+    before = take_fingerprint(as_dataset(held))
+    held[key][index] = held[key][index] + 1
+    assert first_difference(before, take_fingerprint(as_dataset(held))) == (index, key)
+
+
+@pytest.mark.parametrize(
+    "kind", ["float16", "float32", "float64", "complex64", "uint8", "int64", "bool", ">i4"]
+)
+def test_permuted_values_are_another_sample(kind):
+    values = np.random.default_rng(0).integers(0, 2, 40).astype(kind)
+    other = np.concatenate([values[1:], values[:1]])
+    assert is_same(digest(values), digest(values.copy()))
+    assert not is_same(digest(values), digest(other))
+    assert not is_same(digest(values), digest(values.reshape(2, 20)))
+
+
+def test_large_arrays_are_told_apart_by_one_value():
+    values = np.random.default_rng(0).normal(size=(3, 100, 100)).astype(np.float32)
+    other = values.copy()
+    other[2, 99, 99] += 1
+    assert not is_same(digest(values), digest(other))
+    assert not is_same(digest(values), digest(values[::-1]))
+
+
+def test_rounding_is_no_difference():
+    values = np.random.default_rng(0).normal(size=3000).astype(np.float32)
+    assert is_same(digest(values), digest(np.nextafter(values, np.float32(9))))
+    assert is_same(digest(values * 0), digest(values * 0))
+
+
+def test_values_that_are_not_finite_are_compared_by_place_and_kind():
+    values = np.asarray([np.nan, 1.0, np.inf])
+    assert is_same(digest(values), digest(values.copy()))
+    for other in ([1.0, np.nan, np.inf], [np.nan, 1.0, -np.inf], [np.nan, 1.0, 2.0]):
+        assert not is_same(digest(values), digest(np.asarray(other)))
+
+
+def test_texts_are_compared_as_well():
+    assert not is_same(digest(np.asarray(["a"])), digest(np.asarray(["b"])))
+    assert is_same(digest(np.asarray(["a"], object)), digest(np.asarray(["a"], object)))
+
+
+def test_transforms_that_draw_from_global_generators_are_no_difference():
+    def make(index):
+        return index + random.random() + np.random.rand()
+
+    prints = [take_fingerprint(as_dataset(Noting(50, make))) for _ in range(2)]
+    assert prints[0] == prints[1]
+
+
+def test_keys_that_change_with_every_reading_are_found():
+    generator = np.random.default_rng(0)
+    dataset = as_dataset(Noting(50, lambda index: generator.normal()))
+    before = take_fingerprint(dataset)
+    assert changing_keys(dataset, before) == {"inputs"}
+    assert first_difference(before, take_fingerprint(dataset), {"inputs"}) is None
+    assert changing_keys(as_dataset(arrays()), take_fingerprint(as_dataset(arrays()))) == set()
+
+
+@pytest.mark.parametrize("error", [BadSampleError("no JPEG"), ValueError("a bug")])
+@pytest.mark.parametrize("skip", [False, True])
+def test_samples_that_cannot_be_read_are_left_out(error, skip):
+    def make(index):
+        if index == 0:
+            raise error
+        return index
+
+    found = take_fingerprint(as_dataset(Noting(50, make)), skip)
+    replaced = skip and isinstance(error, BadSampleError)
+    assert (found.samples["inputs"][0] is None) == (not replaced)
+    assert None not in found.samples["inputs"][1:]
+    assert first_difference(found, take_fingerprint(as_dataset(Noting(50, make)), skip)) is None
+
+
+def test_data_that_cannot_be_read_at_all_have_no_digests():
+    def make(index):
+        raise ValueError("a bug")
+
+    assert take_fingerprint(as_dataset(Noting(5, make))) == Fingerprint(size=5)
