@@ -255,12 +255,12 @@ def build_horovod(debug: bool, **request: Any) -> None:
 
 def main() -> None:
     """Run the command line and exit with a code that hvdtrain.errors lists."""
-    from hvdtrain.host.launcher import launched_rank
+    from hvdtrain.host.launches import output_rank
 
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
-        if not launched_rank():
+        if not output_rank():
             error.show()
         sys.exit(error.exit_code)
     except click.Abort:

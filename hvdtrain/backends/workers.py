@@ -1,12 +1,11 @@
 """The workers of a job through Horovod, whichever framework's binding it is."""
 
-import os
 import socket
 from typing import Any
 
-import psutil
-
-from hvdtrain.errors import EnvironmentFault, PeerLostError
+from hvdtrain.errors import PeerLostError
+from hvdtrain.horovod_build.installed import installed_build
+from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 
 
 class HorovodWorkers:
@@ -27,20 +26,9 @@ class HorovodWorkers:
         self.local_size: int = hvd.local_size()
         self.host = socket.gethostname()
         self.controller = "none" if self.size == 1 else "MPI" if hvd.mpi_enabled() else "Gloo"
-        launched = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
-        if self.size == 1 and launched > 1:
-            raise EnvironmentFault(
-                f"mpirun started {launched} processes, but Horovod was built without MPI and sees only one",
-                "Start with `horovodrun --gloo`, or install an MPI and run "
-                "`python -m hvdtrain build-horovod --mpi require`.",
-            )
-        tasks = _tasks_of_srun()
-        if self.size == 1 and tasks > 1:
-            raise EnvironmentFault(
-                f"srun started {tasks} processes that do not see one another: each would train alone",
-                "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
-                "docs/clusters.md says what else works.",
-            )
+        if (launch := stated_launch()) is not None:
+            build = installed_build()
+            check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, which must pickle, on every worker."""
@@ -60,16 +48,6 @@ class HorovodWorkers:
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
         self.allgather_object(None)
-
-
-def _tasks_of_srun() -> int:
-    """Return the number of processes that srun started beside this one; 1 where it did not start it."""
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks == 1:
-        return 1
-    # a shell of `srun --pty` has the variable, too, and what is typed there may be one worker
-    parent = psutil.Process().parent()
-    return tasks if parent is not None and parent.name() == "slurmstepd" else 1
 
 
 class peer_errors:  # noqa: N801 - used as a statement

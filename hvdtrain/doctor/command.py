@@ -21,8 +21,10 @@ from hvdtrain.doctor.ssh import SshOptions
 from hvdtrain.doctor.table import show
 from hvdtrain.doctor.transport import Transport
 from hvdtrain.errors import EXIT_DONE, UsageError
+from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import launched_rank, open_console, workers_on_this_host
+from hvdtrain.host.launches import TORCHRUN, check_launch_is_seen, stated_launch
 
 _MAX_WIDTH = 100
 _STEP_SECONDS = 20.0
@@ -86,10 +88,25 @@ def check_over_ssh(hosts: list[HostSlots], options: CheckOptions, ssh: SshOption
 
 
 def check_here(options: CheckOptions, as_json: bool) -> int:
-    """Collective under a launcher. Check this host, or all hosts of the job, and return the exit code."""
+    """Collective under a launcher. Check this host, or all hosts of the job, and return the exit code.
+
+    Raises:
+        UsageError: If torchrun started this process.
+        EnvironmentFault: If a launcher started it beside others that a job would not see.
+    """
+    launch = stated_launch()
+    if launch is not None and launch.launcher == TORCHRUN and launch.size > 1:
+        raise UsageError(
+            "the doctor cannot check the hosts of a job of torchrun",
+            "Run it without a launcher: python -m hvdtrain doctor, with --hostfile FILE for several hosts; "
+            f"or under horovodrun -np {launch.size}.",
+            everywhere=True,
+        )
     name = os.environ.get("HOROVOD_HOSTNAME", "") or os.uname().nodename
     host_info = collect_host_info(options, Agent(name, _local_size(), _is_leader()))
     transport = open_transport()
+    build = installed_build()
+    check_launch_is_seen(launch, transport.size, transport.index, (build and build.mpi) or "")
     stop_waiting = threading.Event()  # set if the launcher ends the job: print what is known so far
     if isinstance(transport, Rank0Transport) and transport.index == 0:
         stop_waiting = transport.stop_waiting

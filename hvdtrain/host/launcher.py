@@ -10,7 +10,7 @@ import psutil
 from rich.console import Console
 
 # the variables in which launchers pass the rank
-_LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun"}
 
 

@@ -23,7 +23,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.host.deadline import deadline
-from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.task import RaisedInReader
 
@@ -73,7 +73,7 @@ def end_at_once(error: PeerLostError, on_host_lost: Callable[[str], None]) -> No
     if error.everywhere:
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
     else:
-        _say(error, launched_rank(), debug=False)
+        _say(error, output_rank(), debug=False)
     sys.stdout.flush()
     os._exit(error.exit_code)
 
@@ -101,7 +101,7 @@ def end_worker(error: BaseException, debug: bool) -> None:
     for number in HANDLED:
         may_end_it = number in (signal.SIGINT, signal.SIGTERM) and not stopped
         signal.signal(number, signal.SIG_DFL if may_end_it else signal.SIG_IGN)
-    rank = launched_rank()
+    rank = output_rank()
     if isinstance(error, PeerLostError):
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
     elif rank and not stopped:

@@ -1,5 +1,6 @@
 """Setting up a job: its config, the handshake between its workers, the task with its data, the model."""
 
+import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -9,13 +10,16 @@ from typing import Any
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.horovod_build import require_horovod
+from hvdtrain.horovod_build import installed_build, require_horovod
 from hvdtrain.host import environment
+from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.capabilities import check_capabilities
 from hvdtrain.jobs.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data
@@ -75,6 +79,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class if the caller has it; found by its name otherwise.
     """
+    _join_launch()  # first: the task's code may ask for the rank when it is loaded
     merged = {name: value for layer in layers for name, value in layer.values.items()}
     spec = _task_of(merged)
     seed_generators(merged.get("seed", Config.model_fields["seed"].default), "import")
@@ -111,6 +116,26 @@ def _notes(layers: Iterable[Layer], merged: Mapping[str, Any]) -> tuple[str, ...
     if merged.get("task") or not (configured or merged.get("task_options")):
         return ()
     return (f"no task is given: training the built-in task {Config.model_fields['task'].default}",)
+
+
+def _join_launch() -> None:
+    """Let Horovod see the workers of torchrun, and refuse to start beside workers that it will not see.
+
+    What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
+
+    Raises:
+        EnvironmentFault: If the other workers of this launch cannot be seen.
+    """
+    launch, build = stated_launch(), installed_build()
+    if launch is None or launch.launcher == HOROVODRUN or build is None:
+        return
+    controller = os.environ.get("HOROVOD_CONTROLLER", "").lower()
+    by_default = "gloo" if launched_rank() is None else "mpi"  # as environment.prepare chooses
+    without_mpi = build.patches and not build.mpi
+    if launch.launcher == TORCHRUN and launch.size > 1:
+        join_torchrun()
+    elif without_mpi or (controller or by_default) == "gloo":
+        check_launch_is_seen(launch, size=1, rank=0, build=build.mpi or "")
 
 
 @contextmanager

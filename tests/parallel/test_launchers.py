@@ -18,8 +18,10 @@ TASKS = Path(__file__).with_name("small_task.py")
         ("torch", "mpirun", 2, "coordinated by MPI"),
         ("torch", "mpi", 2, "coordinated by MPI"),
         ("torch", "gloo", 2, "coordinated by Gloo"),
+        ("torch", "torchrun", 2, "coordinated by Gloo"),
         ("tf", "none", 1, "1 on "),
         ("tf", "mpirun", 2, "coordinated by MPI"),
+        ("tf", "torchrun", 2, "coordinated by Gloo"),
     ],
 )
 def test_a_task_file_trains(framework, controller, workers, said, tmp_path):

@@ -59,6 +59,8 @@ def launcher(workers: int, controller: str) -> list[str]:
         return []
     if controller == "mpirun":
         return ["mpirun", "-np", str(workers), "--bind-to", "none", "--oversubscribe"]
+    if controller == "torchrun":
+        return ["torchrun", "--no-python", "--nproc-per-node", str(workers)]
     return ["horovodrun", f"--{controller}", "-np", str(workers)]
 
 

@@ -15,7 +15,7 @@ LEFT_OUT = (
     r"test_evaluate\.py::test_a_worker_that_lacks",
     r"test_export\.py::test_several_workers",
     r"test_images_task\.py::test_a_wrong_label",
-    r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-)",
+    r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-|tf-torchrun-)",
     r"test_launchers\.py::test_a_(worker|task_may)",
     r"test_precision\.py",
     r"test_reading\.py::(?!test_by_default)",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.config import Layer
-from hvdtrain.errors import ConfigError, DataError, HorovodBuildError, TaskError, UsageError
+from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
 
@@ -164,3 +164,54 @@ def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
         prepared(seed=-1)
     with pytest.raises(HorovodBuildError):
         prepared()
+
+
+WITH_MPI, WITHOUT_MPI = SimpleNamespace(patches="x", mpi="Open MPI 5"), SimpleNamespace(patches="x", mpi=None)
+SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+
+
+def prepared_under(monkeypatch, environ, build):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(opening, "installed_build", lambda: build)
+    prepare([Layer("options", {"framework": "torch"})], Small)
+
+
+@pytest.mark.parametrize(
+    ("environ", "build"),
+    [
+        (SRUN, WITH_MPI),  # without PMIx, MPI does not know of the others
+        ({"WORLD_SIZE": "2", "RANK": "1"}, WITH_MPI),
+        (MPIRUN, WITHOUT_MPI),
+        ({**MPIRUN, "HOROVOD_CONTROLLER": "gloo"}, WITH_MPI),
+    ],
+)
+def test_a_launch_that_horovod_will_not_see_is_refused_before_it_starts(monkeypatch, environ, build):
+    with pytest.raises(EnvironmentFault, match="started 2 processes"):
+        prepared_under(monkeypatch, environ, build)
+
+
+@pytest.mark.parametrize(
+    ("environ", "build"),
+    [
+        ({**SRUN, "PMIX_RANK": "0"}, WITH_MPI),
+        (MPIRUN, WITH_MPI),
+        ({**SRUN, **MPIRUN}, WITH_MPI),
+        ({**SRUN, "HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, WITHOUT_MPI),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, WITH_MPI),
+        (SRUN, None),  # that Horovod is missing is said instead
+    ],
+)
+def test_what_horovod_may_see_is_not_refused_before_it_starts(monkeypatch, environ, build):
+    prepared_under(monkeypatch, environ, build)
+
+
+def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
+    joined = []
+    monkeypatch.setattr(opening, "join_torchrun", lambda: joined.append(True))
+    monkeypatch.setattr(opening, "load_task_class", lambda spec: joined.append(spec) or Small)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    prepare([Layer("options", {"framework": "torch", "task": "small"})])
+    assert joined == [True, "small"]

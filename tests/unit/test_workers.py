@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from hvdtrain.backends.workers import HorovodWorkers, first_line, peer_errors
@@ -27,11 +26,6 @@ def binding(size: int = 1, mpi: bool = False, **changes: object) -> SimpleNamesp
     return SimpleNamespace(**{**values, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _no_mpirun(monkeypatch):
-    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
-
-
 @pytest.mark.parametrize(
     ("size", "mpi", "controller"),
     [(1, True, "none"), (1, False, "none"), (2, True, "MPI"), (2, False, "Gloo")],
@@ -49,28 +43,9 @@ def test_one_worker_asks_nobody():
 
 def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(
-        EnvironmentFault, match="mpirun started 4 processes, but Horovod was built without MPI"
-    ):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(EnvironmentFault, match="mpirun started 4 processes"):
         HorovodWorkers(binding(1))
-
-
-def test_tasks_of_srun_that_do_not_see_one_another_are_an_error(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.setattr(psutil.Process, "parent", lambda _: SimpleNamespace(name=lambda: "slurmstepd"))
-    with pytest.raises(EnvironmentFault, match="srun started 2 processes") as error:
-        HorovodWorkers(binding())
-    assert "--mpi=pmix" in error.value.remedy
-
-
-def test_one_worker_in_a_shell_of_srun_is_fine(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.setattr(psutil.Process, "parent", lambda _: SimpleNamespace(name=lambda: "bash"))
-    assert HorovodWorkers(binding()).size == 1
-
-
-def test_as_many_processes_as_workers_are_fine(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert HorovodWorkers(binding(4)).size == 4
 
 

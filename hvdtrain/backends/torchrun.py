@@ -1,0 +1,177 @@
+"""Workers that torchrun started: Horovod's variables, agreed on through torchrun's own store.
+
+Horovod over Gloo needs the rank, size and host of each worker, and a rendezvous server, as horovodrun gives
+them. torchrun states ranks and sizes, and runs a key-value store. Rank 0 runs the server, in a thread.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.network import interfaces
+
+_STORE_SECONDS = 60
+_CONNECT_SECONDS = 10
+
+# Runs in a process of its own, so that PyTorch is not loaded beside TensorFlow: the two may bring different
+# versions of the same native libraries. Prints a JSON list with the text of each rank.
+_EXCHANGE = """
+import json, sys
+from datetime import timedelta
+from torch.distributed import rendezvous
+text, prefix, seconds = sys.argv[1:]
+store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=float(seconds))))
+store.set(f"{prefix}/{rank}", text)
+texts = [store.get(f"{prefix}/{other}").decode() for other in range(size)]
+print(json.dumps(texts))
+"""
+
+
+def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous.
+
+    Args:
+        environ: torchrun's variables, to which those of Horovod are added.
+
+    Raises:
+        EnvironmentFault: If the workers cannot find each other.
+    """
+    interface, address = _own_interface(environ)
+    own: dict[str, Any] = {
+        "group": int(environ["GROUP_RANK"]),
+        "local_size": int(environ["LOCAL_WORLD_SIZE"]),
+        "host": socket.gethostname(),
+    }
+    server = None
+    if environ["RANK"] == "0":
+        server = _start_server(address)
+        own |= {"address": address, "port": server.server_address[1]}
+    infos = _exchange(own, environ)
+    plan = _allocate(infos)
+    if server is not None:
+        server.init(plan)
+    _check_address(infos, environ)
+    environ.update(_variables(plan[int(environ["RANK"])], infos[0], interface))
+    _check_connection(infos[0])
+
+
+def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name and address of the interface for the job: loopback if all workers are on one host.
+
+    With several hosts, it is the one with the route to torchrun's store, unless the user chose another.
+    """
+    own = [
+        (name, text.partition("/")[0]) for name, texts in interfaces(loopback=True).items() for text in texts
+    ]
+    chosen = environ.get("HOROVOD_GLOO_IFACE")
+    if chosen:
+        found = next((pair for pair in own if pair[0] == chosen), None)
+        if found is None:
+            raise EnvironmentFault(
+                f"host {socket.gethostname()} has no network interface {chosen} with an IPv4 address",
+                "Set HOROVOD_GLOO_IFACE to an interface that it has.",
+            )
+        return found
+    if environ["GROUP_WORLD_SIZE"] == "1":
+        return next((pair for pair in own if pair[1] == "127.0.0.1"), own[0])
+    target = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing: it only looks up the route
+            address = probe.getsockname()[0]
+    except OSError as error:
+        raise EnvironmentFault(
+            f"host {socket.gethostname()} has no route to MASTER_ADDR={target[0]}: {error.strerror or error}",
+            "Give torchrun a --master-addr or --rdzv-endpoint that every host can reach.",
+        ) from None
+    return next((pair for pair in own if pair[1] == address), ("lo", address))
+
+
+def _start_server(address: str) -> Any:
+    """Start Horovod's rendezvous server on a free port of an address, in a thread."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+    threading.Thread(target=server.serve_forever, daemon=True, name="rendezvous").start()
+    return server
+
+
+def _exchange(own: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Collective. Return what each rank says of itself, in the order of ranks."""
+    prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    command = [sys.executable, "-c", _EXCHANGE, json.dumps(own), prefix, str(_STORE_SECONDS)]
+    done = subprocess.run(
+        command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it was ended")
+        raise EnvironmentFault(
+            f"rank {environ['RANK']} cannot exchange addresses through torchrun's store at "
+            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {said}",
+            f"Start with `horovodrun -np {environ['WORLD_SIZE']} python -m hvdtrain ...` instead.",
+        )
+    return [json.loads(text) for text in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _allocate(infos: list[dict[str, Any]]) -> list[Any]:
+    """Return Horovod's slots in the order of ranks; each node of torchrun is a host of its own."""
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+
+    nodes = {info["group"]: HostInfo(f"{info['host']}-{info['group']}", info["local_size"]) for info in infos}
+    plan: list[Any] = get_host_assignments([nodes[group] for group in sorted(nodes)], len(infos))
+    groups = [int(slot.hostname.rpartition("-")[2]) for slot in plan]
+    if groups != [info["group"] for info in infos]:
+        raise EnvironmentFault(
+            "torchrun did not number the workers host by host, as Horovod needs it",
+            f"Start with `horovodrun -np {len(infos)} python -m hvdtrain ...` instead.",
+            everywhere=True,
+        )
+    return plan
+
+
+def _variables(slot: Any, rank_0: Mapping[str, Any], interface: str) -> dict[str, str]:
+    """Return the variables that horovodrun gives a worker over Gloo."""
+    return {
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rank_0["address"],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rank_0["port"]),
+        "HOROVOD_GLOO_IFACE": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+def _check_address(infos: list[dict[str, Any]], environ: Mapping[str, str]) -> None:
+    hosts = list(dict.fromkeys(info["host"] for info in infos))
+    if len(hosts) > 1 and infos[0]["address"].startswith("127."):
+        raise EnvironmentFault(
+            f"on the host of rank 0, {hosts[0]}, MASTER_ADDR={environ['MASTER_ADDR']} is the address "
+            f"{infos[0]['address']}, which {hosts[1]} cannot reach",
+            "Give torchrun an IP address as --master-addr or --rdzv-endpoint, or set HOROVOD_GLOO_IFACE.",
+            everywhere=True,
+        )
+
+
+def _check_connection(rank_0: Mapping[str, Any]) -> None:
+    """Check that the rendezvous answers: Horovod itself would end without a message."""
+    try:
+        socket.create_connection((rank_0["address"], rank_0["port"]), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"host {socket.gethostname()} cannot connect to rank 0 on {rank_0['host']}, at "
+            f"{rank_0['address']}:{rank_0['port']}: {error.strerror or error}",
+            "Hosts of a job must reach each other on all ports; HOROVOD_GLOO_IFACE chooses the interface.",
+        ) from None

@@ -1,0 +1,181 @@
+"""What launchers state in the environment, and the refusal if Horovod does not see their processes."""
+
+import json
+
+import psutil
+import pytest
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host import launches
+from hvdtrain.host.launches import Launch, check_launch_is_seen, output_rank, stated_launch
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
+PMI = {"PMI_SIZE": "2", "PMI_RANK": "0"}
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+PODS = {"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "pod-0"}
+TENSORFLOW = {
+    "TF_CONFIG": json.dumps(
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "size", "rank"),
+    [
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, "horovodrun", 2, 1),
+        (TORCHRUN, "torchrun", 4, 1),
+        (MPIRUN, "mpirun", 2, 1),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, "mpirun of MVAPICH", 2, 0),
+        (PMI, "mpiexec of another MPI", 2, 0),
+        (STEP, "srun", 2, 1),
+        ({**STEP, "PMI_SIZE": "2", "PMI_RANK": "1"}, "srun", 2, 1),
+        (PODS, "a launcher", 3, 2),
+        (TENSORFLOW, "a launcher", 3, 2),
+        ({"PMIX_RANK": "3"}, "a launcher with PMIx", 4, 3),
+    ],
+)
+def test_every_launcher_states_size_and_rank(environ, launcher, size, rank):
+    launch = stated_launch(environ)
+    assert launch is not None
+    assert (launch.launcher, launch.size, launch.rank) == (launcher, size, rank)
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({**STEP, **MPIRUN}, "mpirun"),  # srun starts mpirun's daemons
+        ({**STEP, "PMI_SIZE": "8", "PMI_RANK": "1"}, "mpiexec of another MPI"),
+        ({**MPIRUN, **TORCHRUN}, "torchrun"),  # mpirun starts torchrun once per host
+        ({**PODS, **MPIRUN}, "mpirun"),
+        ({**TORCHRUN, "HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "horovodrun"),
+    ],
+)
+def test_the_innermost_launcher_counts(environ, launcher):
+    launch = stated_launch(environ)
+    assert launch is not None
+    assert launch.launcher == launcher
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "0",
+            "SLURM_JOB_ID": "7",
+        },  # a batch script, or a shell of salloc
+        {**STEP, "SLURM_PTY_PORT": "1234"},  # a shell of srun --pty
+        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "4", "RANK": "4"},
+        {"WORLD_SIZE": "many", "RANK": "0"},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": "no JSON"},
+        {"TF_CONFIG": '{"cluster": [], "task": 1}'},
+    ],
+    ids=str,
+)
+def test_what_no_launcher_states(environ):
+    assert stated_launch(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("title", "is_step"), [("slurmstepd: [5.batch]", False), ("slurmstepd: [5.0]", True)]
+)
+def test_a_batch_script_may_inherit_the_variables_of_a_step(monkeypatch, title, is_step):
+    class Daemon:
+        def name(self):
+            return "slurmstepd"
+
+        def cmdline(self):
+            return [title, ""]
+
+    monkeypatch.setattr(psutil.Process, "parents", lambda _: [Daemon()])
+    assert (stated_launch(STEP) is not None) == is_step
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, PMI, STEP, PODS, TENSORFLOW], ids=str)
+def test_processes_that_horovod_does_not_see_are_refused(environ):
+    launch = stated_launch(environ)
+    assert launch is not None
+    with pytest.raises(
+        EnvironmentFault, match=f"{launch.launcher} started {launch.size} processes"
+    ) as caught:
+        check_launch_is_seen(launch, size=1, rank=0)
+    assert launch.variable in caught.value.problem
+    assert "Start with `" in caught.value.remedy
+    assert caught.value.everywhere
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, STEP, PODS], ids=str)
+def test_as_many_workers_as_processes_are_fine(environ):
+    launch = stated_launch(environ)
+    assert launch is not None
+    check_launch_is_seen(launch, launch.size, launch.rank)
+
+
+@pytest.mark.parametrize(
+    ("launch", "size", "rank"),
+    [
+        (None, 1, 0),
+        (Launch("mpirun", "OMPI_COMM_WORLD_SIZE", 1, 0), 1, 0),
+        (Launch("srun", "SLURM_STEP_NUM_TASKS", 2, 0), 4, 2),  # one of several components of a job
+        (Launch("a launcher", "WORLD_SIZE", 8, 0), 2, 1),  # left from elsewhere: the workers found each other
+        (Launch("a launcher", "WORLD_SIZE", 2, 0), 2, 1),
+    ],
+)
+def test_other_sizes_that_are_fine(launch, size, rank):
+    check_launch_is_seen(launch, size, rank)
+
+
+@pytest.mark.parametrize(("size", "rank"), [(4, 2), (3, 1)])
+def test_another_rank_or_fewer_workers_are_refused(size, rank):
+    with pytest.raises(EnvironmentFault, match=f"{size} workers, with rank {rank} here"):
+        check_launch_is_seen(Launch("mpirun", "OMPI_COMM_WORLD_SIZE", 4, 1), size, rank)
+
+
+@pytest.mark.parametrize(
+    ("environ", "build", "remedy"),
+    [
+        (MPIRUN, "", "horovodrun --gloo -np 2 "),
+        (PMI, "Open MPI 5", "horovodrun -np 2 python -m hvdtrain ...`, or with the mpirun of Open MPI 5"),
+        (STEP, "Open MPI 5", "srun --mpi=pmix"),
+        (
+            PODS,
+            "",
+            "horovodrun -np 3 python -m hvdtrain ...`. If one worker is meant, unset WORLD_SIZE and RANK",
+        ),
+        (TENSORFLOW, "", "unset TF_CONFIG"),
+    ],
+)
+def test_the_remedy_names_the_right_command(environ, build, remedy):
+    with pytest.raises(EnvironmentFault) as caught:
+        check_launch_is_seen(stated_launch(environ), 1, 0, build)
+    assert remedy in caught.value.remedy
+
+
+def test_only_a_rank_that_knows_of_others_can_speak():
+    with pytest.raises(EnvironmentFault) as caught:
+        check_launch_is_seen(stated_launch({"PMIX_RANK": "1"}), 1, 0)
+    assert not caught.value.everywhere
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({}, None),
+        ({"HOROVOD_RANK": "1"}, 1),
+        (TORCHRUN, 1),
+        (STEP, 1),
+        (PODS, None),  # each pod has an output of its own
+        ({**PODS, "LOCAL_RANK": "2"}, 2),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, None),
+    ],
+    ids=str,
+)
+def test_the_rank_among_those_that_share_an_output(monkeypatch, environ, rank):
+    monkeypatch.setattr(launches.os, "environ", environ)
+    monkeypatch.setattr(launches, "stated_launch", lambda: stated_launch(environ))
+    assert output_rank() == rank
