@@ -87,6 +87,7 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
     """
     backend, state = session.backend, session.state
     window = Window()
+    session.report.status(f"evaluating at step {state.progress.step:,}")
     backend.sync_batch_norm_statistics()
     with backend.ema_weights():
         partial = None

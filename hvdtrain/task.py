@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+import click
 from numpy.typing import NDArray
 
 from hvdtrain.errors import HvdtrainError, TaskError
@@ -220,7 +221,7 @@ def where_raised(error: BaseException) -> str:
         return error.where
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    text = f"{type(error).__name__}: {error}"
+    text = click.unstyle(f"{type(error).__name__}: {error}")  # Keras writes some of its errors in colour
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_code(f.filename)]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}" if frames else text
 

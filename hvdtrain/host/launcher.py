@@ -11,7 +11,7 @@ from rich.console import Console
 
 # the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
-_LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun"}
+_LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun", "pt_elastic"}  # the last is torchrun
 
 
 def launched_rank() -> int | None:
@@ -39,14 +39,30 @@ def open_console() -> Console:
 
     Launchers split the output of workers into lines and tag them, which breaks a progress bar, and Open MPI
     gives workers pseudo-terminals that are not displayed. If the launcher's own output is a terminal of this
-    machine, the console writes to this terminal. Otherwise it writes plain lines to standard output.
+    machine, the console writes to this terminal. Otherwise it writes plain lines to standard output,
+    which are not wrapped.
     """
     if launched_rank() is None:
-        return Console()
+        console = _Console()
+        return console if console.is_terminal or console.is_jupyter else _plain_console()
     terminal = _launcher_terminal()
     if terminal is not None:
-        return Console(file=terminal, force_terminal=True)
-    return Console(file=sys.stdout, force_terminal=False, width=160, soft_wrap=True)
+        return _Console(file=terminal, force_terminal=True)
+    return _plain_console()
+
+
+def _plain_console() -> Console:
+    return _Console(file=sys.stdout, force_terminal=False, width=160, soft_wrap=True)
+
+
+class _Console(Console):
+    """A console that goes quiet if the reader of its output is gone: that must not end the job."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on, where rich would end the process."""
+        self.quiet = True
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _launcher_terminal() -> IO[str] | None:

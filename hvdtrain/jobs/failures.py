@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+import click
+
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
@@ -118,11 +120,11 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     if isinstance(error, Interrupted | Stopped):
         return  # rank 0 has reported where it stood
     if isinstance(error, WorkerFailure) and isinstance(error.__cause__, RaisedInReader):
-        sys.stderr.write(error.__cause__.traceback_text)
+        _show(error.__cause__.traceback_text)
     elif isinstance(error, WorkerFailure):
-        sys.stderr.write("".join(traceback.format_exception(error.__cause__)))
+        _show("".join(traceback.format_exception(error.__cause__)))
     elif debug or not isinstance(error, HvdtrainError):
-        sys.stderr.write("".join(traceback.format_exception(error)))
+        _show("".join(traceback.format_exception(error)))
     if isinstance(error, HvdtrainError):
         _write(f"{who}{error.problem}", error.remedy)
     else:
@@ -130,5 +132,9 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
 
 
 def _write(problem: str, remedy: str) -> None:
-    sys.stderr.write(f"hvdtrain: {problem}\n" + (f"  {remedy}\n" if remedy else ""))
-    sys.stderr.flush()
+    _show(f"hvdtrain: {problem}\n" + (f"  {remedy}\n" if remedy else ""))
+
+
+def _show(text: str) -> None:
+    """Write to standard error; without control sequences for colours, if it is not a terminal."""
+    click.echo(text, err=True, nl=False)

@@ -196,7 +196,7 @@ def _train_session(
     except HvdtrainError as error:
         problem = error.problem
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:

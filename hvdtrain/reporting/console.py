@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext
@@ -12,10 +12,12 @@ from hvdtrain.reporting.summary import Summary
 
 if TYPE_CHECKING:
     import rich.console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task, TaskID
+    from rich.text import Text
 
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
+_BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
 # what values hold beside the means
 _RATES = ("learning_rate", "samples_per_second", "data_wait_fraction")
 
@@ -40,6 +42,10 @@ class Console(Callback):
     def note(self, text: str) -> None:
         """Show something that the user should know, such as a warning."""
         self._console.print(f"note: {text}", highlight=False, markup=False, style="yellow")
+
+    def status(self, text: str) -> None:
+        """Show, with the bar, what the run does until its next step."""
+        self._progress.status(text)
 
     def on_start(self, context: RunContext) -> None:
         """Begin to show progress."""
@@ -98,6 +104,9 @@ class _Lines:
     def advance(self, step: StepInfo) -> None:
         pass
 
+    def status(self, text: str) -> None:
+        pass
+
     def show(self, step: StepInfo, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if now - self._last_seconds < _LINE_SECONDS and step.step < self._steps:
@@ -122,18 +131,24 @@ class _Bar:
         self._task: TaskID | None = None
         self._step = 0
         self._values = ""
+        self._status = ""
         self._last_seconds = 0.0
 
     def start(self, steps: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
+        def whole() -> Column:  # on a narrow terminal, only the values are cut
+            return Column(no_wrap=True)
+
+        width = _BAR_WIDTH if self._console.width >= 100 else _NARROW_BAR_WIDTH
         self._bar = Progress(
-            TextColumn("train"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}", markup=False),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TextColumn("train", table_column=whole()),
+            BarColumn(bar_width=width, table_column=whole()),
+            MofNCompleteColumn(table_column=whole()),
+            TimeRemainingColumn(table_column=whole()),
+            TextColumn("left", table_column=whole()),
+            _values_column(),
             console=self._console,
             refresh_per_second=5,
         )
@@ -142,7 +157,7 @@ class _Bar:
         self._bar.start()
 
     def advance(self, step: StepInfo) -> None:
-        self._step = step.step
+        self._step, self._status = step.step, ""
         now = time.perf_counter()
         if now - self._last_seconds > _BAR_SECONDS:
             self._last_seconds = now
@@ -152,7 +167,14 @@ class _Bar:
         self._values = f"epoch {step.epoch:.1f}  {_describe(values)}"
         self.advance(step)
 
+    def status(self, text: str) -> None:
+        self._status = text
+        self._update()
+        if self._bar is not None:
+            self._bar.refresh()
+
     def stop(self) -> None:
+        self._status = ""
         if self._bar is not None:
             self._update()  # what came since the last update
             self._bar.stop()
@@ -160,7 +182,19 @@ class _Bar:
 
     def _update(self) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._step, values=self._values)
+            self._bar.update(self._task, completed=self._step, values=self._status or self._values)
+
+
+def _values_column() -> Any:
+    """Return the column of the values, in one line that is cut if the terminal is too narrow."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Values(ProgressColumn):
+        def render(self, task: "Task") -> "Text":
+            return Text(task.fields["values"], no_wrap=True, overflow="ellipsis")
+
+    return Values()
 
 
 def counted(number: float, noun: str) -> str:
@@ -170,11 +204,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def _describe(values: Mapping[str, float]) -> str:
-    parts = [
-        f"{name} {value:.4f}"
-        for name, value in values.items()
-        if "_" not in name or name.endswith("accuracy")
-    ]
+    parts = [f"{name} {value:.4f}" for name, value in values.items() if name not in _RATES]
     parts.append(f"lr {values['learning_rate']:.3g}")
     parts.append(f"{values['samples_per_second']:,.0f} samples/s")
     return "  ".join(parts)

@@ -36,6 +36,10 @@ class Report(Protocol):
         """Show something that the user should know, such as a warning, on rank 0's console."""
         ...
 
+    def status(self, text: str) -> None:
+        """Show what the run does until its next step, if rank 0's console has a progress bar."""
+        ...
+
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock and call the callbacks' ``on_start``.
 
@@ -106,6 +110,9 @@ class SilentReport:
         """Show nothing."""
 
     def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def status(self, text: str) -> None:
         """Show nothing."""
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
@@ -240,6 +247,10 @@ class RunReport(CallbackReport):
     def note(self, text: str) -> None:
         """Show something that the user should know."""
         self._console.note(text)
+
+    def status(self, text: str) -> None:
+        """Show what the run does until its next step."""
+        self._console.status(text)
 
     def sync(self) -> None:
         """Wait until what was logged is on the disk."""

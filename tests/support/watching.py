@@ -45,9 +45,9 @@ def run_context(folder, **fields: object) -> RunContext:
 class Watched:
     """A report on a console that a test can read."""
 
-    def __init__(self, folder, terminal: bool = False, callbacks=(), **fields: object) -> None:
+    def __init__(self, folder, terminal: bool = False, callbacks=(), width: int = 200, **fields) -> None:
         self.file = io.StringIO()
-        self.console = Console(file=self.file, force_terminal=terminal, width=200, _environ={})
+        self.console = Console(file=self.file, force_terminal=terminal, width=width, _environ={})
         self.report = RunReport(self.console, run_context(folder, **fields), callbacks=callbacks)
 
     @property

@@ -130,6 +130,12 @@ def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
     assert bool(said) == speaks
 
 
+def test_colours_do_not_reach_a_file(end):
+    cause = ValueError("\x1b[1mshapes\x1b[0m differ")
+    assert "ValueError: shapes differ" in end(raised(WorkerFailure("failed"), cause))[2]
+    assert "\x1b" not in end(raised(ConfigError("\x1b[1mno\x1b[0m")))[2]
+
+
 def test_an_interruption_says_nothing_more(end):
     assert end(Interrupted(signal.SIGINT), 0)[2] == ""
 

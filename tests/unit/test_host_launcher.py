@@ -1,6 +1,8 @@
 """The rank that a launcher passes, and the terminal that it writes to."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -84,3 +86,27 @@ def test_if_the_launcher_has_no_terminal_lines_go_to_standard_output(launched_by
 def test_a_scheduler_without_a_launcher_gets_lines(launched_by):
     launched_by("slurmstepd", "/dev/pts/0")
     assert not open_console().is_terminal
+
+
+def run_here(code: str, **pipes: object) -> subprocess.Popen:
+    """Start Python without a launcher, with a terminal's width in the environment."""
+    environ = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    command = [sys.executable, "-c", f"from hvdtrain.host.launcher import open_console\n{code}"]
+    return subprocess.Popen(command, env={**environ, "COLUMNS": "80"}, text=True, **pipes)
+
+
+def test_without_a_launcher_lines_in_a_pipe_are_not_wrapped():
+    process = run_here("open_console().print('x' * 200, highlight=False)", stdout=subprocess.PIPE)
+    assert process.communicate(timeout=30)[0] == "x" * 200 + "\n"
+
+
+def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
+    code = "console = open_console()\nfor _ in range(9000): console.print('x' * 100)\nprint('y')"
+    process = run_here(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(30) == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -56,3 +57,15 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
     newest = newest_verified(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert newest.name == "step-00000010"
+
+
+def test_a_task_that_exits_has_not_completed(train, tmp_path):
+    def leave(step, _):
+        if step.step == 3:
+            sys.exit(0)
+
+    with pytest.raises(WorkerFailure, match=r"test_job_ends.py, line \d+: SystemExit: 0"):
+        train(callbacks=[SimpleNamespace(on_step=leave)], steps=20)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "SystemExit" in summary["error"]

@@ -1,9 +1,11 @@
 """What a run shows."""
 
 import json
+import re
 
+import click
 import pytest
-from support.watching import MEANS, METRICS, step_info, summary
+from support.watching import MEANS, METRICS, Watched, step_info, summary
 
 from hvdtrain.reporting.report import SilentReport
 
@@ -72,6 +74,46 @@ def test_the_bar_ends_at_the_last_step_however_fast_it_came(live):
     bars = [line for line in live.file.getvalue().replace("\r", "\n").splitlines() if "/3" in line]
     assert "3/3" in bars[-1]
     assert "loss 0.5000" in bars[-1]
+
+
+def bars(watched: Watched) -> list[str]:
+    """Return what the bar showed, one line for each time."""
+    return click.unstyle(watched.file.getvalue()).replace("\r", "\n").splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_on_a_narrow_terminal_the_bar_keeps_steps_and_time_left(tmp_path, clock, width):
+    narrow = Watched(tmp_path, terminal=True, width=width)
+    narrow.report.on_start(8000, 0)
+    clock.seconds += 1
+    narrow.log(467)
+    narrow.report.close()
+    assert all(len(line) <= width for line in bars(narrow))
+    last = [line for line in bars(narrow) if "467/8000" in line][-1]
+    assert re.search(r"train [━╸╺]+ +467/8000 \S+ left epoch 116.8  loss 0", last)
+    assert "…" in last
+
+
+def test_the_bar_says_that_the_run_evaluates_until_its_next_step(live, clock):
+    live.report.on_start(8, 0)
+    live.log(1)
+    live.report.status("evaluating at step 1")
+    clock.seconds += 1
+    live.log(2)
+    live.report.close()
+    shown = [("evaluating" in line, "loss 0.5" in line) for line in bars(live) if "/8" in line]
+    assert (True, False) in shown
+    assert shown[-1] == (False, True)
+
+
+@pytest.mark.parametrize("name", ["d_loss", "macro_f1", "pixel_iou"])
+def test_metrics_with_an_underscore_are_shown(plain, name):
+    plain.report.on_start(20, 0)
+    plain.step(6)
+    plain.report.on_window(step_info(6), {"loss": 0.5, name: 0.25}, 2000.0, 0.5)
+    assert plain.lines == [
+        f"train step      6/20  epoch   1.50  loss 0.5000  {name} 0.2500  lr 0.0312  2,000 samples/s"
+    ]
 
 
 def test_a_bar_goes_on_where_a_run_stood(live):

@@ -1,11 +1,12 @@
 """What signals ask of a worker: at a step where it trains, at once elsewhere."""
 
 import signal
+import sys
 
 import pytest
 
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
-from hvdtrain.errors import Interrupted, PeerLostError
+from hvdtrain.errors import Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.jobs.signals import HANDLED, Signals, interruptible
 
 ORDERLY = [signal.SIGTERM, signal.SIGUSR2]
@@ -151,3 +152,9 @@ def test_every_handler_comes_back():
     with interruptible():
         assert {signal.getsignal(number) for number in HANDLED} != {handler}
     assert {signal.getsignal(number) for number in HANDLED} == {handler}
+
+
+def test_the_exit_of_the_tasks_code_is_an_error():
+    said = r"called sys.exit\(\): .*test_signals.py, line \d+: SystemExit: 0"
+    with pytest.raises(WorkerFailure, match=said), interruptible():
+        sys.exit(0)

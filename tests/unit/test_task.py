@@ -341,6 +341,7 @@ def test_home_and_variables_in_the_path_of_a_task_are_expanded(folder, monkeypat
 
 def test_an_exception_without_frames_of_the_user_says_itself():
     assert where_raised(ValueError("plain")) == "ValueError: plain"
+    assert where_raised(ValueError("\x1b[1mbold\x1b[0m")) == "ValueError: bold"
 
 
 def test_a_mapping_of_samples_is_a_dataset():
