@@ -1,8 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :class:`Callback`, :class:`RunContext`, :class:`Summary`,
-:class:`Dataset` and :func:`as_dataset`. They are loaded on first use, so that ``import hvdtrain`` and
-``python -m hvdtrain --help`` load neither a framework nor Horovod.
+:class:`Dataset`, :func:`as_dataset` and :class:`Weighted`. They are loaded on first use, so that
+``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ __all__ = [
     "Dataset",
     "RunContext",
     "Summary",
+    "Weighted",
     "__version__",
     "as_dataset",
     "evaluate",
@@ -26,12 +27,14 @@ _HOMES = {
     "Dataset": "hvdtrain.task",
     "RunContext": "hvdtrain.callbacks",
     "Summary": "hvdtrain.reporting.summary",
+    "Weighted": "hvdtrain.backends.objective",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
     "train": "hvdtrain.jobs.train",
 }
 
 if TYPE_CHECKING:
+    from hvdtrain.backends.objective import Weighted
     from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.jobs.evaluate import evaluate

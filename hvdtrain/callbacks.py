@@ -98,7 +98,7 @@ class Callback:
 
         Args:
             step: the step.
-            metrics: sums over all samples of the global batch; ``sums["loss"] / weight`` is the mean loss.
+            metrics: sums over all samples of the global batch; ``mean("loss")`` is the mean loss.
         """
 
     def on_window(self, step: "StepInfo", values: Mapping[str, float]) -> None:

@@ -14,6 +14,7 @@ from hvdtrain.session import Session
 from hvdtrain.step_results import (
     Judgement,
     StepResults,
+    check_weights,
     judge_evaluation,
     report_skipped_samples,
     stops_early,
@@ -97,6 +98,7 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
             skipped, _ = feed.take_notes()
         signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
         metrics = backend.eval_metrics(partial, signals).read()
+        check_weights("the evaluation", metrics)
         report_skipped_samples(session, metrics.statistics.skipped_samples)
         window.add(metrics.without_skipped_samples(), time.perf_counter())
         state.last_eval, state.last_eval_step = window.means(), state.progress.step

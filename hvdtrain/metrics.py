@@ -59,11 +59,12 @@ class Window:
 
     Attributes:
         sums: name to weighted sum.
-        weight: sum of the weights.
+        weight: sum of the samples' weights.
         untimed_weight: that of the steps which another process did, before this one resumed.
         started_seconds: when it began, by ``time.perf_counter``.
         ended_seconds: when its last step was done, likewise.
         waited_seconds: how long the workers waited for data, added up.
+        weights: sum of the weights of those names whose values have weights of their own.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -72,18 +73,23 @@ class Window:
     started_seconds: float = field(default_factory=time.perf_counter)
     ended_seconds: float = 0.0
     waited_seconds: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)
 
     def add(self, metrics: StepMetrics, clock_seconds: float) -> None:
         """Add the metrics of steps that were done at that time."""
         self.ended_seconds = clock_seconds
         for name, value in metrics.sums.items():
+            if name in metrics.weights or name in self.weights:
+                before = self.weights.get(name, self.weight if name in self.sums else 0.0)
+                self.weights[name] = before + metrics.weights.get(name, metrics.weight)
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.weight += metrics.weight
         self.waited_seconds += metrics.statistics.data_wait_seconds
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every value over the window's samples."""
-        return {name: value / self.weight for name, value in self.sums.items()}
+        """Return the mean of every value over what counts in the window; NaN if nothing does."""
+        weights = {name: self.weights.get(name, self.weight) for name in self.sums}
+        return {name: self.sums[name] / weight if weight else math.nan for name, weight in weights.items()}
 
     def samples_per_second(self) -> float:
         """Return the throughput of all workers together in the window."""

@@ -51,7 +51,12 @@ class RunState:
         weight = manifest.window_weight
         return cls(
             progress=Progress(manifest.step, manifest.samples),
-            window=Window(_with_nan(manifest.window), weight, untimed_weight=weight),
+            window=Window(
+                _with_nan(manifest.window),
+                weight,
+                untimed_weight=weight,
+                weights=dict(manifest.window_weights),
+            ),
             last_eval=_with_nan(manifest.last_metrics),
             last_eval_step=manifest.step if manifest.metrics else None,
             seconds_before=manifest.seconds,
@@ -92,6 +97,7 @@ class RunState:
             last_metrics=finite(self.last_eval),
             window=finite(self.window.sums),
             window_weight=self.window.weight,
+            window_weights=self.window.weights,
             waiting=self.early_stopping,
             data=dict(data),
         )

@@ -1,5 +1,6 @@
 """What the loop does with the metrics of steps and evaluations: check, add up, report, judge them."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ConfigError, NonFiniteLossError
+from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
 from hvdtrain.metrics import StepInfo, Window, is_finite
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan
@@ -39,8 +40,10 @@ class StepResults:
 
         Raises:
             NonFiniteLossError: naming the step and its learning rate.
+            TaskError: If the weights of its loss or of a metric are negative or no numbers.
         """
         for step, metrics in steps:
+            check_weights(f"step {step.step}", metrics)
             if metrics.overflow_exhausted or not is_finite(metrics):
                 raise _divergence(step, metrics)
             if metrics.unused_parameters and not self._unused_are_reported:
@@ -71,6 +74,25 @@ class StepResults:
         session.speeds.append(speed)
         session.report.on_window(step, window.means(), speed, window.data_wait_fraction(step.workers))
         session.state.window = Window(started_seconds=step.clock_seconds)
+
+
+def check_weights(when: str, metrics: StepMetrics) -> None:
+    """Check the sums of the weights that the task's loss and metrics give.
+
+    Args:
+        when: the step or evaluation, in messages.
+        metrics: its metrics.
+
+    Raises:
+        TaskError: If the weights of one of them are negative or no numbers.
+    """
+    for name, weight in metrics.weights.items():
+        if not 0 <= weight < math.inf:
+            raise TaskError(
+                f"the weights of {name} must be finite and not negative; they add up to {weight:g} in {when}",
+                "Check the samples' 'weights', or what the task's loss or metric returns as weights.",
+                everywhere=True,
+            )
 
 
 def _divergence(step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:

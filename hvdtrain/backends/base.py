@@ -4,9 +4,10 @@ Methods that every rank must call, in the same order, have docstrings that start
 "Collective."
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,6 +71,8 @@ class StepMetrics:
     Attributes:
         sums: name to the weighted sum over samples; "loss" and the task's metrics.
         weight: sum of the samples' weights.
+        weights: sum of the weights of those names whose values have weights of their own (``Weighted``);
+            of all others it is ``weight``.
         unused_parameters: parameters that got no gradient, added up over workers.
         unused_names: those of this worker, by portable name.
         overflow_exhausted: whether gradients overflow at the lowest loss scale: no scale will help.
@@ -84,6 +87,7 @@ class StepMetrics:
     overflow_exhausted: bool = False
     flags: ControlFlags = NO_FLAGS
     statistics: StepStatistics = NO_STATISTICS
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_vector(
@@ -92,18 +96,29 @@ class StepMetrics:
         vector: Sequence[float],
         weight: float,
         unused_names: Sequence[str] = (),
+        weighted: Sequence[str] = (),
     ) -> "StepMetrics":
-        """Return what a reduced vector says: a sum per name, ``FINDINGS`` numbers, the signals."""
-        sums, rest = vector[: len(names)], vector[len(names) :]
-        unused, overflow, *signals = rest
+        """Return what a reduced vector says.
+
+        It consists of a sum for each name, a sum of weights for each weighted name, ``FINDINGS`` numbers
+        and the signals.
+        """
+        ends = len(names), len(names) + len(weighted)
+        unused, overflow, *signals = vector[ends[1] :]
         return cls(
-            dict(zip(names, sums, strict=True)),
+            dict(zip(names, vector[: ends[0]], strict=True)),
             weight,
             round(unused),
             tuple(unused_names),
             overflow > 0,
             *decode_signals(signals),
+            weights=dict(zip(weighted, vector[ends[0] : ends[1]], strict=True)),
         )
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a value over what counts; NaN if nothing does."""
+        weight = self.weights.get(name, self.weight)
+        return self.sums[name] / weight if weight else math.nan
 
     def without_skipped_samples(self) -> "StepMetrics":
         """Return the metrics with skipped samples taken out of the weight: an evaluation leaves them out."""

@@ -46,6 +46,7 @@ class Manifest(BaseModel):
         last_metrics: the last evaluation at or before this step.
         window: sums by name of the logged window that the step lies in; empty at its end.
         window_weight: sum of the samples' weights in that window.
+        window_weights: the same of each name whose values have weights of their own.
         waiting: how long early stopping has waited; None if the run does not stop early.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         files: size and SHA-256 of the other files, by name.
@@ -64,6 +65,7 @@ class Manifest(BaseModel):
     last_metrics: dict[str, float | None] = {}
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
+    window_weights: dict[str, float] = {}
     waiting: EarlyStoppingState | None = None
     data: dict[str, Fingerprint] = {}
     files: dict[str, FileInfo] = {}

@@ -157,7 +157,7 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
         keys: the seeds of their augmentation, or None to fetch them without it.
 
     Raises:
-        DataError: If samples differ in shape.
+        DataError: If samples differ in shape, or a weight is negative or no number.
     """
     if keys is not None:
         arrays = dataset.augmented(indices, keys)
@@ -165,7 +165,21 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
         arrays = dataset.batch(indices)
     else:
         arrays = stack([dataset[int(index)] for index in indices], indices)
-    return {name: _for_frameworks(name, value) for name, value in arrays.items()}
+    found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
+    if "weights" in found:
+        _check_weights(found["weights"], indices)
+    return found
+
+
+def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
+    is_right = np.isfinite(weights) & (weights >= 0)
+    if not is_right.all():
+        place = int(np.argmin(is_right.reshape(len(indices), -1).all(1)))
+        raise DataError(
+            f"'weights' of a sample must be finite and not negative; sample {indices[place]} has "
+            f"{weights[place]}",
+            "Correct the weights, or name the key differently if it does not weigh samples.",
+        )
 
 
 def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:

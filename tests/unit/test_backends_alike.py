@@ -125,11 +125,21 @@ def test_collective_methods_say_so_in_both_backends(framework, protocol, name):
     assert is_collective(own) == is_collective(methods(SEAM[protocol])[name])
 
 
-STAGES = ["scale", "backward", "fill_in_unused", "reduce", "unscale_or_skip", "clip", "update", "ema"]
+STAGES = [
+    "scale",
+    "backward",
+    "fill_in_unused",
+    "reduce",
+    "unscale_or_skip",
+    "normalize",
+    "clip",
+    "update",
+    "ema",
+]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_update_has_eight_stages_that_a_step_calls_in_order(framework):
+def test_an_update_has_nine_stages_that_a_step_calls_in_order(framework):
     update = methods(definitions(f"{framework}/update.py")["Update"])
     assert [name for name in update if name != "begin"] == STAGES
     source = (FOLDER / framework / "backend.py").read_text()

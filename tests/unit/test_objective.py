@@ -8,8 +8,8 @@ from hvdtrain.backends.objective import check_comparable, check_per_sample, make
 from hvdtrain.errors import TaskError
 
 TABLE = {
-    "cross_entropy": lambda outputs, batch: ("entropy", outputs, batch["targets"]),
-    "accuracy": lambda outputs, batch: ("accuracy", outputs, batch["targets"]),
+    "cross_entropy": lambda outputs, batch, counting: ("entropy", outputs, batch["targets"]),
+    "accuracy": lambda outputs, batch, counting: ("accuracy", outputs, batch["targets"]),
 }
 BATCH = {"inputs": "x", "targets": "y"}
 

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import FINDINGS, Backend, BackendInfo, ModelFiles, ModelInfo, PortableState
-from hvdtrain.backends.objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends.objective import Objective, Weighted, make_objective
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -45,6 +46,7 @@ from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_out
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.update import Update
+from hvdtrain.backends.tensorflow.weighting import Values, check_values, is_batch_mean, weigh
 from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -53,6 +55,8 @@ from hvdtrain.errors import EnvironmentFault, TaskError
 from hvdtrain.host.cores import threads_per_worker
 
 Tensor = Any
+# a micro-batch, its weights and gradient weights -> its part of the gradients, and its weighted sums
+GradientsOf = Callable[..., tuple[list[Tensor], Tensor]]
 
 
 def start(config: Config) -> "TensorFlowBackend":
@@ -92,6 +96,17 @@ def _device_name(device: str) -> str:
     return str(details["device_name"])
 
 
+def _of_counted(function: Callable[..., Any], arrays: Any, weights: Tensor, *others: Tensor) -> Any:
+    """Call a function of a micro-batch and weights with the samples that do not have weight 0.
+
+    A micro-batch of which no sample counts stays as it is.
+    """
+    counted = weights > 0
+    kept = tf.logical_or(counted, tf.logical_not(tf.reduce_any(counted)))
+    parts = tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, kept), (arrays, weights, *others))
+    return function(*parts)
+
+
 class TensorFlowBackend:
     """The TensorFlow backend of one worker.
 
@@ -111,15 +126,19 @@ class TensorFlowBackend:
         on = _device_name(device)
         self.info = BackendInfo(f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}", versions)
         self._no_signals = tf.constant(NO_SIGNALS)
-        self._known_weights: tuple[NDArray[Any], tuple[Tensor, Tensor]] | None = None
+        self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
         keras.utils.clear_session()  # automatic names of layers start anew, equal on all workers
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self._seed = config.seed
-        self._names: tuple[str, ...] = ()  # of the sums, and parameters without gradient: as last traced
+        # of the sums, of those with weights of their own, of parameters without gradient: as last traced
+        self._names: tuple[str, ...] = ()
+        self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
+        # in training or not: whether the objective gave a batch's mean, when it was last traced
+        self._gives_mean: dict[bool, bool] = {}
         self._accumulate = config.accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
@@ -166,22 +185,29 @@ class TensorFlowBackend:
         # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         try:
+            self._learn_form(batch, training=True)
+            leaves_out = batch.is_padded and self._gives_mean[True]
+            function = self._train_function_of_counted if leaves_out else self._train_function
             with peer_errors():
-                vector, (names, unused) = self._train_function(
-                    *(batch.signature, batch.arrays, batch.weights, batch.gradient_weights, rate),
-                    *(self._ema.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
+                vector, (names, weighted, unused) = function(
+                    *(batch.signature, batch.arrays, batch.weights, batch.gradient_weights, batch.total),
+                    *(rate, self._ema.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
                 )
         except BaseException:
             self._update.begin()
             raise
-        return TensorFlowPending(names, vector, batch.total_weight, unused)
+        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
     def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""
-        sums, (names, _) = self._eval_function(batch.signature, batch.arrays, batch.weights)
+        self._learn_form(batch, training=False)
+        leaves_out = batch.is_padded and self._gives_mean[False]
+        function = self._eval_function_of_counted if leaves_out else self._eval_function
+        sums, (names, weighted, _) = function(batch.signature, batch.arrays, batch.weights)
         if partial is None:
-            return TensorFlowSums(names, sums, batch.total_weight)
-        return TensorFlowSums(names, partial.values + sums, partial.weight + batch.total_weight)
+            return TensorFlowSums(names, weighted, sums, batch.total_weight)
+        weight = partial.weight + batch.total_weight
+        return TensorFlowSums(names, weighted, partial.values + sums, weight)
 
     def eval_metrics(
         self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
@@ -191,7 +217,7 @@ class TensorFlowBackend:
         if self.workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TensorFlowPending(partial.names, vector, partial.weight)
+        return TensorFlowPending(partial.names, vector, partial.weight, weighted=partial.weighted)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
@@ -264,17 +290,25 @@ class TensorFlowBackend:
 
     def _compile(self, config: Config) -> None:
         """Make the functions that steps call; they are traced when they first are."""
-        self._gradients: Callable[..., tuple[list[Tensor], Tensor]] = self._gradients_of
+        gradients: GradientsOf = self._gradients_of
         evaluate = self._eval_sums
         if config.compile:  # the parts without a collective
             check_compiler(self.workers.host)
-            self._gradients, evaluate = compiled(self._gradients), compiled(evaluate)
-        self._train_function = Compiled(self._train_step, lambda: (self._names, self._unused))
-        self._eval_function = Compiled(evaluate, lambda: (self._names, []))
+            gradients, evaluate = compiled(gradients), compiled(evaluate)
+
+        def learnt() -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+            return self._names, self._weighted, self._unused
+
+        self._train_function = Compiled(partial(self._train_step, gradients), learnt)
+        self._eval_function = Compiled(evaluate, learnt)
+        # without padding, the number of samples is not known when a step is traced: XLA cannot compile these
+        of_counted = partial(_of_counted, self._gradients_of)
+        self._train_function_of_counted = Compiled(partial(self._train_step, of_counted), learnt)
+        self._eval_function_of_counted = Compiled(partial(_of_counted, self._eval_sums), learnt)
 
     def _wrap(self, batch: HostBatch) -> TensorFlowBatch:
         one = len(batch.weights) == 1
-        weights, gradient_weights = self._weigh(batch, one)
+        weights, gradient_weights, total, is_padded = self._weigh(batch, one)
         return TensorFlowBatch(
             step=batch.step,
             arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
@@ -282,15 +316,22 @@ class TensorFlowBackend:
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
             signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
+            total=total,
+            is_padded=is_padded,
         )
 
-    def _weigh(self, batch: HostBatch, one: bool) -> tuple[Tensor, Tensor]:
-        """Return weights and gradient weights; those of the batch before if they are the same."""
+    def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:
+        """Return what batches have of weights; that of the batch before if they are the same."""
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             weights = batch.weights[0] if one else batch.weights
-            tensors = tf.constant(weights), tf.constant(weights * np.float32(1 / batch.total_weight))
-            known = self._known_weights = batch.weights, tensors
+            values = (
+                tf.constant(weights),
+                tf.constant(weights * np.float32(1 / batch.total_weight)),
+                tf.constant(batch.total_weight, tf.float32),
+                not batch.weights.all(),
+            )
+            known = self._known_weights = batch.weights, values
         return known[1]
 
     def _seeds(self, step: int) -> Tensor:
@@ -302,9 +343,11 @@ class TensorFlowBackend:
 
     def _train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
+        gradients_of: GradientsOf,
         arrays: Any,
         weights: Tensor,
         gradient_weights: Tensor,
+        total_weight: Tensor,
         learning_rate: Tensor,
         share: Tensor,
         seeds: Tensor,
@@ -315,12 +358,14 @@ class TensorFlowBackend:
         update = self._update
         gradient_weights = update.scale(gradient_weights)
         if self._accumulate == 1:
-            gradients, sums = self._gradients(arrays, weights, gradient_weights)
+            gradients, sums = gradients_of(arrays, weights, gradient_weights)
         else:
-            gradients, sums = self._accumulated_gradients(arrays, weights, gradient_weights)
+            gradients, sums = self._accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
         vector = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
         gradients, vector = update.reduce(gradients, vector)
         gradients, vector = update.unscale_or_skip(gradients, vector)
+        counted = vector[len(self._names)] if "loss" in self._weighted else None
+        gradients = update.normalize(gradients, counted, total_weight)
         gradients = update.clip(gradients)
         update.update(gradients, learning_rate)
         update.ema(share)
@@ -331,19 +376,19 @@ class TensorFlowBackend:
         return self._no_signals if signals is NO_SIGNALS else tf.constant(signals, tf.float32)
 
     def _accumulated_gradients(
-        self, arrays: Any, weights: Tensor, gradient_weights: Tensor
+        self, gradients_of: GradientsOf, arrays: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
 
-        def gradients_of(i: Tensor) -> tuple[list[Tensor], Tensor]:
+        def of_micro_batch(i: Tensor) -> tuple[list[Tensor], Tensor]:
             micro_batch = {name: array[i] for name, array in arrays.items()}
-            return self._gradients(micro_batch, weights[i], gradient_weights[i])
+            return gradients_of(micro_batch, weights[i], gradient_weights[i])
 
         def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-            more, more_sums = gradients_of(i)
+            more, more_sums = of_micro_batch(i)
             return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
-        gradients, sums = gradients_of(tf.constant(0))
+        gradients, sums = of_micro_batch(tf.constant(0))
         # one at a time: the next would move the same statistics, under the same names between workers
         _, gradients, sums = tf.while_loop(
             lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums), parallel_iterations=1
@@ -354,28 +399,43 @@ class TensorFlowBackend:
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """Return one micro-batch's part of the gradient and the weighted sums of its values."""
-        self._batch_norm.weights = weights
         with tf.GradientTape() as tape:
-            losses, values = self._per_sample(micro_batch, training=True)
-        gradients = self._update.backward(losses, gradient_weights, tape)
+            losses, own, rows = self._per_sample(micro_batch, weights, training=True)
+        own_weights = gradient_weights if own is None else gradient_weights * own
+        gradients = self._update.backward(losses, own_weights, tape)
         # traced once: which variables the graph reaches does not change from step to step
         gradients, self._unused = self._update.fill_in_unused(gradients)
-        return gradients, tf.linalg.matvec(values, weights)
+        return gradients, tf.linalg.matvec(rows, weights)
 
     def _eval_sums(self, arrays: Any, weights: Tensor) -> Tensor:
-        _, values = self._per_sample(arrays, training=False)
-        return tf.linalg.matvec(values, weights)
+        return tf.linalg.matvec(self._per_sample(arrays, weights, training=False).rows, weights)
 
-    def _per_sample(self, micro_batch: Mapping[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
-        """Return the losses (samples,) and all values (1 + metrics, samples)."""
+    def _learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
+        """Find out whether the objective gives a batch's mean, which must be known of a batch with padding.
+
+        It is traced and not run, which changes nothing.
+        """
+        if training in self._gives_mean or not batch.is_padded:
+            return
+
+        def traced(arrays: Any, weights: Tensor) -> Tensor:
+            if training and self._accumulate > 1:
+                arrays, weights = tf.nest.map_structure(lambda a: a[0], (arrays, weights))
+            return self._per_sample(arrays, weights, training).rows
+
+        tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
+
+    def _per_sample(self, micro_batch: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+        """Return losses and all values of the samples of a micro-batch."""
+        self._batch_norm.weights = weights
         objective = self._train_objective if training else self._objective
         losses, metrics = objective(Phase(self._called, training), micro_batch)
-        samples = next(iter(micro_batch.values())).shape[0]
-        for name, value in (("the loss", losses), *metrics.items()):
-            check_per_sample(name, tuple(value.shape), samples)
-        self._names = ("loss", *metrics)
-        casted = [tf.cast(value, tf.float32) for value in (losses, *metrics.values())]
-        return casted[0], tf.stack(casted)
+        given = {"loss": losses, **metrics}
+        check_values(given, weights.shape[0])
+        self._names = tuple(given)
+        self._weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
+        self._gives_mean[training] = any(map(is_batch_mean, given.values()))
+        return weigh(given, tf.shape(weights)[0])
 
 
 _backend: type[Backend] = TensorFlowBackend

@@ -22,6 +22,8 @@ class TensorFlowBatch:
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
         signature: shapes and types of the arrays.
+        total: ``total_weight`` as a tensor.
+        is_padded: whether there are samples of weight 0.
     """
 
     step: int
@@ -30,6 +32,8 @@ class TensorFlowBatch:
     gradient_weights: Tensor
     total_weight: float
     signature: Signature
+    total: Tensor
+    is_padded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,13 @@ class TensorFlowSums:
 
     Attributes:
         names: "loss" and the task's metrics.
-        values: the weighted sum for each name, (names,).
+        weighted: those of them that have weights of their own.
+        values: the weighted sum for each name, then of the weights for each weighted one.
         weight: sum of the weights of these batches over all workers.
     """
 
     names: tuple[str, ...]
+    weighted: tuple[str, ...]
     values: Tensor
     weight: float
 
@@ -55,12 +61,19 @@ class TensorFlowPending:
         vector: what was reduced; see ``StepMetrics.from_vector``.
         weight: sum of the samples' weights over all workers.
         unused_names: this worker's parameters without a gradient.
+        weighted: the names that have weights of their own.
     """
 
     def __init__(
-        self, names: tuple[str, ...], vector: Tensor, weight: float, unused_names: Sequence[str] = ()
+        self,
+        names: tuple[str, ...],
+        vector: Tensor,
+        weight: float,
+        unused_names: Sequence[str] = (),
+        weighted: Sequence[str] = (),
     ) -> None:
         self._names = names
+        self._weighted = weighted
         self._weight = weight
         self._unused_names = unused_names
         self._vector = vector
@@ -68,4 +81,4 @@ class TensorFlowPending:
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
         vector = self._vector.numpy().tolist()
-        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names)
+        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names, self._weighted)

@@ -1,7 +1,8 @@
 """Losses and metrics by name, in TensorFlow; ``torch/losses.py`` does the same for PyTorch.
 
-Each takes (outputs, batch) and gives one value per sample. Classes stand on the last axis of
-outputs; values of a sequence or an image are averaged within the sample.
+Each takes (outputs, batch) and gives one value per sample, or values and weights per sample if targets can
+be left out or have weights. Classes stand on the last axis of outputs; values of a sequence or an image are
+averaged within the sample, over the targets that count.
 """
 
 from collections.abc import Mapping
@@ -9,61 +10,84 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.backends.objective import check_comparable
+from hvdtrain.backends.objective import (
+    OF_METRICS,
+    Counting,
+    Weighted,
+    check_class_weights,
+    check_comparable,
+    check_weights_fit,
+)
 
 Tensor = Any
 Batch = Mapping[str, Tensor]
 
 
-def cross_entropy(outputs: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(
+    outputs: Tensor, batch: Batch, label_smoothing: float = 0.0, counting: Counting = OF_METRICS
+) -> Weighted:
     """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...).
 
-    The target is (1 - label_smoothing) * onehot + label_smoothing / classes.
+    The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
+    applies to the whole of its loss.
     """
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["targets"], outputs)
+    counted = tf.not_equal(batch["targets"], counting.ignore_index)
+    weights = tf.cast(counted, tf.float32)
+    targets = batch["targets"] * tf.cast(counted, batch["targets"].dtype)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
     if label_smoothing:
         of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
         losses = (1 - label_smoothing) * losses + label_smoothing * of_all
-    return _per_sample(losses)
+    if counting.class_weights is not None:
+        check_class_weights(counting.class_weights, outputs.shape[-1])
+        weights = weights * tf.gather(tf.constant(counting.class_weights, tf.float32), targets)
+    weights = _times_batch_weights("cross_entropy", weights, batch, counting)
+    return _weighted(losses, weights)
 
 
-def binary_cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
+def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
     """Cross-entropy of logits with targets in [0, 1]."""
     outputs, targets = _aligned("binary_cross_entropy", outputs, batch)
-    return _per_sample(tf.nn.sigmoid_cross_entropy_with_logits(targets, outputs))
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(targets, outputs)
+    weights = tf.cast(tf.not_equal(targets, counting.ignore_index), tf.float32)
+    return _weighted(losses, _times_batch_weights("binary_cross_entropy", weights, batch, counting))
 
 
-def mse(outputs: Tensor, batch: Batch) -> Tensor:
+def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
     """Mean squared error."""
     outputs, targets = _aligned("mse", outputs, batch)
-    return _per_sample(tf.math.squared_difference(outputs, targets))
+    return _of_all("mse", tf.math.squared_difference(outputs, targets), batch, counting)
 
 
-def mae(outputs: Tensor, batch: Batch) -> Tensor:
+def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
     """Mean absolute error."""
     outputs, targets = _aligned("mae", outputs, batch)
-    return _per_sample(tf.abs(outputs - targets))
+    return _of_all("mae", tf.abs(outputs - targets), batch, counting)
 
 
-def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
+def accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
     """Return whether the largest logit is the target's."""
     targets = batch["targets"]
     largest = tf.argmax(outputs, -1, output_type=targets.dtype)
-    return _per_sample(tf.cast(tf.equal(largest, targets), tf.float32))
+    counted = tf.not_equal(targets, counting.ignore_index)
+    return _weighted(tf.cast(tf.equal(largest, targets), tf.float32), tf.cast(counted, tf.float32))
 
 
-def top5_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
+def top5_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
     """Return whether the target's logit is among the five largest."""
-    targets = batch["targets"]
+    counted = tf.not_equal(batch["targets"], counting.ignore_index)
+    targets = batch["targets"] * tf.cast(counted, batch["targets"].dtype)
     of_target = tf.gather(outputs, targets, batch_dims=targets.shape.rank)[..., None]
     larger = tf.reduce_sum(tf.cast(outputs > of_target, tf.int32), -1)
-    return _per_sample(tf.cast(larger < 5, tf.float32))
+    return _weighted(tf.cast(larger < 5, tf.float32), tf.cast(counted, tf.float32))
 
 
-def binary_accuracy(outputs: Tensor, batch: Batch) -> Tensor:
+def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
     """Return whether the logit's sign agrees with the target, 0 or 1."""
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
-    return _per_sample(tf.cast(tf.equal(outputs > 0, targets > 0.5), tf.float32))
+    counted = tf.not_equal(targets, counting.ignore_index)
+    right = tf.cast(tf.equal(outputs > 0, targets > 0.5), tf.float32)
+    return _weighted(right, tf.cast(counted, tf.float32))
 
 
 NAMED = {
@@ -76,6 +100,32 @@ def _aligned(name: str, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     targets = batch["targets"]
     check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
     return tf.reshape(outputs, tf.shape(targets)), tf.cast(targets, outputs.dtype)
+
+
+def _times_batch_weights(name: str, weights: Tensor, batch: Batch, counting: Counting) -> Tensor:
+    """Return the targets' weights times those that the batch has, per sample or per target, if it has any."""
+    if not (counting.batch_weights and "weights" in batch):
+        return weights
+    given = tf.cast(batch["weights"], tf.float32)
+    if check_weights_fit(name, tuple(given.shape), tuple(weights.shape)):
+        return weights * given
+    return weights * tf.reshape(given, (-1, *[1] * (weights.shape.rank - 1)))
+
+
+def _of_all(name: str, values: Tensor, batch: Batch, counting: Counting) -> Tensor | Weighted:
+    """Return values of which none can be left out, per sample; with weights if the batch has some."""
+    if not (counting.batch_weights and "weights" in batch):
+        return _per_sample(values)
+    weights = tf.ones_like(values, dtype=tf.float32)
+    return _weighted(values, _times_batch_weights(name, weights, batch, counting))
+
+
+def _weighted(values: Tensor, weights: Tensor) -> Weighted:
+    """Return the weighted mean within each sample, and the mean of its weights."""
+    if values.shape.rank == 1:
+        return Weighted(values, weights)
+    parts, shares = _per_sample(values * tf.cast(weights, values.dtype)), _per_sample(weights)
+    return Weighted(parts / tf.cast(tf.where(shares > 0, shares, 1.0), parts.dtype), shares)
 
 
 def _per_sample(values: Tensor) -> Tensor:

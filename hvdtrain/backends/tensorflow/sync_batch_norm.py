@@ -77,9 +77,19 @@ class BatchNormSync:
         """
         assert self.weights is not None  # set before the model is called
         rows, samples = x.shape[0], self.weights.shape[0]
+        if samples is None:
+            return self._weights_of_some(x, tf.shape(x)[0], tf.shape(self.weights)[0])
         if rows is None or rows % samples:
             return tf.ones(tf.shape(x)[:1], tf.float64)
         return tf.repeat(tf.cast(self.weights, tf.float64), rows // samples)
+
+    def _weights_of_some(self, x: Tensor, rows: Tensor, samples: Tensor) -> Tensor:
+        """Return the weights of a tensor's rows if their number is not known when the step is traced."""
+        return tf.cond(
+            tf.equal(rows % samples, 0),
+            lambda: tf.repeat(tf.cast(self.weights, tf.float64), rows // samples),
+            lambda: tf.ones(tf.shape(x)[:1], tf.float64),
+        )
 
 
 def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after those that are bound

@@ -99,6 +99,26 @@ class Update:
         exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
         return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
 
+    def normalize(
+        self, gradients: list[Tensor], counted: Tensor | None, total_weight: Tensor
+    ) -> list[Tensor]:
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
+
+        Args:
+            gradients: the gradients.
+            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
+            total_weight: sum of the samples' weights over all workers, likewise.
+        """
+        if counted is None:
+            return gradients
+        factor = tf.where(counted > 0, total_weight / counted, 1.0)
+        divided: list[Tensor] = tf.cond(
+            tf.equal(factor, 1.0),
+            lambda: gradients,
+            lambda: [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients],
+        )
+        return divided
+
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
         """Scale the gradients so that their joint norm is at most the config's."""
         return gradients if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)

@@ -14,6 +14,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import (
@@ -24,7 +25,7 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
-from hvdtrain.backends.objective import Objective, check_per_sample, make_objective
+from hvdtrain.backends.objective import Objective, Weighted, check_form_stays, make_objective
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -44,6 +45,7 @@ from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_
 from hvdtrain.backends.torch.reduction import choose_reducer
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.update import Update
+from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
 from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -89,13 +91,17 @@ class TorchBackend:
         self.info = BackendInfo(f"PyTorch {torch.__version__} on {on}", {"torch": torch.__version__})
         self._device = device
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
-        self._known_weights: tuple[NDArray[Any], tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
+        self._known_weights: tuple[NDArray[Any], tuple[list[Any], ...]] | None = None
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and steps, with their initial values. Local: no collective."""
         torch.manual_seed(mix(config.seed, 0) >> 1)
         self._seed = config.seed
-        self._names: tuple[str, ...] = ()  # of the sums; shapes are checked when they change
+        # of the sums, and of those with weights of their own; shapes are checked when they change
+        self._names: tuple[str, ...] = ()
+        self._weighted: tuple[str, ...] = ()
+        # in training or not: whether the objective gave a batch's mean, when it was last called
+        self._gives_mean: dict[bool, bool] = {}
         self._objective: Objective = make_objective(task, "torch", NAMED)
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
@@ -147,6 +153,7 @@ class TorchBackend:
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> TorchPending:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
+        self._learn_form(batch, training=True)
         self._seed_step(batch.step)
         if not self.model.training:
             self.model.train()
@@ -160,16 +167,14 @@ class TorchBackend:
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""
+        self._learn_form(batch, training=False)
         self.model.eval()
         with torch.inference_mode():
-            for micro_batch, weights in zip(batch.micro_batches, batch.weights, strict=True):
-                _, values = self._per_sample(micro_batch)
-                sums = torch.mv(values, weights)
-                if partial is None:
-                    partial = TorchSums(self._names, sums, batch.total_weight)
-                else:
-                    weight = partial.weight + batch.total_weight
-                    partial = TorchSums(self._names, partial.values + sums, weight)
+            for micro_batch, weights, _ in self._micro_batches(batch):
+                sums = torch.mv(self._per_sample(micro_batch, len(weights)).rows, weights)
+                before = 0.0 if partial is None else partial.weight
+                sums = sums if partial is None else partial.values + sums
+                partial = TorchSums(self._names, self._weighted, sums, before + batch.total_weight)
         assert partial is not None  # a batch has at least one micro-batch
         return partial
 
@@ -179,7 +184,7 @@ class TorchBackend:
         if self.workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TorchPending(partial.names, vector, partial.weight)
+        return TorchPending(partial.names, vector, partial.weight, weighted=partial.weighted)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
@@ -255,7 +260,7 @@ class TorchBackend:
 
     def _wrap(self, batch: HostBatch) -> TorchBatch:
         slots = range(len(batch.weights))
-        weights, gradient_weights = self._weigh(batch)
+        weights, gradient_weights, counted_rows = self._weigh(batch)
         return TorchBatch(
             step=batch.step,
             # views are taken of the numpy arrays, which costs a fraction of a tensor's
@@ -263,14 +268,20 @@ class TorchBackend:
             weights=weights,
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
+            counted_rows=counted_rows,
         )
 
-    def _weigh(self, batch: HostBatch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return weights and gradient weights; those of the batch before if they are the same."""
+    def _weigh(self, batch: HostBatch) -> tuple[list[Any], ...]:
+        """Return weights, gradient weights and the rows that count; those of the batch before if the same."""
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             parts = batch.weights * np.float32(1 / batch.total_weight)
-            tensors = [self._move(w) for w in batch.weights], [self._move(w) for w in parts]
+            rows = [np.flatnonzero(w) for w in batch.weights]
+            tensors = (
+                [self._move(w) for w in batch.weights],
+                [self._move(w) for w in parts],
+                [self._move(r) if 0 < len(r) < batch.weights.shape[1] else None for r in rows],
+            )
             known = self._known_weights = batch.weights, tensors
         return known[1]
 
@@ -289,22 +300,22 @@ class TorchBackend:
     def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
         update = self._update
         sums: torch.Tensor | None = None
-        for micro_batch, weights, gradient_weights in zip(
-            batch.micro_batches, batch.weights, batch.gradient_weights, strict=True
-        ):
+        for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
-            losses, values = self._per_sample(micro_batch)
+            losses, own, rows = self._per_sample(micro_batch, len(weights))
             scaled = update.scale(gradient_weights)
-            update.backward(losses, scaled)
-            sums = torch.mv(values, weights) if sums is None else sums.addmv_(values, weights)
+            update.backward(losses, scaled if own is None else scaled * own)
+            sums = torch.mv(rows, weights) if sums is None else sums.addmv_(rows, weights)
         assert sums is not None  # a step has at least one micro-batch
         unused = update.fill_in_unused()
         vector = update.reduce(torch.cat((sums, self._numbers(unused, signals))))
         if update.unscale_or_skip(vector):
+            counted = vector[len(self._names)] if "loss" in self._weighted else None
+            update.normalize(counted, batch.total_weight)
             update.clip()
             update.update(learning_rate)
         update.ema(batch.step + 1)
-        return TorchPending(self._names, vector, batch.total_weight, unused)
+        return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
 
     def _numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
         """Return what stands after the sums in a vector that is reduced: findings and signals."""
@@ -312,19 +323,52 @@ class TorchBackend:
             return self._no_findings
         return self._no_findings.new_tensor((float(len(unused)), 0.0, *signals))
 
-    def _per_sample(self, micro_batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the losses (samples,) and, without gradient, all values (1 + metrics, samples)."""
+    def _learn_form(self, batch: TorchBatch, training: bool) -> None:
+        """Find out whether the objective gives a batch's mean, which must be known of a batch with padding.
+
+        It is called in evaluation mode and without gradient, which changes nothing.
+        """
+        if training in self._gives_mean or all(rows is None for rows in batch.counted_rows):
+            return
+        self.model.eval()
+        with torch.inference_mode(), autocast(self._precision, self._device):
+            losses, metrics = self._objective(self.model, batch.micro_batches[0])
+        self._gives_mean[training] = any(map(is_batch_mean, (losses, *metrics.values())))
+
+    def _micro_batches(self, batch: TorchBatch) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """Yield micro-batches with weights and gradient weights; without padding if a mean is taken of them.
+
+        A micro-batch of which no sample counts stays as it is.
+        """
+        training = self.model.training
+        for micro_batch, weights, gradient_weights, rows in zip(
+            batch.micro_batches, batch.weights, batch.gradient_weights, batch.counted_rows, strict=True
+        ):
+            if rows is None:
+                yield micro_batch, weights, gradient_weights
+            elif self._gives_mean[training]:
+                counted = pytree.tree_map(lambda tensor, rows=rows: tensor[rows], micro_batch)
+                yield counted, weights[rows], gradient_weights[rows]
+            else:
+                yield micro_batch, weights, gradient_weights
+                check_form_stays(self._gives_mean[training])
+
+    def _per_sample(self, micro_batch: dict[str, torch.Tensor], samples: int) -> Values:
+        """Return losses and all values of the samples of a micro-batch."""
         objective = self._train_objective if self.model.training else self._objective
         with autocast(self._precision, self._device):
             losses, metrics = objective(self.model, micro_batch)
-        samples = len(next(iter(micro_batch.values())))
-        names = ("loss", *metrics)
-        if names != self._names:
-            for name, value in (("the loss", losses), *metrics.items()):
-                check_per_sample(name, tuple(value.shape), samples)
-            self._names = names
-        detached = [value.detach().to(torch.float32) for value in (losses, *metrics.values())]
-        return losses.to(torch.float32), torch.stack(detached)
+        given = {"loss": losses, **metrics}
+        weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
+        self._gives_mean[self.model.training] = any(is_batch_mean(given[name]) for name in weighted)
+        names = tuple(given)
+        if names != self._names or weighted != self._weighted:
+            check_values(given, samples)
+            self._names, self._weighted = names, weighted
+        if weighted:
+            return weigh(given, samples)
+        detached = [value.detach().to(torch.float32) for value in given.values()]
+        return Values(losses.to(torch.float32), None, torch.stack(detached))
 
 
 _backend: type[Backend] = TorchBackend

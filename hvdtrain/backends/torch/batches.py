@@ -18,6 +18,7 @@ class TorchBatch:
         weights: for each micro-batch, (micro_batch,).
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
+        counted_rows: for each micro-batch, which of its samples do not have weight 0; None if all or none.
     """
 
     step: int
@@ -25,11 +26,13 @@ class TorchBatch:
     weights: list[torch.Tensor]
     gradient_weights: list[torch.Tensor]
     total_weight: float
+    counted_rows: list[torch.Tensor | None]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that lies on the device."""
         yield from self.weights
         yield from self.gradient_weights
+        yield from (rows for rows in self.counted_rows if rows is not None)
         for micro_batch in self.micro_batches:
             yield from micro_batch.values()
 
@@ -40,11 +43,13 @@ class TorchSums:
 
     Attributes:
         names: "loss" and the task's metrics.
-        values: the weighted sum for each name, (names,).
+        weighted: those of them that have weights of their own.
+        values: the weighted sum for each name, then of the weights for each weighted one.
         weight: sum of the weights of these batches over all workers.
     """
 
     names: tuple[str, ...]
+    weighted: tuple[str, ...]
     values: torch.Tensor
     weight: float
 
@@ -57,12 +62,19 @@ class TorchPending:
         vector: what was reduced; see ``StepMetrics.from_vector``.
         weight: sum of the samples' weights over all workers.
         unused_names: this worker's parameters without a gradient.
+        weighted: the names that have weights of their own.
     """
 
     def __init__(
-        self, names: tuple[str, ...], vector: torch.Tensor, weight: float, unused_names: Sequence[str] = ()
+        self,
+        names: tuple[str, ...],
+        vector: torch.Tensor,
+        weight: float,
+        unused_names: Sequence[str] = (),
+        weighted: Sequence[str] = (),
     ) -> None:
         self._names = names
+        self._weighted = weighted
         self._weight = weight
         self._unused_names = unused_names
         self._event: torch.cuda.Event | None = None
@@ -78,4 +90,5 @@ class TorchPending:
         """Wait for the device if need be and return the metrics."""
         if self._event is not None:
             self._event.synchronize()
-        return StepMetrics.from_vector(self._names, self._vector.tolist(), self._weight, self._unused_names)
+        vector = self._vector.tolist()
+        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names, self._weighted)

@@ -98,6 +98,19 @@ class Update:
         vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
         return is_finite
 
+    def normalize(self, counted: torch.Tensor | None, total_weight: float) -> None:
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
+
+        Args:
+            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
+            total_weight: sum of the samples' weights over all workers.
+        """
+        if counted is None or (not counted.is_cuda and counted.item() in (total_weight, 0.0)):
+            return
+        factor = torch.where(counted > 0, total_weight / counted, 1.0)
+        for gradient in self._gradients():
+            gradient.mul_(factor)
+
     def clip(self) -> None:
         """Scale the gradients so that their joint norm is at most the config's."""
         if self._clip_norm is not None:

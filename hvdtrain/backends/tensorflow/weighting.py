@@ -1,0 +1,67 @@
+"""Values with weights of their own in TensorFlow; ``torch/weighting.py`` does the same for PyTorch."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted
+
+Tensor = Any
+
+
+class Values(NamedTuple):
+    """What an objective gave for the samples of one micro-batch.
+
+    Attributes:
+        losses: (samples,), fp32, with gradient.
+        loss_weights: (samples,), without gradient; None if the loss has no weights of its own.
+        rows: (numbers, samples): for each name the values, times their weights; then the weights of each
+            name that has some. Their sums, weighted by sample, are reduced.
+    """
+
+    losses: Tensor
+    loss_weights: Tensor | None
+    rows: Tensor
+
+
+def is_batch_mean(value: Any) -> bool:
+    """Return whether a loss or metric is one number for all samples of a batch."""
+    return isinstance(value, Weighted) and tf.convert_to_tensor(value.values).shape.rank == 0
+
+
+def check_values(given: Mapping[str, Any], samples: int | None) -> None:
+    """Check the shapes of a loss, the first, and of metrics.
+
+    Raises:
+        TaskError: naming the one that has another.
+    """
+    for index, (name, value) in enumerate(given.items()):
+        what = name if index else "the loss"
+        if isinstance(value, Weighted):
+            values, weights = (tf.convert_to_tensor(part).shape for part in value)
+            check_weighted(what, tuple(values), tuple(weights), samples)
+        else:
+            check_per_sample(what, tuple(value.shape), samples)
+
+
+def weigh(given: Mapping[str, Any], samples: Tensor) -> Values:
+    """Return values and weights of a loss, the first, and of metrics, for each sample.
+
+    A batch's mean becomes the value of each of its samples, with an equal part of the weight.
+    """
+    pairs, weight_rows = [], []
+    for value in given.values():
+        weights: Tensor | None = None
+        if isinstance(value, Weighted):
+            values, weights = tf.cast(value.values, tf.float32), tf.cast(value.weights, tf.float32)
+            weights = tf.stop_gradient(weights)
+            if values.shape.rank == 0:
+                weights = tf.fill([samples], weights / tf.cast(samples, tf.float32))
+                values = tf.fill([samples], values)
+            weight_rows.append(weights)
+        else:
+            values = tf.cast(value, tf.float32)
+        pairs.append((values, weights))
+    rows = [values if weights is None else values * weights for values, weights in pairs]
+    return Values(*pairs[0], tf.stack(rows + weight_rows))
