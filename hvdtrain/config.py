@@ -49,6 +49,8 @@ COMMAND_LINE = ("--set", "options")
 _MAX_FILE_BYTES = 10_000_000
 _MAX_KEY_PARTS = 20
 _SHOWN_CHARACTERS = 200
+# the learning rate of each built-in optimizer if no source sets one
+LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001, "lars": 0.1, "lamb": 0.001}
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
 EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"))
@@ -90,8 +92,11 @@ class Config(BaseModel):
         description="Samples per worker and evaluation batch; the training batch size if not given.",
     )
 
-    learning_rate: float = Field(
-        0.01, gt=0, description="Learning rate for a batch of base_batch_size samples."
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate for a batch of base_batch_size samples; if not given, that of the task's "
+        "own optimizer, or 0.01 for sgd, 0.1 for lars, 0.001 for adamw and lamb.",
     )
     lr_scaling: Literal["linear", "sqrt", "none"] = Field(
         "linear", description="How the learning rate is scaled with the global batch size."
@@ -259,6 +264,11 @@ class Config(BaseModel):
                 "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
             )
         return self
+
+    @property
+    def base_learning_rate(self) -> float:
+        """Learning rate for a batch of base_batch_size samples; the optimizer's default if none is set."""
+        return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that repeats the run from its beginning in another directory."""

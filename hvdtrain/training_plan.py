@@ -76,7 +76,7 @@ class TrainingPlan:
             eval_batch=BatchPlan(local_eval_batch * workers, workers),
             base_batch=base_batch,
             learning_rate=LearningRate(
-                peak=config.learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
+                peak=config.base_learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
                 schedule=config.lr_schedule,
                 total_epochs=last_sample / data_size,
                 warmup_epochs=config.warmup_epochs,

@@ -45,6 +45,23 @@ class BackendInfo:
 
 
 @dataclass(frozen=True)
+class OwnRates:
+    """The learning rates of a task's own optimizer.
+
+    Attributes:
+        optimizer: the name of its class.
+        base: the largest rate of its parameter groups; None if it has none.
+        is_default: whether all groups have the rate that its constructor sets by default.
+        factors: what each group's rate is multiplied by, relative to the base.
+    """
+
+    optimizer: str
+    base: float | None
+    is_default: bool
+    factors: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """What a backend knows when it has built the model.
 
@@ -52,11 +69,15 @@ class ModelInfo:
         parameter_shapes: shapes of the trainable parameters by portable name.
         batch_norm_layers: number of batch-norm layers.
         reduction: how gradients are reduced, for the plan.
+        own_rates: the learning rates of the task's own optimizer, if it brings one.
+        notes: what the user should know of the model before training, in words.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
     batch_norm_layers: int
     reduction: str
+    own_rates: OwnRates | None = None
+    notes: tuple[str, ...] = ()
 
 
 FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import hvdtrain
-from hvdtrain.backends.base import ModelInfo
+from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.resume import ResumePoint
@@ -15,6 +15,7 @@ from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan
 
 _WIDTH = 14
+_GROUPS = 8  # parameter groups whose learning rates are shown
 
 
 def describe_plan(
@@ -25,7 +26,6 @@ def describe_plan(
     hosts: list[str],
     build: str,
     settings: Mapping[str, str],
-    own_optimizer: bool,
     start: ResumePoint,
     found: str = "",
 ) -> str:
@@ -38,7 +38,6 @@ def describe_plan(
         hosts: the host of each worker.
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set, which the user had not.
-        own_optimizer: whether the task brings its optimizer.
         start: where it starts from.
         found: the data in the task's own words, if it has some.
     """
@@ -52,8 +51,8 @@ def describe_plan(
         "batch": _batch(config, plan),
         "batch norm": _batch_norm(session, model, plan),
         "length": _length(session, plan),
-        "learning rate": _learning_rate(config, plan),
-        "optimizer": _optimizer(config, own_optimizer),
+        "learning rate": _learning_rate(config, plan, model.own_rates),
+        "optimizer": _optimizer(config, model.own_rates),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
         "precision": _precision(config),
@@ -180,12 +179,13 @@ def _stops_early(config: Config) -> str:
     return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
 
 
-def _learning_rate(config: Config, plan: TrainingPlan) -> str:
-    rate = plan.learning_rate
-    text = f"{rate.peak:g}"
-    if rate.peak != config.learning_rate:
-        text += (
-            f" = {config.learning_rate:g} x {rate.peak / config.learning_rate:g} ({config.lr_scaling} rule: "
+def _learning_rate(config: Config, plan: TrainingPlan, own: OwnRates | None) -> str:
+    rate, base = plan.learning_rate, config.base_learning_rate
+    quoted = f"{base:g}{_origin(base, own)}"
+    text = quoted
+    if rate.peak != base:
+        text = (
+            f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
             f"global batch {plan.batch.global_batch}, quoted for {plan.base_batch})"
         )
     if rate.warmup_epochs:
@@ -197,19 +197,42 @@ def _learning_rate(config: Config, plan: TrainingPlan) -> str:
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
         "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
     }
-    return f"{text}, {after[rate.schedule]}"
+    return f"{text}, {after[rate.schedule]}{_rates_of_groups(rate.peak, own)}"
 
 
-def _optimizer(config: Config, own: bool) -> str:
-    text: str = "the task's own" if own else config.optimizer
-    if not own and config.optimizer in ("sgd", "lars") and config.momentum:
-        text += f", momentum {config.momentum:g}"
-    if not own and config.optimizer == "lars":
-        text += f", trust coefficient {config.lars_trust_coefficient:g}"
-    if not own and config.optimizer == "lamb":
-        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
-    if not own and config.weight_decay:
-        text += f", weight decay {config.weight_decay:g}"
+def _origin(base: float, own: OwnRates | None) -> str:
+    """Return where the learning rate comes from, if that is not plain."""
+    if own is None or own.base is None:
+        return ""
+    if math.isclose(base, own.base, rel_tol=1e-6):
+        return " (the optimizer's own)"
+    return f" (in place of the optimizer's default {own.base:g})"
+
+
+def _rates_of_groups(peak: float, own: OwnRates | None) -> str:
+    if own is None or set(own.factors) == {1.0}:
+        return ""
+    shown = [f"{peak * factor:g}" for factor in own.factors[:_GROUPS]]
+    more = ", ..." if len(own.factors) > _GROUPS else ""
+    return f"; {counted(len(own.factors), 'parameter group')} at {', '.join(shown)}{more}"
+
+
+def _optimizer(config: Config, own: OwnRates | None) -> str:
+    text = f"{config.optimizer}{_options(config)}" if own is None else f"the task's own, {own.optimizer}"
     if config.clip_norm:
         text += f", gradient clipped to norm {config.clip_norm:g}"
+    return text
+
+
+def _options(config: Config) -> str:
+    """Return the options of a built-in optimizer."""
+    text = ""
+    if config.optimizer in ("sgd", "lars") and config.momentum:
+        text += f", momentum {config.momentum:g}"
+    if config.optimizer == "lars":
+        text += f", trust coefficient {config.lars_trust_coefficient:g}"
+    if config.optimizer == "lamb":
+        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
+    if config.weight_decay:
+        text += f", weight decay {config.weight_decay:g}"
     return text

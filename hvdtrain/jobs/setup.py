@@ -248,7 +248,7 @@ def build_together(config: Config, task: Any, backend: Backend) -> ModelInfo:
     """Collective. Build the model with its initial values and compare its shape."""
     model = build(config, task, backend)
     shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
-    assert_consistent(backend.workers, shapes)
+    assert_consistent(backend.workers, {**shapes, "learning rates of the optimizer": model.own_rates})
     return model
 
 

@@ -21,11 +21,11 @@ from hvdtrain.errors import (
     Stopped,
     WorkerFailure,
 )
-from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
+from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory import CHECKPOINTS, open_run
 from hvdtrain.jobs.run_plan import describe_plan
@@ -92,6 +92,7 @@ def _train(
 ) -> Summary:
     """Collective. Agree, build, restore, train."""
     task_data, model, hosts = open_together(job, backend)
+    job = replace(job, config=with_learning_rate(job.config, model.own_rates))
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     data, config, workers = task_data.identity, job.config, backend.workers
     point = restore(
@@ -101,7 +102,7 @@ def _train(
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
     )
     checked = check_batches(workers, data, config, point.progress)
-    notes = (*job.notes, *data.notes, *point.notes, *checked, *filter(None, [watching.note]))
+    notes = (*job.notes, *model.notes, *data.notes, *point.notes, *checked, *filter(None, [watching.note]))
     point = replace(point, notes=notes)
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
@@ -221,7 +222,6 @@ def _plan(
         hosts=hosts,
         build=job.build,
         settings=job.settings,
-        own_optimizer=hasattr(task, FRAMEWORKS[job.config.framework].optimizer_method),
         start=point,
         found=str(task.describe()) if hasattr(task, "describe") else "",
     )

@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_read_is_the_environments_fault(monkeypatch, tmp
     [
         ({}, ()),
         ({"batch_size": 64}, ("batch_size 32 -> 64",)),
-        ({"learning_rate": 0.5}, ("learning_rate 0.01 -> 0.5",)),
+        ({"momentum": 0.5}, ("momentum 0.9 -> 0.5",)),
         ({"framework": "tf"}, ("framework torch -> tf",)),
         ({"epochs": None, "steps": 500}, ("epochs 1 -> none", "steps none -> 500")),
         ({"clip_norm": 1.0}, ("clip_norm none -> 1",)),

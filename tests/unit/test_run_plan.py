@@ -7,6 +7,7 @@ import pytest
 from support.fakes import FakeWorkers, make_session
 from support.states import make_record
 
+from hvdtrain.backends.base import OwnRates
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_plan import describe_plan
 
@@ -17,7 +18,7 @@ def plan(
     hosts=("alpha", "alpha", "beta", "beta"),
     *,
     settings=None,
-    own_optimizer=False,
+    own=None,
     start=NEW,
     found="",
     norms=0,
@@ -31,11 +32,12 @@ def plan(
     text = describe_plan(
         session,
         session.plan(),
-        model=replace(session.backend.model_info(), batch_norm_layers=norms, reduction=reduction),
+        model=replace(
+            session.backend.model_info(), batch_norm_layers=norms, reduction=reduction, own_rates=own
+        ),
         hosts=list(hosts),
         build="0.28.1 with MPI",
         settings=settings or {},
-        own_optimizer=own_optimizer,
         start=start,
         found=found,
     )
@@ -259,7 +261,30 @@ def test_the_plan_says_what_the_model_computes_in(fields, said):
 
 
 def test_an_optimizer_of_the_task_is_called_so():
-    assert plan(own_optimizer=True, clip_norm=2)["optimizer"] == "the task's own, gradient clipped to norm 2"
+    own = OwnRates("Lion", 1e-3, is_default=False)
+    assert plan(own=own, clip_norm=2)["optimizer"] == "the task's own, Lion, gradient clipped to norm 2"
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "said"),
+    [
+        (OwnRates("Lion", 1e-3, is_default=False), {}, "0.001 (the optimizer's own), constant"),
+        (
+            OwnRates("Adam", 1e-3, is_default=True),
+            {"learning_rate": 0.02},
+            "0.02 (in place of the optimizer's default 0.001), constant",
+        ),
+        (
+            OwnRates("AdamW", 1e-3, is_default=False, factors=(0.1, 1.0)),
+            {"lr_scaling": "linear"},
+            "0.004 = 0.001 (the optimizer's own) x 4 (linear rule: global batch 128, quoted for 32), "
+            "constant; 2 parameter groups at 0.0004, 0.004",
+        ),
+    ],
+)
+def test_rates_of_the_tasks_own_optimizer_are_said_as_such(own, fields, said):
+    given = {"learning_rate": own.base, "lr_scaling": "none", **fields}
+    assert plan(own=own, **given)["learning rate"] == said
 
 
 RESUMED = ResumePoint(

@@ -41,7 +41,7 @@ from hvdtrain.backends.tensorflow.functions import Compiled, Phase
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
+from hvdtrain.backends.tensorflow.optimizers import choose_optimizer, take_own_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -149,6 +149,7 @@ class TensorFlowBackend:
         if not trainable:
             raise TaskError("the model has no trainable variable")
         self._optimizer = choose_optimizer(task, config, tensors)
+        own_rates = take_own_rates(self._optimizer) if hasattr(task, "tf_optimizer") else None
         self._optimizer.build([field.variable for field in trainable])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizer, self._ema)
@@ -166,7 +167,7 @@ class TensorFlowBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in trainable}
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe())
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""

@@ -3,12 +3,19 @@
 from typing import Any
 
 import keras
+import numpy as np
 
+from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.own_optimizer import (
+    check_own_optimizer,
+    check_positive,
+    constructor_default,
+    scheduled,
+)
 from hvdtrain.backends.tensorflow.formulas import SGD, AdamW
 from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer
 from hvdtrain.backends.tensorflow.model_state import ModelState
 from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
 
 
 def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.optimizers.Optimizer:
@@ -19,8 +26,8 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.opti
     """
     if hasattr(task, "tf_optimizer"):
         optimizer = task.tf_optimizer()
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise TaskError(f"tf_optimizer() must give a Keras optimizer, found {type(optimizer).__name__}")
+        check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
+        assert isinstance(optimizer, keras.optimizers.Optimizer)  # that it is one was checked
         return optimizer
     if config.optimizer in ("lars", "lamb"):
         return large_batch_optimizer(config, model.trainable_fields())
@@ -32,3 +39,22 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.opti
             decoupled_decay=config.weight_decay,
         )
     return SGD(momentum=config.momentum, l2=config.weight_decay)
+
+
+def take_own_rates(optimizer: keras.optimizers.Optimizer) -> OwnRates:
+    """Return the learning rate of a task's optimizer: one, as Keras has no parameter groups.
+
+    Raises:
+        TaskError: If it is a schedule or a function, or not a positive number.
+    """
+    inner = optimizer
+    while getattr(inner, "inner_optimizer", None) is not None:  # one that scales losses
+        inner = inner.inner_optimizer
+    if not isinstance(inner._learning_rate, keras.Variable):
+        raise scheduled("tf_optimizer", type(inner._learning_rate).__name__)
+    # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
+    base = float(str(np.float32(inner._learning_rate.numpy())))
+    check_positive(base, "tf_optimizer")
+    default = constructor_default(inner, "learning_rate")
+    is_default = isinstance(default, int | float) and np.float32(default) == np.float32(base)
+    return OwnRates(type(inner).__name__, base, bool(is_default))

@@ -40,7 +40,7 @@ from hvdtrain.backends.torch.export import export_model, load_weights_file
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
-from hvdtrain.backends.torch.optimizers import choose_optimizer
+from hvdtrain.backends.torch.optimizers import choose_optimizer, take_own_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.reduction import choose_reducer
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -110,6 +110,7 @@ class TorchBackend:
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
         self._optimizer = choose_optimizer(task, config, tensors)
+        own_rates = take_own_rates(self._optimizer) if hasattr(task, "torch_optimizer") else None
         if not hasattr(task, "torch_optimizer"):
             fill_slots(self._optimizer)
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
@@ -127,7 +128,7 @@ class TorchBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe())
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""

@@ -4,23 +4,29 @@ from typing import Any
 
 import torch
 
+from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.own_optimizer import (
+    check_own_optimizer,
+    check_positive,
+    constructor_default,
+    scheduled,
+)
 from hvdtrain.backends.torch.large_batch import large_batch_optimizer
 from hvdtrain.backends.torch.model_state import ModelState
 from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
 
 
 def choose_optimizer(task: Any, config: Config, model: ModelState) -> torch.optim.Optimizer:
     """Make the optimizer of a job, for the model's trainable parameters.
 
     Raises:
-        TaskError: If the task gives something else than an optimizer.
+        TaskError: If the task gives something else than an optimizer, or one with a scheduler.
     """
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
         optimizer = task.torch_optimizer(parameters)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TaskError(f"torch_optimizer() must give an optimizer, found {type(optimizer).__name__}")
+        check_own_optimizer(optimizer, torch.optim.Optimizer, "torch_optimizer", "an optimizer")
+        assert isinstance(optimizer, torch.optim.Optimizer)  # that it is one was checked
         return optimizer
     if config.optimizer in ("lars", "lamb"):
         return large_batch_optimizer(config, model.trainable_fields())
@@ -32,8 +38,35 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> torch.opti
         )
     return torch.optim.SGD(
         parameters,
-        lr=config.learning_rate,
         momentum=config.momentum,
         weight_decay=decay,
         fused=fused,
     )
+
+
+def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
+    """Take the learning rates of a task's optimizer as its own; the largest is the base.
+
+    From then on, a group's ``lr_scale`` is its rate relative to the base: its own rate / the base, times
+    the ``lr_scale`` that the task gave it.
+
+    Raises:
+        TaskError: If a scheduler is attached to it, or the base is not a positive number.
+    """
+    groups = optimizer.param_groups
+    if any("initial_lr" in group for group in groups):  # every scheduler of PyTorch writes this
+        raise scheduled("torch_optimizer", "torch.optim.lr_scheduler")
+    rates = [None if group.get("lr") is None else float(group["lr"]) for group in groups]
+    default = constructor_default(optimizer, "lr")
+    is_default = all(rate is None or (default is not None and rate == float(default)) for rate in rates)
+    given = [rate for rate in rates if rate is not None]
+    base = max(given) if given else None
+    if base is not None:
+        check_positive(base, "torch_optimizer")
+    factors = []
+    for group, rate in zip(groups, rates, strict=True):
+        own = 1.0 if rate is None or base is None else rate / base
+        factors.append(own * float(group.get("lr_scale", 1.0)))
+        if factors[-1] != 1.0:
+            group["lr_scale"] = factors[-1]
+    return OwnRates(type(optimizer).__name__, base, is_default, tuple(factors))

@@ -1,0 +1,72 @@
+"""A task's own optimizer trains with its own learning rates, scaled with the workers."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+from support.jobs import FRAMEWORKS, Run, temporary_folder
+from support.pool import train
+from support.serving import hvdtrain
+
+TASKS = Path(__file__).with_name("rates_tasks.py")
+EVERY_STEP = ("--save-every", "1", "--set", "keep_last=null")
+# by framework and task: the base, and the rates of kernel and bias at two workers
+RATES = {
+    ("torch", "Lion"): (5e-4, (1e-3, 1e-3)),
+    ("tf", "Lion"): (5e-4, (1e-3, 1e-3)),
+    ("torch", "Groups"): (5e-3, (1e-3, 1e-2)),
+}
+
+
+@functools.cache
+def trained(framework: str, task: str, *options: str) -> Run:
+    words = ("--framework", framework, "--task", f"{TASKS}:{task}", "--steps", "3", *EVERY_STEP, *options)
+    return train(2, "mpi", *words, cwd=temporary_folder())
+
+
+def moved(run: Run, step: int) -> list[float]:
+    """Give how far kernel and bias moved in a step."""
+    folders = [run.folder / "checkpoints" / f"step-{number:08d}" for number in (step, step - 1)]
+    now, before = (load_file(folder / "model.safetensors") for folder in folders)
+    steps = {name.rpartition("/")[2]: np.abs(now[name] - before[name]) for name in now}
+    return [float(np.median(steps[role])) for role in ("kernel", "bias")]
+
+
+@pytest.mark.parametrize(("framework", "task"), RATES)
+def test_the_optimizers_rates_are_the_base_and_scale_with_the_workers(framework, task):
+    run = trained(framework, task)
+    base, rates = RATES[framework, task]
+    assert moved(run, 2) == pytest.approx(rates, rel=1e-3)
+    logged = [line["learning_rate"] for line in run.metrics if line["phase"] == "train"]
+    assert logged == [2 * base] * 3
+    assert f"{2 * base:g} = {base:g} (the optimizer's own) x 2 (linear rule" in run.result.stdout
+    groups = "constant; 2 parameter groups at 0.001, 0.01"
+    assert (groups in run.result.stdout) == (task == "Groups")
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["learning_rate"] == base
+
+
+@pytest.mark.parametrize(("framework", "task"), RATES)
+def test_a_resumed_run_and_one_that_repeats_the_config_have_the_same_rates(framework, task):
+    whole = trained(framework, task)
+    repeated = trained(framework, task, str(whole.folder / "config.yaml"))
+    resumed = trained(framework, task, "--resume", str(whole.folder / "checkpoints" / "step-00000001"))
+    assert repeated.losses == whole.losses
+    assert resumed.losses == whole.losses[1:]
+    assert "changed" not in resumed.result.stdout
+    assert moved(resumed, 3) == pytest.approx(RATES[framework, task][1], rel=1e-3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_another_rate_in_the_config_is_refused_but_does_not_keep_a_checkpoint_from_evaluation(framework):
+    run = trained(framework, "Lion")
+    task = ["--task", f"{TASKS}:Lion"]
+    commands = [
+        ["evaluate", str(run.folder), *task, "--set", "learning_rate=0.02"],
+        ["--framework", framework, *task, "--learning-rate", "0.02", "--steps", "1"],
+    ]
+    evaluated, refused = hvdtrain(*commands, cwd=temporary_folder(), framework=framework)
+    assert "step 3" in evaluated[0]
+    assert "learning_rate is 0.02, and the task's own optimizer, Lion, has 0.0005\n" in refused[1]

@@ -1,0 +1,171 @@
+"""The learning rates of a task's own optimizer, and which of them and the config's a job trains with."""
+
+from types import SimpleNamespace
+
+import pytest
+from support.twins import keras, torch
+
+from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.tensorflow import optimizers as of_keras
+from hvdtrain.backends.torch import optimizers as of_torch
+from hvdtrain.config import LEARNING_RATES, Config
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.jobs.learning_rate import with_learning_rate
+
+BODY, HEAD = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+
+
+class Lion(torch.optim.Optimizer):
+    """As third parties write them: the learning rate is required, and there are attributes of its own."""
+
+    def __init__(self, params, lr, betas):
+        super().__init__(params, {"lr": lr, "betas": betas})
+        self.noticed = []
+
+
+def groups(*options: dict) -> list[dict]:
+    return [{"params": [p], **given} for p, given in zip((BODY, HEAD), options, strict=True)]
+
+
+def of_groups(*options: dict, **fields: float) -> tuple[OwnRates, list[float]]:
+    """Give the rates of AdamW with such groups, and the lr_scale of each group from then on."""
+    optimizer = torch.optim.AdamW(groups(*options), **fields)
+    return of_torch.take_own_rates(optimizer), [g.get("lr_scale", 1.0) for g in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "base", "is_default", "factors"),
+    [
+        (({}, {}), {}, 1e-3, True, [1.0, 1.0]),
+        (({}, {}), {"lr": 1e-3}, 1e-3, True, [1.0, 1.0]),
+        (({}, {}), {"lr": 0.02}, 0.02, False, [1.0, 1.0]),
+        (({"lr": 1e-4}, {"lr": 1e-3}), {}, 1e-3, False, [0.1, 1.0]),
+        (({"lr": 0.03}, {}), {}, 0.03, False, [1.0, 1e-3 / 0.03]),
+        (({"lr_scale": 0.25}, {}), {}, 1e-3, True, [0.25, 1.0]),
+        (({"lr": 5e-4, "lr_scale": 0.5}, {}), {}, 1e-3, False, [0.25, 1.0]),
+    ],
+)
+def test_the_largest_rate_is_the_base_and_groups_keep_their_ratio(options, fields, base, is_default, factors):
+    own, scales = of_groups(*options, **fields)
+    assert (own.optimizer, own.base, own.is_default) == ("AdamW", base, is_default)
+    assert list(own.factors) == scales == pytest.approx(factors)
+
+
+def test_a_required_rate_counts_as_set_and_the_optimizer_stays_the_object_that_it_is():
+    optimizer = Lion([BODY], 0.3, (0.9, 0.99))
+    task = SimpleNamespace(torch_optimizer=lambda parameters: optimizer)
+    model = SimpleNamespace(entries=[])
+    assert of_torch.choose_optimizer(task, Config(framework="torch"), model) is optimizer
+    assert of_torch.take_own_rates(optimizer) == OwnRates("Lion", 0.3, is_default=False)
+
+
+def test_an_optimizer_without_a_rate_has_no_base():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params, lr=None):
+            super().__init__(params, {"lr": lr})
+
+    assert of_torch.take_own_rates(Own([BODY])) == OwnRates("Own", None, is_default=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("StepLR", {"step_size": 3}), ("OneCycleLR", {"max_lr": 1.0, "total_steps": 9})]
+)
+def test_a_scheduler_of_pytorch_is_refused(name, options):
+    optimizer = torch.optim.SGD([BODY], lr=0.1)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+    with pytest.raises(TaskError, match=r"has a schedule of its own .*\n.*lr_schedule"):
+        of_torch.take_own_rates(optimizer)
+    task = SimpleNamespace(torch_optimizer=lambda parameters: scheduler)
+    with pytest.raises(TaskError, match=r"must give an optimizer, found .*\n.*lr_schedule"):
+        of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]))
+
+
+def test_a_rate_of_zero_is_refused():
+    with pytest.raises(TaskError, match="has the learning rate 0, which must be greater than 0"):
+        of_groups({}, {}, lr=0.0)
+    with pytest.raises(TaskError, match="has the learning rate 0, which must be greater than 0"):
+        of_keras.take_own_rates(keras.optimizers.SGD(0.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (keras.optimizers.AdamW, OwnRates("AdamW", 0.001, is_default=True)),
+        (lambda: keras.optimizers.AdamW(1e-3), OwnRates("AdamW", 0.001, is_default=True)),
+        (lambda: keras.optimizers.Lion(3e-4), OwnRates("Lion", 0.0003, is_default=False)),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02)),
+            OwnRates("Adam", 0.02, is_default=False),
+        ),
+    ],
+)
+def test_a_keras_optimizer_has_one_rate(make, expected):
+    assert of_keras.take_own_rates(make()) == expected
+
+
+@pytest.mark.parametrize("rate", [keras.optimizers.schedules.CosineDecay(0.1, 100), lambda: 0.1])
+def test_a_schedule_of_keras_is_refused(rate):
+    with pytest.raises(TaskError, match=r"tf_optimizer\(\) has a schedule of its own .*\n.*lr_schedule"):
+        of_keras.take_own_rates(keras.optimizers.SGD(rate))
+
+
+def test_an_optimizer_that_reduces_gradients_itself_is_refused():
+    import horovod.torch as hvd
+
+    from hvdtrain.backends.own_optimizer import check_own_optimizer
+    from hvdtrain.backends.tensorflow.distributed_optimizer import DistributedOptimizer
+
+    wrapped = type("SGD", (torch.optim.SGD,), {"__module__": hvd.DistributedOptimizer.__module__})
+    with pytest.raises(TaskError, match="wrapped to reduce gradients"):
+        check_own_optimizer(wrapped([BODY]), torch.optim.Optimizer, "torch_optimizer", "an optimizer")
+    with pytest.raises(TaskError, match="wrapped to reduce gradients"):
+        check_own_optimizer(
+            DistributedOptimizer(keras.optimizers.SGD()), keras.optimizers.Optimizer, "tf_optimizer", "one"
+        )
+
+
+OWN = OwnRates("Lion", 1e-3, is_default=False)
+GROUPS = OwnRates("AdamW", 1e-3, is_default=False, factors=(0.1, 1.0))
+DEFAULT = OwnRates("AdamW", 1e-3, is_default=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"),
+    [
+        (None, None, LEARNING_RATES["sgd"]),
+        (0.3, None, 0.3),
+        (None, OWN, 1e-3),
+        (None, GROUPS, 1e-3),
+        (None, DEFAULT, 1e-3),
+        (1e-3, OWN, 1e-3),
+        (0.001000000047, OWN, 0.001000000047),
+        (1e-3, GROUPS, 1e-3),
+        (0.02, DEFAULT, 0.02),
+        (0.02, OwnRates("Adafactor", None, is_default=True), 0.02),
+    ],
+)
+def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_where_none_is_set(
+    given, own, expected
+):
+    config = Config(framework="torch", learning_rate=given)
+    assert with_learning_rate(config, own) == config.model_copy(update={"learning_rate": expected})
+
+
+@pytest.mark.parametrize(
+    ("own", "said"), [(OWN, "Lion, has 0.001"), (GROUPS, "AdamW, has groups with 0.0001 and 0.001")]
+)
+def test_two_different_rates_are_refused_naming_both(own, said):
+    with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}\nLeave learning_rate out"):
+        with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
+
+
+def test_no_rate_at_all_is_refused():
+    with pytest.raises(TaskError, match=r"neither the config nor .* Adafactor, has a learning rate"):
+        with_learning_rate(Config(framework="torch"), OwnRates("Adafactor", None, is_default=True))
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), LEARNING_RATES.items())
+def test_each_built_in_optimizer_has_a_rate_of_its_own(optimizer, rate):
+    config = Config(framework="torch", optimizer=optimizer)
+    assert config.base_learning_rate == rate
+    assert f"{rate:g} for" in Config.model_fields["learning_rate"].description
