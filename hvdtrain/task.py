@@ -59,7 +59,7 @@ class Task(Protocol):
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces
-      the config's; the learning rate is still the config's;
+      the config's; its learning rates are used if ``learning_rate`` is not set;
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;
     - ``describe()``: a line of text for the plan that describes the data;

@@ -51,6 +51,9 @@ class Counting:
 
 OF_METRICS = Counting()
 
+# the metric of what the model itself adds to the loss
+REGULARIZATION_LOSS = "regularization_loss"
+
 
 def make_objective(
     task: Any, framework: str, table: Mapping[str, Callable[..., Any]], label_smoothing: float = 0.0
@@ -184,6 +187,19 @@ def check_class_weights(weights: Sequence[float], classes: int) -> None:
         raise TaskError(
             f"class_weights has {len(weights)} numbers; the model's outputs have {classes} classes",
             "Give class_weights one number for each class.",
+        )
+
+
+def check_free(name: str, metrics: Mapping[str, Any]) -> None:
+    """Check that the task has no metric of a name that hvdtrain logs.
+
+    Raises:
+        TaskError: If it has one.
+    """
+    if name in metrics:
+        raise TaskError(
+            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
+            "Give the metric another name.",
         )
 
 

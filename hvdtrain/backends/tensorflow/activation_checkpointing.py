@@ -69,11 +69,16 @@ def _recomputed(layer: Layer) -> Callable[..., Any]:
     generators = list(_generators(layer))
     statistics = list(layer.non_trainable_variables)
     is_repeating = False
+    repeated_losses: list[Tensor] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
-        if is_repeating or not places:
+        if is_repeating:
+            outputs = forward(*args, **kwargs)
+            repeated_losses[:] = _take_losses(layer)
+            return outputs
+        if not places:
             return forward(*args, **kwargs)
         drawn: list[list[Tensor]] = []
 
@@ -87,18 +92,31 @@ def _recomputed(layer: Layer) -> Callable[..., Any]:
                 drawn.extend([] for _ in generators)
                 drawn.append([])  # so that it is not empty: the forward pass was done
                 with _recording(generators, drawn):
-                    return forward(*own_args, **own_kwargs)
+                    return forward(*own_args, **own_kwargs), _take_losses(layer)
             is_repeating = True
             try:
                 # the layer itself is called: outside of the model, its types and phase are to be set again
                 with _replaying(generators, drawn), _fixed(statistics):
-                    return layer(*own_args, **{"training": True, **own_kwargs})
+                    outputs = layer(*own_args, **{"training": True, **own_kwargs})
+                    return outputs, list(repeated_losses)
             finally:
                 is_repeating = False
 
-        return tf.recompute_grad(run)(*[leaves[i] for i in places])
+        losses = _take_losses(layer)  # of a call before, in a layer that is called several times
+        # losses that the block adds are among its results: there is no gradient of what is inside it
+        outputs, added = tf.recompute_grad(run)(*[leaves[i] for i in places])
+        for loss in [*losses, *added]:
+            layer.add_loss(loss)
+        return outputs
 
     return call
+
+
+def _take_losses(layer: Layer) -> list[Tensor]:
+    """Return what a layer and those below added to the loss, and let them forget it."""
+    losses = [loss for one in layer._flatten_layers() for loss in one._get_own_losses()]
+    layer._clear_losses()
+    return losses
 
 
 def _generators(layer: Layer) -> Iterator[Any]:

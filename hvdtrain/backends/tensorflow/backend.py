@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import FINDINGS, Backend, BackendInfo, ModelFiles, ModelInfo, PortableState
-from hvdtrain.backends.objective import Objective, Weighted, make_objective
+from hvdtrain.backends.objective import (
+    REGULARIZATION_LOSS,
+    Objective,
+    Weighted,
+    check_free,
+    make_objective,
+)
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -45,8 +51,15 @@ from hvdtrain.backends.tensorflow.optimizers import choose_optimizer, take_own_r
 from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.update import Update
-from hvdtrain.backends.tensorflow.weighting import Values, check_values, is_batch_mean, weigh
+from hvdtrain.backends.tensorflow.weighting import (
+    Values,
+    add_to_loss,
+    check_values,
+    is_batch_mean,
+    weigh,
+)
 from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -167,7 +180,8 @@ class TensorFlowBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in trainable}
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates)
+        notes = tuple(unused_methods(self.model))
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates, notes)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""
@@ -430,7 +444,12 @@ class TensorFlowBackend:
         """Return losses and all values of the samples of a micro-batch."""
         self._batch_norm.weights = weights
         objective = self._train_objective if training else self._objective
-        losses, metrics = objective(Phase(self._called, training), micro_batch)
+        phase = Phase(self._called, training)
+        losses, metrics = objective(phase, micro_batch)
+        if (added := phase.added_loss()) is not None:
+            check_free(REGULARIZATION_LOSS, metrics)
+            losses = add_to_loss(losses, added)
+            metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         given = {"loss": losses, **metrics}
         check_values(given, weights.shape[0])
         self._names = tuple(given)

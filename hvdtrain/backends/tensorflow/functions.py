@@ -38,18 +38,41 @@ class Compiled:
 
 
 class Phase:
-    """A model whose calls are in training or in evaluation, as ``model.train()`` has it in PyTorch."""
+    """A model whose calls are in training or in evaluation, as ``model.train()`` has it in PyTorch.
+
+    It is made for one evaluation of the objective, while that is traced, and collects the losses that the
+    model adds to it: those of ``add_loss``, activity regularizers and the regularizers of weights.
+    """
 
     def __init__(self, model: Any, training: bool) -> None:
         self._model = model
         self._call = partial(model, training=training)
+        self._of_earlier_calls: list[Tensor] = []
+        self._are_losses_read = False
+        model._clear_losses()  # tensors of another trace
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model in this phase."""
-        return self._call(*args, **kwargs)
+        layers = self._model._flatten_layers()
+        self._of_earlier_calls += [loss for layer in layers for loss in layer._get_own_losses()]
+        return self._call(*args, **kwargs)  # Keras clears the losses of the call before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The model's losses; an objective that reads them adds them itself."""
+        self._are_losses_read = True
+        losses: list[Tensor] = self._model.losses
+        return losses
+
+    def added_loss(self) -> Tensor | None:
+        """Return the sum of the losses that the model adds, in fp32; None if there are none to add."""
+        losses = [*self._of_earlier_calls, *self._model.losses]
+        if self._are_losses_read or not losses:
+            return None
+        return tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses])
 
 
 def native(variable: Any) -> Any:

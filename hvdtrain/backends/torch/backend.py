@@ -44,6 +44,7 @@ from hvdtrain.backends.torch.optimizers import choose_optimizer, take_own_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.reduction import choose_reducer
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.update import Update
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
 from hvdtrain.backends.workers import HorovodWorkers, peer_errors
@@ -128,7 +129,8 @@ class TorchBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates)
+        notes = tuple(unused_methods(self.model))
+        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates, notes)
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""
