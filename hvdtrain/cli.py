@@ -19,7 +19,8 @@ from hvdtrain.schedule import Cadence
 # config fields that have their own option; --set sets any field
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
-    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs", "optimizer",
+    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs",
+    "warmup_steps", "optimizer",
     "weight_decay", "momentum", "clip_norm", "compression", "label_smoothing", "ema_decay", "early_stopping",
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
     "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "log_every",

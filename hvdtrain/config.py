@@ -53,7 +53,11 @@ _SHOWN_CHARACTERS = 200
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001, "lars": 0.1, "lamb": 0.001}
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
-EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"))
+EITHER_OR = (
+    ("epochs", "steps"),
+    ("batch_size", "global_batch_size"),
+    ("warmup_epochs", "warmup_steps"),
+)
 
 
 class Config(BaseModel):
@@ -108,15 +112,19 @@ class Config(BaseModel):
         description="Batch size that the learning rate refers to; if not given, one worker's samples per "
         "step, or the global batch size if --global-batch-size is given.",
     )
-    lr_schedule: Literal["constant", "cosine", "step", "cyclic"] = Field(
-        "constant", description="Learning rate schedule after the warm-up."
+    lr_schedule: Literal["constant", "cosine", "linear", "one_cycle", "step", "cyclic"] = Field(
+        "constant", description="Learning rate schedule after the warm-up; one_cycle has its own warm-up."
     )
     warmup_epochs: float = Field(0.0, ge=0, description="Length of the linear warm-up, in epochs.")
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Length of the linear warm-up in steps, in place of --warmup-epochs."
+    )
     lr_final_fraction: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Lowest learning rate of the cosine and cyclic schedules, as a fraction of the peak.",
+        description="Lowest learning rate of the cosine, linear and cyclic schedules, as a fraction of the "
+        "peak.",
     )
     lr_step_epochs: tuple[float, ...] = Field(
         (), description="Epochs at which the step schedule lowers the learning rate."
@@ -254,6 +262,11 @@ class Config(BaseModel):
     def _check(self) -> "Config":
         if self.lr_schedule == "step" and not self.lr_step_epochs:
             raise ValueError("lr_schedule step requires lr_step_epochs, for example [30, 60, 80]")
+        warmup = "warmup_epochs" if self.warmup_steps is None else "warmup_steps"
+        if self.lr_schedule == "one_cycle" and (length := getattr(self, warmup)):
+            raise ValueError(
+                f"lr_schedule one_cycle has a warm-up of its own: {warmup} must be 0, found {length:g}"
+            )
         drops = list(self.lr_step_epochs)
         if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
             raise ValueError(f"lr_step_epochs must be in ascending order and not negative, found {drops}")
@@ -273,6 +286,7 @@ class Config(BaseModel):
     def to_yaml(self) -> str:
         """Return the configuration as YAML that repeats the run from its beginning in another directory."""
         displaced = {"batch_size"} if self.global_batch_size else set()
+        displaced |= set() if self.warmup_steps is None else {"warmup_epochs"}
         # null values are written too: null is what resets a field that the task's defaults set
         values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

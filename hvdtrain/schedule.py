@@ -102,18 +102,25 @@ class LearningRate:
     A linear warm-up from 0 to ``peak``, then one of
 
     - constant: ``peak``;
+    - linear: a straight line from ``peak`` to ``final_fraction * peak`` at ``total_epochs``;
     - cosine: half a cosine from ``peak`` to ``final_fraction * peak`` at ``total_epochs``
       (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts);
     - step: ``peak * step_factor ** (boundaries passed)``;
     - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
       (Smith 2017, arXiv:1506.01186), starting at the top.
 
+    or, from the beginning,
+
+    - one_cycle: half a cosine from ``peak / 25`` up to ``peak`` at 30 % of ``total_epochs``, and another
+      down to ``peak / 250000`` at its end (Smith and Topin 2018, arXiv:1708.07120, with the numbers of
+      torch.optim.lr_scheduler.OneCycleLR; the momentum does not change).
+
     Args:
         peak: learning rate at the end of the warm-up.
-        schedule: "constant", "cosine", "step" or "cyclic".
+        schedule: "constant", "linear", "cosine", "step", "cyclic" or "one_cycle".
         total_epochs: length of the whole training.
         warmup_epochs: length of the warm-up; 0 for none.
-        final_fraction: lowest learning rate of cosine and cyclic, as a fraction of ``peak``.
+        final_fraction: lowest learning rate of linear, cosine and cyclic, as a fraction of ``peak``.
         step_epochs: boundaries of step, in epochs since the start.
         step_factor: what step multiplies by at each boundary.
         cycle_epochs: length of one cycle of cyclic, in epochs.
@@ -136,9 +143,12 @@ class LearningRate:
 
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs
-        if self.schedule == "cosine":
+        if self.schedule in ("linear", "cosine"):
             length = max(self.total_epochs - self.warmup_epochs, 1e-12)
-            return self._between(0.5 * (1 + math.cos(math.pi * min(since_warmup / length, 1.0))))
+            part = min(since_warmup / length, 1.0)
+            return self._between(1 - part if self.schedule == "linear" else _half_cosine(part))
+        if self.schedule == "one_cycle":
+            return _one_cycle(min(epoch / self.total_epochs, 1.0))
         if self.schedule == "step":
             return float(self.step_factor ** sum(epoch >= boundary for boundary in self.step_epochs))
         if self.schedule == "cyclic":
@@ -148,3 +158,22 @@ class LearningRate:
 
     def _between(self, height: float) -> float:
         return self.final_fraction + (1 - self.final_fraction) * height
+
+
+# of one_cycle, as fractions of the peak: where it begins, where it ends, and the part that goes up
+ONE_CYCLE_FIRST = 1 / 25
+ONE_CYCLE_LAST = ONE_CYCLE_FIRST / 1e4
+_ONE_CYCLE_RISE = 0.3
+
+
+def _one_cycle(part: float) -> float:
+    """Return one_cycle's fraction of the peak when this part of the training is done."""
+    if part < _ONE_CYCLE_RISE:
+        return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
+    fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
+    return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall
+
+
+def _half_cosine(part: float) -> float:
+    """Return half a cosine from 1 to 0."""
+    return 0.5 * (1 + math.cos(math.pi * part))

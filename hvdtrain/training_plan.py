@@ -69,6 +69,9 @@ class TrainingPlan:
             last_sample = progress.samples + max(0, config.steps - progress.step) * global_batch
         else:
             last_sample = max(1, round((config.epochs or 0) * data_size))
+        warmup_epochs = config.warmup_epochs
+        if config.warmup_steps is not None:
+            warmup_epochs = config.warmup_steps * global_batch / data_size
         batch = BatchPlan(global_batch, workers, config.accumulate)
         local_eval_batch = config.eval_batch_size or batch.micro_batch
         return cls(
@@ -79,7 +82,7 @@ class TrainingPlan:
                 peak=config.base_learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
                 schedule=config.lr_schedule,
                 total_epochs=last_sample / data_size,
-                warmup_epochs=config.warmup_epochs,
+                warmup_epochs=warmup_epochs,
                 final_fraction=config.lr_final_fraction,
                 step_epochs=config.lr_step_epochs,
                 step_factor=config.lr_step_factor,

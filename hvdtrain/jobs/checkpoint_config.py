@@ -21,11 +21,12 @@ from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
 # its loss had, perhaps another task's; the global batch, which may have fewer samples than there are
-# workers now, with its learning rate; and the threads and processes that it read and computed with, perhaps
-# on a larger machine
+# workers now, with the learning rate and its schedule; and the threads and processes that it read and
+# computed with, perhaps on a larger machine
 _OF_TRAINING = {
     *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
+    *("lr_schedule", "warmup_epochs", "warmup_steps"),
     *("threads", "read_threads", "read_workers"),
     *("check_data", "on_changed_data"),  # chosen for one job
 }

@@ -11,6 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.reporting.console import counted
+from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan
 
@@ -189,11 +190,16 @@ def _learning_rate(config: Config, plan: TrainingPlan, own: OwnRates | None) -> 
             f"global batch {plan.batch.global_batch}, quoted for {plan.base_batch})"
         )
     if rate.warmup_epochs:
-        text += f", after a warm-up of {counted(rate.warmup_epochs, 'epoch')}"
+        steps = config.warmup_steps
+        length = counted(steps, "step") if steps else counted(rate.warmup_epochs, "epoch")
+        text += f", after a warm-up of {length}"
     lowest = f"{rate.peak * rate.final_fraction:g}"
     after = {
         "constant": "constant",
         "cosine": f"cosine to {lowest}",
+        "linear": f"linear to {lowest}",
+        "one_cycle": f"one cycle: from {rate.peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
+        f"training and down to {rate.peak * ONE_CYCLE_LAST:g}",
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
         "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
     }

@@ -44,6 +44,8 @@ def test_a_stronger_source_leaves_other_fields_alone():
         ({"steps": 7}, {"epochs": 3}, {"epochs": 3.0, "steps": None}),
         ({"batch_size": 8}, {"global_batch_size": 48}, {"global_batch_size": 48}),
         ({"global_batch_size": 48}, {"batch_size": 8}, {"batch_size": 8, "global_batch_size": None}),
+        ({"warmup_epochs": 2}, {"warmup_steps": 0}, {"warmup_epochs": 0.0, "warmup_steps": 0}),
+        ({"warmup_steps": 9}, {"warmup_epochs": 0}, {"warmup_epochs": 0.0, "warmup_steps": None}),
     ],
 )
 def test_one_of_a_pair_displaces_the_other_of_a_weaker_source(weaker, stronger, left):
@@ -117,6 +119,7 @@ OUT_OF_RANGE = [
     ("learning_rate", 0.0, "should be greater than 0"),
     ("base_batch_size", 0, "should be greater than 0"),
     ("base_batch_size", 10**9 + 1, f"should be less than or equal to {10**9}"),
+    ("warmup_steps", -1, "should be greater than or equal to 0"),
     ("warmup_epochs", -0.5, "should be greater than or equal to 0"),
     ("lr_final_fraction", -0.1, "should be greater than or equal to 0"),
     ("lr_final_fraction", 1.5, "should be less than or equal to 1"),
@@ -160,7 +163,7 @@ OTHER_OFFENCES = [
     ("on_changed_data", "ignore", "should be 'stop' or 'warn'"),
     ("early_stopping", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
     ("lr_scaling", "cubic", "should be 'linear', 'sqrt' or 'none'"),
-    ("lr_schedule", "linear", "should be 'constant', 'cosine', 'step' or 'cyclic'"),
+    ("lr_schedule", "triangle", "should be 'constant', 'cosine', 'linear', 'one_cycle', 'step' or 'cyclic'"),
     ("compression", "bf16", "should be 'none' or 'fp16'"),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
@@ -203,6 +206,14 @@ def test_every_offence_is_said_at_once():
         (
             {"lr_step_epochs": [3, 2]},
             "lr_step_epochs must be in ascending order and not negative, found [3.0, 2.0]",
+        ),
+        (
+            {"lr_schedule": "one_cycle", "warmup_epochs": 1.5},
+            "lr_schedule one_cycle has a warm-up of its own: warmup_epochs must be 0, found 1.5",
+        ),
+        (
+            {"lr_schedule": "one_cycle", "warmup_steps": 9},
+            "lr_schedule one_cycle has a warm-up of its own: warmup_steps must be 0, found 9",
         ),
         ({"resume": "auto"}, "resume: auto searches the run directory, so --run-dir must be given too"),
         (
@@ -336,6 +347,8 @@ TASK_DEFAULTS = Layer(
         {"steps": 100},
         {"epochs": 0.3333333333333333},
         {"global_batch_size": 50},
+        {"warmup_steps": 20},
+        {"warmup_steps": 0, "lr_schedule": "one_cycle"},
         {"clip_norm": None},
         {"base_batch_size": None},
         {"threads": None},

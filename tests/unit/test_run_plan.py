@@ -181,6 +181,14 @@ def test_the_length_is_said_in_steps_and_epochs(fields, said):
             {"lr_scaling": "none", "lr_schedule": "step", "lr_step_epochs": (1, 2.5)},
             "0.01, x 0.1 at epochs 1, 2.5",
         ),
+        (
+            {"lr_scaling": "none", "warmup_steps": 5, "lr_schedule": "linear"},
+            "0.01, after a warm-up of 5 steps, linear to 0",
+        ),
+        (
+            {"lr_scaling": "none", "lr_schedule": "one_cycle", "learning_rate": 1.0},
+            "1, one cycle: from 0.04 up to the peak at 30 % of the training and down to 4e-06",
+        ),
         ({"lr_scaling": "none", "lr_schedule": "cyclic"}, "0.01, cycles of 2 epochs down to 0"),
     ],
 )

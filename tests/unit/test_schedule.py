@@ -3,14 +3,16 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
 
-SCHEDULES = ("constant", "cosine", "step", "cyclic")
+SCHEDULES = ("constant", "cosine", "linear", "step", "cyclic")  # those that follow a warm-up
 RATE = LearningRate(
     peak=0.8,
     schedule="constant",
@@ -43,6 +45,10 @@ def test_without_warm_up_the_first_rate_is_the_peak(schedule):
         ("cosine", 2.0 + 8.0 / 3, 0.25 + 0.75 * 0.75),
         ("cosine", 10.0, 0.25),
         ("cosine", 12.0, 0.25),
+        ("linear", 4.0, 0.25 + 0.75 * 0.75),
+        ("linear", 6.0, 0.25 + 0.75 * 0.5),
+        ("linear", 10.0, 0.25),
+        ("linear", 12.0, 0.25),
         ("step", 3.999, 1.0),
         ("step", 4.0, 0.5),
         ("step", 7.999, 0.5),
@@ -57,6 +63,46 @@ def test_without_warm_up_the_first_rate_is_the_peak(schedule):
 )
 def test_schedule_goes_through_its_points(schedule, epoch, share):
     assert replace(RATE, schedule=schedule).at(epoch) == pytest.approx(0.8 * share)
+
+
+def of_pytorch(make, steps):
+    """Give the learning rates that a scheduler of PyTorch sets, from before its first step on."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+    scheduler, rates = make(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_linear_is_that_of_pytorch():
+    steps = 20
+    rate = LearningRate(peak=0.8, schedule="linear", total_epochs=5.0, final_fraction=0.1)
+    make = partial(torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=steps)
+    found = [rate.at(5.0 * step / steps) for step in range(steps + 3)]
+    assert found == pytest.approx(of_pytorch(make, steps + 3))
+
+
+def test_cosine_is_that_of_pytorch():
+    rate = LearningRate(peak=0.8, schedule="cosine", total_epochs=5.0, final_fraction=0.1)
+    make = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20, eta_min=0.08)
+    assert [rate.at(5.0 * step / 20) for step in range(21)] == pytest.approx(of_pytorch(make, 21))
+
+
+def test_one_cycle_is_that_of_pytorch():
+    """PyTorch reaches the peak and the end a step early, so that its last step has the last rate."""
+    steps, rise = 50, 0.3
+    top, last = rise * steps - 1, steps - 1
+    parts = [
+        rise * s / top if s <= top else rise + (1 - rise) * (s - top) / (last - top) for s in range(steps)
+    ]
+    rate = LearningRate(peak=0.8, schedule="one_cycle", total_epochs=5.0)
+    make = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.8, total_steps=steps, cycle_momentum=False)
+    assert [rate.at(5.0 * part) for part in parts] == pytest.approx(
+        [*of_pytorch(make, steps - 1), 0.8 / 25e4]
+    )
+    assert rate.at(6.0) == rate.at(5.0)
 
 
 def test_cosine_survives_a_warm_up_as_long_as_the_training():

@@ -85,6 +85,15 @@ def test_every_step_moves_on_and_the_last_ends_exactly(workers, data_size, epoch
     assert samples == found.last_sample == epochs * data_size
 
 
+@pytest.mark.parametrize(("workers", "fields"), [(1, {}), (4, {}), (4, {"global_batch_size": 100})])
+def test_a_warm_up_in_steps_is_that_many_global_batches(workers, fields):
+    plan = layout(workers, 1000, warmup_steps=7, **fields)
+    assert plan.learning_rate.warmup_epochs == 7 * plan.batch.global_batch / 1000
+    fifth, seventh = (plan.learning_rate_at(Progress(n, n * plan.batch.global_batch)) for n in (4, 7))
+    assert fifth == pytest.approx(seventh * 4.5 / 7)
+    assert seventh == plan.learning_rate.peak
+
+
 def test_schedules_span_the_whole_training():
     assert layout(epochs=3).learning_rate.total_epochs == 3.0
     assert layout(epochs=None, steps=100).learning_rate.total_epochs == 100 * 128 / 1437
