@@ -304,10 +304,12 @@ class Layer:
     Args:
         source: name of the source in messages, such as "--set" or "run.yaml".
         values: mapping of field names to values.
+        is_file: whether it is a config file, which may list all fields.
     """
 
     source: str
     values: Mapping[str, Any]
+    is_file: bool = False
 
 
 def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> Config:
@@ -442,7 +444,7 @@ def read_file(path: Path) -> Layer:
         values = {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must contain lines such as epochs: 3, found a {type(values).__name__}")
-    return Layer(str(path), values)
+    return Layer(str(path), values, is_file=True)
 
 
 def parse_assignments(assignments: Iterable[str]) -> Layer:

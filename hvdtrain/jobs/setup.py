@@ -27,6 +27,7 @@ from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
 from hvdtrain.jobs.host_watch import Watching, watch_hosts
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.seeding import seed_generators
+from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan
@@ -44,6 +45,7 @@ class JobSpec:
         build: the Horovod build, in words.
         settings: environment variables that hvdtrain set.
         notes: what to tell the user before training.
+        given: the config fields that the user set.
     """
 
     config: Config
@@ -51,6 +53,7 @@ class JobSpec:
     build: str
     settings: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     if FRAMEWORKS[config.framework].horovod:
         build = require_horovod(config.framework).describe()
     check_host()
-    return JobSpec(config, task_class, build, environment.prepare(), _notes(layers, merged))
+    settings = environment.prepare()
+    return JobSpec(
+        config, task_class, build, settings, _notes(layers, merged), given_fields(layers, config)
+    )
 
 
 def _task_of(merged: Mapping[str, Any]) -> str:

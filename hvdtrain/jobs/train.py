@@ -31,6 +31,7 @@ from hvdtrain.jobs.run_directory import CHECKPOINTS, open_run
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
+from hvdtrain.jobs.unused_options import unreached_parts, unused_options
 from hvdtrain.loop import run
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
@@ -109,7 +110,8 @@ def _train(
     with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
-        return _train_session(session, plan, point.notes, signals)
+        notes = (*point.notes, *_notes_on_options(job, session, own_optimizer=model.own_rates is not None))
+        return _train_session(session, plan, notes, signals)
 
 
 @contextmanager
@@ -225,6 +227,12 @@ def _plan(
         start=point,
         found=str(task.describe()) if hasattr(task, "describe") else "",
     )
+
+
+def _notes_on_options(job: JobSpec, session: Session, *, own_optimizer: bool) -> list[str]:
+    has_eval_data = session.eval_data is not None
+    notes = unused_options(job.config, job.given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+    return [*notes, *unreached_parts(session.plan())]
 
 
 def _polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:

@@ -13,6 +13,7 @@ from support.serving import hvdtrain
 
 TASKS = Path(__file__).with_name("rates_tasks.py")
 EVERY_STEP = ("--save-every", "1", "--set", "keep_last=null")
+UNUSED = ("--weight-decay", "0.5")  # the optimizers have none
 # by framework and task: the base, and the rates of kernel and bias at two workers
 RATES = {
     ("torch", "Lion"): (5e-4, (1e-3, 1e-3)),
@@ -23,7 +24,17 @@ RATES = {
 
 @functools.cache
 def trained(framework: str, task: str, *options: str) -> Run:
-    words = ("--framework", framework, "--task", f"{TASKS}:{task}", "--steps", "3", *EVERY_STEP, *options)
+    words = (
+        "--framework",
+        framework,
+        "--task",
+        f"{TASKS}:{task}",
+        "--steps",
+        "3",
+        *EVERY_STEP,
+        *UNUSED,
+        *options,
+    )
     return train(2, "mpi", *words, cwd=temporary_folder())
 
 
@@ -43,6 +54,7 @@ def test_the_optimizers_rates_are_the_base_and_scale_with_the_workers(framework,
     logged = [line["learning_rate"] for line in run.metrics if line["phase"] == "train"]
     assert logged == [2 * base] * 3
     assert f"{2 * base:g} = {base:g} (the optimizer's own) x 2 (linear rule" in run.result.stdout
+    assert "note: weight_decay 0.5 has no effect: the task brings its own optimizer" in run.result.stdout
     groups = "constant; 2 parameter groups at 0.001, 0.01"
     assert (groups in run.result.stdout) == (task == "Groups")
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["learning_rate"] == base

@@ -1,0 +1,144 @@
+"""Options that the user set and that change nothing in this job: rank 0 says so before training."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from hvdtrain.config import Config, Layer
+from hvdtrain.reporting.console import counted
+from hvdtrain.training_plan import TrainingPlan
+
+_OF_BUILT_IN_OPTIMIZERS = (
+    *("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    "lars_trust_coefficient",
+)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """When fields have no effect.
+
+    Attributes:
+        fields: the fields.
+        applies: whether a config leaves them without effect.
+        reason: why, in words; filled in with the config's values.
+    """
+
+    fields: tuple[str, ...]
+    applies: Callable[[Config], bool]
+    reason: str
+
+
+def _other_than(field: str, *values: str) -> Callable[[Config], bool]:
+    return lambda config: getattr(config, field) not in values
+
+
+_BY_OPTIMIZER = (
+    _Rule(("momentum",), _other_than("optimizer", "sgd", "lars"), "optimizer {optimizer} does not use it"),
+    _Rule(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"),
+        _other_than("optimizer", "adamw", "lamb"),
+        "optimizer {optimizer} does not use it",
+    ),
+    _Rule(
+        ("lars_trust_coefficient",),
+        _other_than("optimizer", "lars"),
+        "optimizer {optimizer} does not use it",
+    ),
+)
+_OTHERS = (
+    _Rule(
+        ("lr_final_fraction",),
+        _other_than("lr_schedule", "cosine", "linear", "cyclic"),
+        "lr_schedule {lr_schedule} does not use it",
+    ),
+    _Rule(
+        ("lr_step_epochs", "lr_step_factor"),
+        _other_than("lr_schedule", "step"),
+        "lr_schedule {lr_schedule} does not use it",
+    ),
+    _Rule(
+        ("lr_cycle_epochs",),
+        _other_than("lr_schedule", "cyclic"),
+        "lr_schedule {lr_schedule} does not use it",
+    ),
+    _Rule(
+        ("early_stopping_patience",),
+        lambda config: config.early_stopping is None,
+        "early_stopping names no metric",
+    ),
+    _Rule(("base_batch_size",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
+    _Rule(
+        ("lr_scaling",),
+        lambda config: bool(config.global_batch_size and not config.base_batch_size),
+        "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set",
+    ),
+    _Rule(("read_threads",), lambda config: config.read_workers > 0, "read_workers reads the samples"),
+)
+
+
+def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
+    """Return the fields that a user set.
+
+    A config file may be that of another run, which lists all fields: those with the value of their default
+    do not count.
+
+    Args:
+        layers: the user's sources, without the task's defaults.
+        config: the resolved config.
+    """
+    return frozenset(
+        name
+        for layer in layers
+        for name, value in layer.values.items()
+        if value is not None
+        and not (layer.is_file and getattr(config, name) == Config.model_fields[name].default)
+    )
+
+
+def unused_options(
+    config: Config, given: Collection[str], *, own_optimizer: bool, has_eval_data: bool
+) -> list[str]:
+    """Return a note for each field that the user set and that has no effect.
+
+    Args:
+        config: the resolved config.
+        given: the fields that the user set.
+        own_optimizer: whether the task brings its own optimizer.
+        has_eval_data: whether the task has evaluation data.
+    """
+    reasons: dict[str, str] = {}
+    for rule in (*(() if own_optimizer else _BY_OPTIMIZER), *_OTHERS):
+        if rule.applies(config):
+            reasons |= dict.fromkeys(rule.fields, rule.reason)
+    if own_optimizer:
+        reasons |= dict.fromkeys(_OF_BUILT_IN_OPTIMIZERS, "the task brings its own optimizer")
+    if not has_eval_data:
+        reasons |= dict.fromkeys(("eval_every", "eval_batch_size"), "the task has no evaluation data")
+    values: Mapping[str, object] = dict(config)
+    return [
+        f"{name} {_shown(values[name])} has no effect: {reason.format_map(values)}"
+        for name, reason in reasons.items()
+        if name in given
+    ]
+
+
+def unreached_parts(plan: TrainingPlan) -> list[str]:
+    """Return a note for each part of the learning rate's schedule that training does not reach."""
+    rate, notes = plan.learning_rate, []
+    length = counted(rate.total_epochs, "epoch")
+    if rate.warmup_epochs > rate.total_epochs:
+        notes.append(
+            f"the warm-up of {counted(rate.warmup_epochs, 'epoch')} is longer than the training of {length}: "
+            f"the learning rate ends at {rate.at(rate.total_epochs):.3g} and does not reach its peak of "
+            f"{rate.peak:g}"
+        )
+    late = [f"{epoch:g}" for epoch in rate.step_epochs if epoch >= rate.total_epochs]
+    if rate.schedule == "step" and late:
+        notes.append(f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing")
+    return notes
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,102 @@
+"""Options that change nothing are said, if the user set them."""
+
+import pytest
+
+from hvdtrain.config import Layer, resolve
+from hvdtrain.jobs.unused_options import given_fields, unreached_parts, unused_options
+from hvdtrain.training_plan import TrainingPlan
+
+TASK = Layer("defaults of task t", {"framework": "torch", "momentum": 0.5, "lr_final_fraction": 0.1})
+
+
+def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = True) -> list[str]:
+    config = resolve([TASK, *layers])
+    given = given_fields(layers, config)
+    return unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "unused"),
+    [
+        ({}, []),
+        ({"optimizer": "sgd", "momentum": 0.8}, []),
+        ({"optimizer": "adamw", "momentum": 0.9}, ["momentum 0.9"]),
+        ({"optimizer": "lamb", "momentum": 0.0, "adam_beta1": 0.8}, ["momentum 0"]),
+        ({"adam_beta2": 0.99, "adam_epsilon": 1e-6}, ["adam_beta2 0.99", "adam_epsilon 1e-06"]),
+        ({"optimizer": "lars", "lars_trust_coefficient": 0.02, "momentum": 0.9}, []),
+        ({"lars_trust_coefficient": 0.02}, ["lars_trust_coefficient 0.02"]),
+        ({"lr_final_fraction": 0.2}, ["lr_final_fraction 0.2"]),
+        ({"lr_final_fraction": 0.2, "lr_schedule": "linear"}, []),
+        ({"lr_final_fraction": 0.2, "lr_schedule": "one_cycle"}, ["lr_final_fraction 0.2"]),
+        ({"lr_step_epochs": [3], "lr_step_factor": 0.5}, ["lr_step_epochs [3.0]", "lr_step_factor 0.5"]),
+        ({"lr_cycle_epochs": 2.0, "lr_schedule": "cosine"}, ["lr_cycle_epochs 2"]),
+        ({"early_stopping_patience": 5}, ["early_stopping_patience 5"]),
+        ({"early_stopping_patience": 5, "early_stopping": "loss"}, []),
+        ({"base_batch_size": 256, "lr_scaling": "none"}, ["base_batch_size 256"]),
+        ({"base_batch_size": None, "lr_scaling": "none"}, []),
+        ({"global_batch_size": 64, "lr_scaling": "sqrt"}, ["lr_scaling sqrt"]),
+        ({"global_batch_size": 64, "lr_scaling": "sqrt", "base_batch_size": 32}, []),
+        ({"read_workers": 2, "read_threads": 4}, ["read_threads 4"]),
+    ],
+    ids=str,
+)
+def test_an_option_without_effect_is_named_with_its_value(fields, unused):
+    found = notes(Layer("options", fields))
+    assert [note.partition(" has no effect: ")[0] for note in found] == unused
+
+
+def test_the_reason_is_said():
+    assert notes(Layer("options", {"optimizer": "adamw", "momentum": 0.8})) == [
+        "momentum 0.8 has no effect: optimizer adamw does not use it"
+    ]
+
+
+def test_an_optimizer_of_the_task_uses_no_option():
+    fields = {"optimizer": "adamw", "weight_decay": 0.5, "momentum": 0.5, "clip_norm": 1.0}
+    reason = "has no effect: the task brings its own optimizer"
+    assert notes(Layer("options", fields), own_optimizer=True) == [
+        f"optimizer adamw {reason}", f"momentum 0.5 {reason}", f"weight_decay 0.5 {reason}",
+    ]  # fmt: skip
+
+
+def test_without_evaluation_data_nothing_is_evaluated():
+    layer = Layer("train()", {"eval_every": 10, "eval_batch_size": 4})
+    assert notes(layer) == []
+    assert [note.split()[0] for note in notes(layer, has_eval_data=False)] == [
+        "eval_every",
+        "eval_batch_size",
+    ]
+
+
+def test_the_config_of_another_run_is_no_request():
+    """It lists all fields; a value that is not the default was one."""
+    config = resolve([TASK, Layer("options", {"weight_decay": 0.1, "adam_beta1": 0.8})])
+    repeated = Layer("config.yaml", config.model_dump(exclude={"epochs", "batch_size"}), is_file=True)
+    found = notes(repeated, Layer("options", {"optimizer": "lars", "momentum": 0.9}))
+    assert [note.split()[0] for note in found] == ["adam_beta1", "lr_final_fraction"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"warmup_epochs": 2, "epochs": 2}, []),
+        (
+            {"warmup_epochs": 5, "epochs": 2, "learning_rate": 0.1},
+            ["the warm-up of 5 epochs is longer than the training of 2 epochs: the learning rate ends at "
+             "0.04 and does not reach its peak of 0.1"],
+        ),
+        (
+            {"warmup_steps": 100, "steps": 50, "learning_rate": 0.1, "lr_schedule": "cosine"},
+            ["the warm-up of 32 epochs is longer than the training of 16 epochs: the learning rate ends at "
+             "0.05 and does not reach its peak of 0.1"],
+        ),
+        (
+            {"lr_schedule": "step", "lr_step_epochs": [1, 2, 30], "epochs": 2},
+            ["lr_step_epochs 2, 30 come after the training of 2 epochs: they do nothing"],
+        ),
+        ({"lr_schedule": "step", "lr_step_epochs": [1], "epochs": 2}, []),
+    ],
+)  # fmt: skip
+def test_what_the_training_does_not_reach_is_said(fields, said):
+    config = resolve([Layer("options", {"framework": "torch", **fields})])
+    assert unreached_parts(TrainingPlan.of(config, 1, 100)) == said
