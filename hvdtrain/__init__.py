@@ -1,7 +1,7 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :class:`Callback`, :class:`RunContext`, :class:`Summary`,
-:class:`Dataset`, :func:`as_dataset` and :class:`Weighted`. They are loaded on first use, so that
+:class:`Dataset`, :func:`as_dataset`, :func:`pad` and :class:`Weighted`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
@@ -19,6 +19,7 @@ __all__ = [
     "__version__",
     "as_dataset",
     "evaluate",
+    "pad",
     "train",
 ]
 
@@ -30,12 +31,14 @@ _HOMES = {
     "Weighted": "hvdtrain.backends.objective",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
+    "pad": "hvdtrain.data.collate",
     "train": "hvdtrain.jobs.train",
 }
 
 if TYPE_CHECKING:
     from hvdtrain.backends.objective import Weighted
     from hvdtrain.callbacks import Callback, RunContext
+    from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.jobs.evaluate import evaluate
     from hvdtrain.jobs.train import train

@@ -30,8 +30,10 @@ FILE_MODULE_PREFIX = "hvdtrain_task_"
 class Dataset(Protocol):
     """A fixed number of samples, each a mapping of names to arrays.
 
-    The model receives ``"inputs"`` and the loss compares its outputs with ``"targets"``. Other keys
-    are passed to the task's own loss and metrics. A data set can also have these methods:
+    The model receives ``"inputs"``, which can be a mapping or a tuple of arrays, or without it the keys
+    that it takes by name. The loss compares its outputs with ``"targets"``, ``"labels"`` or
+    ``"label"``. Other keys are passed to the task's own loss and metrics. A data set can also have
+    these methods:
 
     - ``batch(indices)`` returns several samples at once, stacked along a new first axis;
     - ``augmented(indices, keys)`` does the same for training and augments each sample at random.
@@ -60,6 +62,8 @@ class Task(Protocol):
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces
       the config's; its learning rates are used if ``learning_rate`` is not set;
+    - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
+    - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not tell;
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;
     - ``describe()``: a line of text for the plan that describes the data;

@@ -1,6 +1,7 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
 import difflib
+import functools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.model_call import ModelCall, nested_batch
+from hvdtrain.data.unsupported import type_name
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.metric_names import check_metric_names
 
@@ -27,6 +31,9 @@ class Weighted(NamedTuple):
     values: Any
     weights: Any
 
+
+# the named losses and metrics whose outputs have an axis of classes
+OF_CLASSES = ("cross_entropy", "accuracy", "top5_accuracy")
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
@@ -58,7 +65,7 @@ REGULARIZATION_LOSS = "regularization_loss"
 def make_objective(
     task: Any, framework: str, table: Mapping[str, Callable[..., Any]], label_smoothing: float = 0.0
 ) -> Objective:
-    """Make the function that a step differentiates.
+    """Make the function that a step differentiates. It takes batches with flat names.
 
     Args:
         task: the task.
@@ -71,43 +78,62 @@ def make_objective(
         ConfigError: If there is label smoothing and the loss is not the named cross_entropy.
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
-    chosen = f"its own {framework}_loss" if own else getattr(task, "loss", None)
-    if label_smoothing:
-        _check_can_smooth(chosen)
-    of_loss = _counting(task, chosen)
     if own is not None:
-        return _with_checked_names(own, f"{framework}_loss")
-    loss = _look_up("loss", task.loss, table, of_loss)
+        if label_smoothing:
+            _check_can_smooth(f"its own {framework}_loss")
+        _counting(task, f"its own {framework}_loss")
+        return _own_objective(own, f"{framework}_loss")
+    given, options = named_loss(getattr(task, "loss", None), framework)
     if label_smoothing:
-        loss = partial(loss, label_smoothing=label_smoothing)
+        _check_can_smooth("an object with its own label_smoothing" if options else given)
+        options = {"label_smoothing": label_smoothing}
+    of_loss, axis = _counting(task, given), _class_axis(task)
+    loss = _look_up("loss", given, table, {"counting": of_loss, **axis, **options})
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
         raise TaskError(f"the task's metrics must be a mapping of names to metrics, found {named!r}")
     check_metric_names(named, "the task's metrics")
-    of_metrics = Counting(of_loss.ignore_index)
+    of_metrics = {"counting": Counting(of_loss.ignore_index), **axis}
     metrics = {
         name: _look_up(f"metrics[{name!r}]", value, table, of_metrics) for name, value in named.items()
     }
+    call = ModelCall(framework)
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if "inputs" not in batch:
-            raise TaskError(
-                f"samples have no 'inputs' for the model; they have {sorted(batch)}",
-                f"Name the key, hvdtrain.as_dataset(data, inputs=...), or give the task {framework}_loss.",
-            )
-        outputs = model(batch["inputs"])
+        outputs, batch = call(model, batch)
         return loss(outputs, batch), {name: metric(outputs, batch) for name, metric in metrics.items()}
 
     return objective
 
 
-def _with_checked_names(own: Objective, name: str) -> Objective:
-    """Return the task's own loss with a check of its metrics' names, which are known when it is called."""
+def _class_axis(task: Any) -> dict[str, int]:
+    """Return the task's ``class_axis`` as an option of the losses and metrics; nothing if it has none.
+
+    Raises:
+        TaskError: If it is neither -1 nor 1.
+    """
+    class_axis: int | None = getattr(task, "class_axis", None)
+    if class_axis not in (None, 1, -1):
+        raise TaskError(
+            f"the task's class_axis is {class_axis!r}; it must be -1 for outputs (batch, ..., classes) or 1 "
+            "for outputs (batch, classes, ...)"
+        )
+    return {} if class_axis is None else {"class_axis": class_axis}
+
+
+def _own_objective(own: Objective, name: str) -> Objective:
+    """Return a task's own objective, which is given batches nested and whose result is checked."""
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        result = own(model, batch)
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-            check_metric_names(result[1], f"{name}()")
+        result = own(model, nested_batch(batch))
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+            found = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise TaskError(
+                f"{name} must return (loss per sample, {{metric: value per sample}}); found {found}",
+                "Return (loss, {}) if there are no metrics, and a loss with reduction='none'.",
+                everywhere=True,
+            )
+        check_metric_names(result[1], f"{name}()")
         return result
 
     return objective
@@ -177,12 +203,22 @@ def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple
     return len(weights) > 1
 
 
-def check_class_weights(weights: Sequence[float], classes: int) -> None:
-    """Check that there is a weight for each class of the outputs.
+def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:
+    """Check that there is a weight for each class of the outputs, and that targets are class numbers.
+
+    Args:
+        weights: the task's class weights.
+        classes: number of classes of the outputs.
+        soft: whether the targets are a probability for each class.
 
     Raises:
-        TaskError: naming both numbers.
+        TaskError: If the numbers differ, or the targets are probabilities.
     """
+    if soft:
+        raise TaskError(
+            "class_weights takes class numbers as targets; found a probability for each class",
+            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
+        )
     if len(weights) != classes:
         raise TaskError(
             f"class_weights has {len(weights)} numbers; the model's outputs have {classes} classes",
@@ -200,6 +236,64 @@ def check_free(name: str, metrics: Mapping[str, Any]) -> None:
         raise TaskError(
             f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
             "Give the metric another name.",
+        )
+
+
+@functools.lru_cache
+def class_axis_of(
+    name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
+) -> int:
+    """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions.
+
+    Args:
+        name: of the loss or metric, for messages.
+        outputs: shape of the logits.
+        targets: shape of the class numbers, or of a probability for each class.
+        class_axis: the task's; found by the shapes if None.
+
+    Raises:
+        TaskError: If neither fits, or both do and the task does not say which.
+    """
+    last = len(outputs) - 1
+    given = None if class_axis is None or last < 1 else class_axis % len(outputs)
+    if None in outputs:  # TensorFlow does not know it while it traces the step
+        return last if given is None else given
+    if last < 1:
+        fitting = set()
+    elif outputs == targets:
+        fitting = {1, last}
+    else:
+        fitting = {axis for axis in (1, last) if outputs[:axis] + outputs[axis + 1 :] == targets}
+        fitting |= {last} if (*outputs[:-1], 1) == targets else set()
+    if given is not None and given in fitting:
+        return given
+    if len(fitting) == 1 and given is None:
+        return fitting.pop()
+    shapes = f"outputs {outputs} and targets {targets}"
+    if fitting and given is None:
+        raise TaskError(
+            f"{name} cannot tell which axis of the model's outputs holds the classes: {shapes}",
+            "Set class_axis in the task: -1 (batch, ..., classes) or 1 (batch, classes, ...).",
+        )
+    raise TaskError(
+        f"{name} takes logits (batch, ..., classes) or (batch, classes, ...) and class numbers (batch, ...), "
+        f"or probabilities of the logits' shape; found {shapes}"
+        + ("" if class_axis is None else f" with class_axis {class_axis}")
+    )
+
+
+def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) -> None:
+    """Check that targets of the logits' shape are probabilities.
+
+    Raises:
+        TaskError: If they are whole numbers.
+    """
+    if not is_floating:
+        raise TaskError(
+            f"{name} takes class numbers, or a probability for each class; found whole numbers of "
+            f"the logits' shape {shape}",
+            "Of one-hot targets take .argmax(-1), or .astype('float32'); for several labels of one sample, "
+            "use binary_cross_entropy.",
         )
 
 
@@ -269,15 +363,49 @@ def _class_weights(given: Any) -> tuple[float, ...]:
 
 
 def _look_up(
-    field: str, value: Any, table: Mapping[str, Callable[..., Any]], counting: Counting
+    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
+    """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
     if callable(value):
-        found: Callable[..., Any] = value
-        return found
+        own: Callable[..., Any] = value
+        return own
     if not isinstance(value, str) or value not in table:
         close = difflib.get_close_matches(str(value), table, n=1)
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",
             f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(table))}.",
         )
-    return partial(table[value], counting=counting)
+    taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
+    return _of_tensor(value, partial(table[value], **taken))
+
+
+def _of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a named loss or metric that takes the logits out of a model's structured output."""
+
+    def of_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
+        if not hasattr(outputs, "shape"):
+            outputs = _logits(name, outputs)
+        if not hasattr(batch.get("targets"), "shape"):
+            found = (
+                sorted(batch) if "targets" not in batch else f"targets of type {type_name(batch['targets'])}"
+            )
+            raise TaskError(
+                f"{name} compares the model's outputs with batch['targets'], an array; the batch has {found}",
+                "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
+                everywhere=True,
+            )
+        return function(outputs, batch)
+
+    return of_outputs
+
+
+def _logits(name: str, outputs: Any) -> Any:
+    """Return the logits of a structured output, as the models of Hugging Face transformers give it."""
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if hasattr(found, "shape"):
+        return found
+    raise TaskError(
+        f"{name} takes a tensor or an output with .logits; the model gave a {type_name(outputs)}",
+        "Write torch_loss(model, batch) or tf_loss, or a function (outputs, batch) in place of the name.",
+        everywhere=True,
+    )

@@ -78,6 +78,8 @@ class LocalFetch:
             used.append(replacement_index)
             if problem:
                 bad.append(BadSample(place, int(index), replacement_index, problem))
+        if hasattr(self.dataset, "collated"):
+            return fetch(self.dataset, np.asarray(used)), bad
         return stack(rows, np.asarray(used)), bad
 
     def _first_readable(

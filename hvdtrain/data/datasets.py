@@ -1,76 +1,162 @@
-"""Data sets: one interface for arrays, PyTorch and Hugging Face data sets and anything indexable."""
+"""Data sets: one interface for arrays, data frames, data sets of other packages, anything indexable."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset
+from hvdtrain.data.frames import columns_of, is_frame
+from hvdtrain.data.hugging_face import HuggingFaceDataset, number_columns
 from hvdtrain.data.memory_map import memmap_base
+from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes, named, renamed
+from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
+from hvdtrain.data.unsupported import check_supported, type_name
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays, Dataset
 
+# the first argument of a method ``batch`` that makes batches instead of fetching samples
+_SIZES = ("batch_size", "size", "n")
 
-def as_dataset(source: Any, inputs: str = "inputs", targets: str = "targets") -> Dataset:
+
+def as_dataset(
+    source: Any,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | None = None,
+    collate: Collate | None = None,
+) -> Dataset:
     """Return a user's data as a Dataset.
 
     Args:
-        source: a Dataset; a mapping of names to arrays of equal length; a pair of arrays (inputs,
-            targets); a Hugging Face data set; or anything with ``__len__`` and ``__getitem__``
-            whose items are mappings, (inputs, targets) pairs or single arrays, such as PyTorch's
-            map-style data sets.
-        inputs: the key (or column) that the model is given.
-        targets: the key (or column) that the loss compares with.
+        source: a Dataset; a mapping of names to arrays of equal length; a pair (inputs, targets); a
+            pandas or polars DataFrame; a Hugging Face data set; or anything with ``__len__`` and
+            ``__getitem__`` whose items are mappings, (inputs, targets) pairs or single arrays, such
+            as PyTorch's map-style data sets. Inputs can be a mapping or a tuple of arrays.
+        inputs: the key (or column) that the model is given, or several; a key "inputs" if not given.
+        targets: the key (or column) that the loss compares with; a key "targets", "labels" or "label"
+            if not given.
+        collate: a function from a list of samples to a batch: a mapping of names to arrays, or a
+            pair (inputs, targets), such as ``hvdtrain.pad(...)``. Samples are stacked if not given.
 
     Raises:
-        DataError: If ``source`` is none of these, or arrays differ in length.
+        DataError: If ``source`` is none of these, arrays differ in length, or a key does not exist.
     """
-    names = {inputs: "inputs", targets: "targets"}
-    if isinstance(source, Mapping):
-        return ArrayDataset(_renamed({key: _as_array(key, value) for key, value in source.items()}, names))
-    if isinstance(source, tuple) and source and all(hasattr(part, "shape") for part in source):
-        if len(source) != 2:
-            raise DataError(
-                f"a tuple of arrays must hold (inputs, targets); found {len(source)} arrays",
-                "Give a dict of names to arrays instead.",
-            )
-        return ArrayDataset({"inputs": np.asarray(source[0]), "targets": np.asarray(source[1])})
+    check_supported(source)
+    names = _new_names(inputs, targets)
+    if hasattr(source, "collated"):
+        _check_final(source, names, collate)
+        return source  # type: ignore[no-any-return]
+    if collate is not None:
+        return _collated(source, names, collate)
+    arrays, notes = _arrays_of(source, names)
+    if arrays is not None:
+        return ArrayDataset(arrays, notes)
     if hasattr(source, "column_names") and hasattr(source, "with_format"):
         return HuggingFaceDataset(source, names)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        return source if hasattr(source, "batch") else ItemDataset(source, names)
+        if not _has_own_batch(source):
+            return ItemDataset(source, names)
+        _check_final(source, names, None)
+        return source  # type: ignore[no-any-return]
     raise DataError(
-        f"data must be arrays or have __len__ and __getitem__, found a {type(source).__name__}",
+        f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}",
         "docs/tasks.md lists what can be wrapped.",
     )
 
 
-def _renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a mapping with hvdtrain's names.
+def _arrays_of(source: Any, names: Mapping[str, str]) -> tuple[Arrays | None, tuple[str, ...]]:
+    """Return the arrays of what holds all samples in arrays, or None, and what to tell the user of them."""
+    if is_frame(source):
+        columns, left_out = columns_of(source)
+        check_kept(left_out, names)
+        return renamed(columns, names), left_out_notes(left_out)
+    if isinstance(source, tuple) and _is_of_arrays(source):
+        source = _pair(source)
+    if not isinstance(source, Mapping):
+        return None, ()
+    return {key: as_array(key, value) for key, value in renamed(source, names).items()}, ()
 
-    Raises:
-        DataError: If two of its keys would have the same name.
-    """
-    result = {names.get(str(key), str(key)): value for key, value in item.items()}
-    if len(result) < len(item):
+
+def _new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
+    """Return the names that keys are given."""
+    if inputs is None or isinstance(inputs, str):
+        names = {} if inputs is None else {inputs: "inputs"}
+    else:
+        names = {key: f"inputs{SEPARATOR}{key}" for key in inputs}
+    return names if targets is None else {**names, targets: "targets"}
+
+
+def _check_final(source: Any, names: Mapping[str, str], collate: Any) -> None:
+    """Check that nothing is asked of a data set that makes its batches itself."""
+    if names or collate is not None:
         raise DataError(
-            f"two keys of {[str(key) for key in item]} would have the same name; {dict(names)} are renamed",
-            "Remove or rename one of them.",
+            f"{type_name(source)} makes its batches itself: inputs, targets and collate have no effect on it",
+            "Name the keys in its batches, or give the data that it wraps.",
         )
-    return result
 
 
-def _as_array(name: object, value: Any) -> NDArray[Any]:
+def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> CollatedDataset:
+    """Return a data set whose batches a user's function makes."""
+    if hasattr(source, "augmented"):
+        raise DataError(
+            f"collate cannot be combined with the augmentation of {type_name(source)}",
+            "Augment in collate, or leave it out.",
+        )
+    if is_frame(source):
+        source = {str(name): source[name].to_numpy() for name in source.columns}
+    if isinstance(source, tuple) and len(source) == 2 and all(map(_has_length, source)):
+        source = _pair(source)
+    notes: tuple[str, ...] = ()
+    if hasattr(source, "features") and hasattr(source, "select_columns") and hasattr(collate, "columns"):
+        kept, left_out = number_columns(source)
+        source, notes = source.select_columns(kept), left_out_notes(left_out)
+    return CollatedDataset(source, collate, lambda batch: named(batch, names), notes)
+
+
+def _is_of_arrays(source: tuple[Any, ...]) -> bool:
+    """Return whether a tuple holds arrays with all samples, and is no sequence of samples."""
+    if len(source) == 2:
+        return all(map(_has_length, source))
+    return bool(source) and all(hasattr(part, "shape") for part in source)
+
+
+def _has_length(part: Any) -> bool:
+    return isinstance(part, list) or is_nested(part) or has_axes(part) or hasattr(part, "toarray")
+
+
+def _pair(source: tuple[Any, ...]) -> dict[str, Any]:
+    if len(source) != 2:
+        raise DataError(
+            f"a tuple of arrays must hold (inputs, targets); found {len(source)} arrays",
+            "Give a dict of names to arrays, or ((first, second), targets) for several inputs.",
+        )
+    return {"inputs": source[0], "targets": source[1]}
+
+
+def _has_own_batch(source: Any) -> bool:
+    """Return whether a data set has a method ``batch(indices)``, and none that makes batches of a size."""
+    method = getattr(source, "batch", None)
+    if not callable(method):
+        return False
     try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of lists of unequal lengths
-        raise DataError(f"{str(name)!r} cannot be made an array: {error}") from None
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) == 1 and required[0].name not in _SIZES
 
 
 class ArrayDataset:
     """Samples in arrays, one array per name, along the first axis."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
@@ -100,52 +186,8 @@ class ItemDataset:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Arrays:
-        item = self._source[int(index)]
-        if isinstance(item, Mapping):
-            named = _renamed(item, self._names)
-        elif isinstance(item, (tuple, list)) and len(item) == 2:
-            named = {"inputs": item[0], "targets": item[1]}
-        elif isinstance(item, (tuple, list)):
-            raise DataError(
-                f"a sample that is a {type(item).__name__} must hold (inputs, targets); "
-                f"found {len(item)} parts",
-                "Return a dict with the keys 'inputs' and 'targets' instead.",
-            )
-        else:
-            named = {"inputs": item}
-        return {name: canonical(value) for name, value in named.items()}
-
-
-class HuggingFaceDataset:
-    """A Hugging Face data set read as numpy arrays, a batch per query."""
-
-    def __init__(self, source: Any, names: Mapping[str, str]) -> None:
-        missing = [column for column in names if column not in source.column_names]
-        if missing:
-            raise DataError(
-                f"the data set has no column {missing[0]!r}; its columns are {source.column_names}",
-                "Name them: hvdtrain.as_dataset(data, inputs='image', targets='label').",
-            )
-        self._source = source.with_format("numpy")
-        self._names = names
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return {name: column[0] for name, column in self.batch(np.asarray([index])).items()}
-
-    def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch many samples with one query."""
-        columns = self._source[indices.tolist()]
-        for name, value in columns.items():
-            # lists of unequal lengths come as an array of arrays
-            shapes = {np.shape(sample) for sample in value} if value.dtype == object else {()}
-            if len(shapes) > 1:
-                raise DataError(
-                    f"samples of one batch must have equal shapes: column {name!r} has {sorted(shapes)}"
-                )
-        return {name: canonical(value) for name, value in _renamed(columns, self._names).items()}
+        item = named(self._source[int(index)], self._names)
+        return {name: canonical(value) for name, value in item.items()}
 
 
 def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Arrays:
@@ -161,10 +203,14 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     """
     if keys is not None:
         arrays = dataset.augmented(indices, keys)
+    elif hasattr(dataset, "collated"):
+        arrays = dataset.collated(indices)
     elif hasattr(dataset, "batch"):
         arrays = dataset.batch(indices)
     else:
         arrays = stack([dataset[int(index)] for index in indices], indices)
+    if isinstance(arrays, Mapping) and any(map(is_nested, arrays.values())):
+        arrays = flatten(arrays)
     found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
     if "weights" in found:
         _check_weights(found["weights"], indices)
@@ -197,7 +243,8 @@ def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
                 found = "is missing" if value is None else f"has shape {value.shape}"
                 raise DataError(
                     f"samples of one batch must have equal shapes: {name!r} of sample {index} {found}, "
-                    f"that of sample {indices[0]} has shape {values[0].shape}"  # type: ignore[union-attr]
+                    f"that of sample {indices[0]} has shape {values[0].shape}",  # type: ignore[union-attr]
+                    PAD_REMEDY,
                 )
         result[name] = np.stack(values)  # type: ignore[arg-type]
     return result
@@ -231,22 +278,15 @@ def signature(
         raise DataError(f"a sample of the {what} must map names to arrays, found {type(sample).__name__}")
     for name, value in sample.items():
         if value.dtype.kind not in "biufc":
-            raise DataError(f"the {what} holds {value.dtype} under {name!r}; it must be numbers")
+            raise DataError(
+                f"the {what} holds {value.dtype} under {name!r}; it must be numbers",
+                "Convert it, such as with .astype('float32'), or leave it out of the samples.",
+            )
     return {name: f"{value.dtype}{list(value.shape[1:])}" for name, value in sorted(sample.items())}
-
-
-def canonical(array: Any) -> NDArray[Any]:
-    """Return an array in a type that both frameworks can use.
-
-    64-bit floats are converted to 32 bits, and the bytes to the machine's own order.
-    """
-    result = np.asarray(array)
-    if result.dtype.kind == "f" and result.dtype.itemsize == 8:
-        return result.astype(np.float32)
-    return result if result.dtype.isnative else result.astype(result.dtype.newbyteorder("="))
 
 
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
     array = canonical(value)
     # PyTorch's losses take class numbers as int64
-    return array.astype(np.int64) if name == "targets" and array.dtype.kind in "iu" else array
+    is_target = name.partition(SEPARATOR)[0] in TARGETS
+    return array.astype(np.int64) if is_target and array.dtype.kind in "iu" else array

@@ -10,6 +10,7 @@ from typing import Any
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.model_call import describe_columns
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.bad_samples import LocalFetch
@@ -66,6 +67,7 @@ class TaskData:
         eval_data: the evaluation data, or None.
         common_values: what of the data must be equal on all workers.
         identity: the data with their fingerprints, once the workers have compared them.
+        notes: what to tell the user of the data.
     """
 
     task: Any
@@ -73,6 +75,7 @@ class TaskData:
     eval_data: Any
     common_values: Mapping[str, Any]
     identity: JobData = NO_DATA
+    notes: tuple[str, ...] = ()
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
@@ -100,7 +103,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     check_host()
     settings = environment.prepare()
     return JobSpec(
-        config, task_class, build, settings, _notes(layers, merged), given_fields(layers, config)
+        config, task_class, build, settings, _notes_on_task(layers, merged), given_fields(layers, config)
     )
 
 
@@ -116,7 +119,7 @@ def _task_of(merged: Mapping[str, Any]) -> str:
     return task
 
 
-def _notes(layers: Iterable[Layer], merged: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes_on_task(layers: Iterable[Layer], merged: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
     configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
     if merged.get("task") or not (configured or merged.get("task_options")):
@@ -188,7 +191,18 @@ def open_task_data(job: JobSpec) -> TaskData:
     eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
-    return TaskData(task, train_data, eval_data, {**train_values, **eval_values})
+    return TaskData(
+        task,
+        train_data,
+        eval_data,
+        {**train_values, **eval_values},
+        notes=(*_notes_on_data(train_data, "train_data"), *_notes_on_data(eval_data, "eval_data")),
+    )
+
+
+def _notes_on_data(dataset: Any, method: str) -> list[str]:
+    """Return what a data set has to tell the user."""
+    return [f"{DATA[method]}: {note}" for note in getattr(dataset, "notes", ())]
 
 
 def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -212,7 +226,7 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {what}": 0}
-        dataset = as_dataset(source)
+        dataset = as_dataset(source, collate=getattr(task, "collate", None))
         first = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
         kinds = signature(dataset, what, lambda indices: first(indices)[0])
         values = {f"{key} of the {what}": kind for key, kind in kinds.items()}
@@ -238,7 +252,19 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
     _check_metrics(job.config, task_data)
     model = build_together(job.config, task_data.task, backend)
-    return task_data, model, hosts
+    return _with_call_note(job.config, task_data, backend), model, hosts
+
+
+def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> TaskData:
+    """Add a note of columns that the model is not given. Local: no collective."""
+    if hasattr(task_data.task, FRAMEWORKS[config.framework].loss_method):
+        return task_data
+    size, suffix = (f"{key} of the {DATA['train_data']}" for key in ("size", ""))
+    columns = [
+        key.removesuffix(suffix) for key in task_data.common_values if key.endswith(suffix) and key != size
+    ]
+    note = describe_columns(config.framework, backend.model, columns)
+    return replace(task_data, notes=(*task_data.notes, note)) if note else task_data
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:

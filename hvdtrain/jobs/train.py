@@ -103,8 +103,8 @@ def _train(
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
     )
     checked = check_batches(workers, data, config, point.progress)
-    notes = (*job.notes, *model.notes, *data.notes, *point.notes, *checked, *filter(None, [watching.note]))
-    point = replace(point, notes=notes)
+    notes = (*job.notes, *model.notes, *task_data.notes, *data.notes, *point.notes, *checked)
+    point = replace(point, notes=(*notes, *filter(None, [watching.note])))
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
     with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:

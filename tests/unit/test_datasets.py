@@ -110,12 +110,21 @@ def test_more_keys_pass_through():
     assert fetch(dataset, np.asarray([1]))["mask"].dtype == bool
 
 
-def test_hugging_face_columns_that_are_missing_are_named():
-    data = hugging_face({"image": [[1.0]], "label": [0]})
-    with pytest.raises(
-        DataError, match=r"has no column 'inputs'; its columns are .*\nName them: .*inputs='image'"
-    ):
-        as_dataset(data)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hugging_face({"image": [[1.0]], "label": [0]}),
+        lambda: {"image": np.ones((1, 1)), "label": np.zeros(1)},
+        lambda: pytest.importorskip("pandas").DataFrame({"image": [1.0], "label": [0]}),
+    ],
+    ids=["hugging face", "arrays", "frame"],
+)
+def test_columns_that_are_missing_are_named(make):
+    message = (
+        r"the data has no column 'images'; it has \['image', 'label'\]\nName its columns: .*inputs='image'"
+    )
+    with pytest.raises(DataError, match=message):
+        as_dataset(make(), inputs="images")
 
 
 def test_a_data_set_with_its_own_batch_is_taken_as_it_is():
@@ -179,9 +188,7 @@ def test_a_tuple_of_arrays_must_be_a_pair(source):
         as_dataset(source)
 
 
-@pytest.mark.parametrize(
-    "source", [3, None, iter([1, 2]), {1, 2}, (x for x in [])], ids=lambda s: type(s).__name__
-)
+@pytest.mark.parametrize("source", [3, None, {1, 2}], ids=lambda s: type(s).__name__)
 def test_what_cannot_be_indexed_is_refused(source):
     with pytest.raises(
         DataError, match=f"must be arrays or have __len__ and __getitem__, found a {type(source).__name__}"
@@ -244,7 +251,8 @@ def test_a_sample_without_a_key_of_the_others_is_named():
 
 def test_hugging_face_samples_of_unequal_shapes_are_named():
     data = hugging_face({"inputs": [[1.0, 2.0], [1.0, 2.0], [1.0]], "targets": [0, 1, 2]})
-    with pytest.raises(DataError, match="samples of one batch must have equal shapes: column 'inputs'"):
+    message = r"'inputs' of sample 2 has shape \(1,\), that of sample 0 has shape \(2,\)\n.*hvdtrain.pad"
+    with pytest.raises(DataError, match=message):
         fetch(as_dataset(data), np.asarray([0, 1, 2]))
 
 

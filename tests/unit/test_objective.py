@@ -7,15 +7,22 @@ import pytest
 from hvdtrain.backends.objective import check_comparable, check_per_sample, make_objective
 from hvdtrain.errors import TaskError
 
+
+class Array(str):
+    """An array of a made-up framework, which has a shape."""
+
+    shape = (4,)
+
+
 TABLE = {
     "cross_entropy": lambda outputs, batch, counting: ("entropy", outputs, batch["targets"]),
     "accuracy": lambda outputs, batch, counting: ("accuracy", outputs, batch["targets"]),
 }
-BATCH = {"inputs": "x", "targets": "y"}
+BATCH = {"inputs": Array("x"), "targets": Array("y")}
 
 
 def model(inputs: str) -> str:
-    return f"model({inputs})"
+    return Array(f"model({inputs})")
 
 
 def test_names_are_looked_up():

@@ -1,0 +1,218 @@
+"""How a batch is given to a model: its ``inputs``, or the columns that the model takes by name.
+
+A batch comes with flat names. It is nested here, and how the model is called is decided once for the
+names of a batch.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.data.nesting import TARGETS, nesting
+from hvdtrain.errors import TaskError
+
+Batch = Mapping[str, Any]
+
+# columns that belong to the loss: a model is given them only within ``inputs``
+OF_LOSS = (*TARGETS, "weights")
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class ModelCall:
+    """Calls a model on batches with flat names.
+
+    Args:
+        framework: "torch" or "tf".
+    """
+
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+        self._known: dict[tuple[str, ...], tuple[Callable[[Batch], Batch], Callable[[Any, Batch], Any]]] = {}
+
+    def __call__(self, model: Any, batch: Batch) -> tuple[Any, Batch]:
+        """Return the model's outputs, and the batch as the loss is given it: nested, with "targets"."""
+        names = tuple(batch)
+        if names not in self._known:
+            nested = nested_batch(batch)
+            call = _call(self._framework, model, nested)
+            self._known[names] = _preparation(names), call
+        prepare, call = self._known[names]
+        batch = prepare(batch)
+        return call(model, batch), batch
+
+
+def nested_batch(batch: Batch) -> Batch:
+    """Return a batch with flat names nested; itself if nothing in it is nested."""
+    nest = nesting(batch)
+    return batch if nest is None else nest(batch)
+
+
+def describe_columns(framework: str, model: Any, names: Iterable[str]) -> str:
+    """Return which columns the model is given by name and which not; nothing if it is given ``inputs``."""
+    batch = nested_batch(dict.fromkeys(names))
+    if "inputs" in batch:
+        return ""
+    accepted = _Accepted.of(framework, model)
+    taken = accepted.columns(batch)
+    rest = [name for name in batch if name not in taken and name not in OF_LOSS]
+    given = f"the model is given the columns {', '.join(taken)}"
+    return f"{given}; it is not given {', '.join(rest)}" if rest and taken else ""
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """What a model can be called with.
+
+    Attributes:
+        names: what it accepts by name.
+        required: those without a default.
+        positional: how many of the required ones can be given by position.
+        any_name: whether it accepts any name (``**kwargs``).
+        symbolic: whether it is a Keras model with symbolic inputs, which takes one mapping or list.
+    """
+
+    names: Sequence[str]
+    required: Sequence[str]
+    positional: int
+    any_name: bool = False
+    symbolic: bool = False
+
+    @classmethod
+    def of(cls, framework: str, model: Any) -> "_Accepted":
+        if framework == "tf" and (symbolic := _symbolic_names(model)):
+            return cls(symbolic, symbolic, 1, symbolic=True)
+        method = getattr(model, "call" if framework == "tf" else "forward", model)
+        try:
+            parameters = list(inspect.signature(method).parameters.values())
+        except (TypeError, ValueError):
+            return cls((), (), 1, any_name=True)
+        if framework == "tf":  # the backend gives it
+            parameters = [p for p in parameters if p.name != "training"]
+        by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = [p for p in parameters if p.default is p.empty and p.kind not in _VARIABLE]
+        return cls(
+            [p.name for p in by_name],
+            [p.name for p in required],
+            len([p for p in required if p.kind is not p.KEYWORD_ONLY]),
+            any(p.kind is p.VAR_KEYWORD for p in parameters),
+        )
+
+    def columns(self, batch: Iterable[str]) -> list[str]:
+        """Return the names of a batch without "inputs" that the model is given."""
+        own = [name for name in batch if name not in OF_LOSS]
+        named = [name for name in own if name in self.names]
+        return named if named or not self.any_name else own
+
+    def takes(self, names: Iterable[str]) -> bool:
+        """Return whether the model can be called with exactly these names."""
+        given = set(names)
+        return given >= set(self.required) and (self.any_name or given <= set(self.names))
+
+
+def _symbolic_names(model: Any) -> list[str]:
+    """Return the names of the inputs of a functional or sequential Keras model; none of another."""
+    structure, tensors = getattr(model, "input", None), getattr(model, "inputs", None)
+    if not isinstance(tensors, list) or any(type(tensor).__name__ != "KerasTensor" for tensor in tensors):
+        return []
+    return [str(n) for n in structure] if isinstance(structure, Mapping) else [t.name for t in tensors]
+
+
+def _preparation(names: Iterable[str]) -> Callable[[Batch], Batch]:
+    """Return the function that nests a batch and names its targets."""
+    nest = nesting(names)
+    tops = {name.partition("/")[0] for name in names}
+    found = [name for name in TARGETS if name in tops]
+    if found[:1] == ["targets"] or not found:
+        return nest or (lambda batch: batch)
+    if len(found) > 1:
+        raise TaskError(
+            f"a batch has {found}, of which either can be the targets",
+            "Name one: hvdtrain.as_dataset(data, targets='labels').",
+            everywhere=True,
+        )
+    key = found[0]
+
+    def prepare(batch: Batch) -> Batch:
+        nested = batch if nest is None else nest(batch)
+        return {**nested, "targets": nested[key]}
+
+    return prepare
+
+
+def _call(framework: str, model: Any, batch: Batch) -> Callable[[Any, Batch], Any]:
+    """Return how the model is called with batches such as this one.
+
+    Raises:
+        TaskError: on every worker alike, if it does not take what the batch holds.
+    """
+    accepted = _Accepted.of(framework, model)
+    if "inputs" not in batch:
+        return _call_by_columns(framework, accepted, batch)
+    _check_nothing_is_dropped(framework, accepted, batch)
+    inputs = batch["inputs"]
+    if isinstance(inputs, Mapping):
+        return _call_with_mapping(framework, accepted, list(inputs))
+    if isinstance(inputs, tuple):
+        return _call_with_tuple(framework, accepted, model, len(inputs))
+    return lambda model, batch: model(batch["inputs"])
+
+
+def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Callable[[Any, Batch], Any]:
+    names = accepted.columns(batch)
+    if not names or not accepted.takes(names):
+        raise TaskError(
+            f"samples have no 'inputs' for the model; they have {sorted(batch)}, and the model takes "
+            f"{list(accepted.names)}, of which {list(accepted.required)} must be given",
+            "Name the key, hvdtrain.as_dataset(data, inputs=...), name the columns as the model does, or "
+            f"give the task {framework}_loss.",
+            everywhere=True,
+        )
+    if accepted.symbolic:
+        return lambda model, batch: model({name: batch[name] for name in names})
+    return lambda model, batch: model(**{name: batch[name] for name in names})
+
+
+def _call_with_mapping(framework: str, accepted: _Accepted, names: list[str]) -> Callable[[Any, Batch], Any]:
+    if accepted.symbolic:
+        if set(names) == set(accepted.names):
+            return lambda model, batch: model(batch["inputs"])
+    elif accepted.takes(names):
+        return lambda model, batch: model(**batch["inputs"])
+    elif accepted.positional == 1 and len(accepted.required) == 1 and not set(names) & set(accepted.names):
+        return lambda model, batch: model(batch["inputs"])
+    raise TaskError(
+        f"the model takes {list(accepted.names)}, of which {list(accepted.required)} must be given; "
+        f"batch['inputs'] has {names}",
+        "Give inputs the model's names: the arguments of forward() or call(), or the names of keras.Input().",
+        everywhere=True,
+    )
+
+
+def _call_with_tuple(
+    framework: str, accepted: _Accepted, model: Any, count: int
+) -> Callable[[Any, Batch], Any]:
+    if accepted.symbolic:
+        if isinstance(getattr(model, "input", None), Mapping) or len(accepted.names) != count:
+            raise TaskError(
+                f"the model takes the inputs {list(accepted.names)}; batch['inputs'] is a tuple of {count}",
+                "Give a mapping with these names.",
+                everywhere=True,
+            )
+        return lambda model, batch: model(list(batch["inputs"]))
+    if framework == "tf" and accepted.positional <= 1:
+        return lambda model, batch: model(list(batch["inputs"]))
+    return lambda model, batch: model(*batch["inputs"])
+
+
+def _check_nothing_is_dropped(framework: str, accepted: _Accepted, batch: Batch) -> None:
+    """Check that the model is not called without a column that it would take, such as a mask."""
+    dropped = [name for name in batch if name in accepted.names and name != "inputs" and name not in OF_LOSS]
+    if dropped:
+        raise TaskError(
+            f"the model takes {dropped} by name and the batch has them; it is given batch['inputs'] alone",
+            f"Put all of them into inputs, such as hvdtrain.as_dataset(data, inputs=[{dropped[0]!r}, ...]); "
+            "name all columns as the model does, without 'inputs'; rename them; or write "
+            f"{framework}_loss(model, batch).",
+            everywhere=True,
+        )

@@ -1,0 +1,199 @@
+"""Batches that a function makes of samples, and padding samples of unequal lengths to a few lengths."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.data.nesting import flatten, nesting
+from hvdtrain.data.unsupported import type_name
+from hvdtrain.errors import DataError
+from hvdtrain.task import Arrays
+
+Collate = Callable[[list[Any]], Any]
+
+PAD_REMEDY = (
+    "Resize, crop or pad samples in the data set, or pad each batch: "
+    "hvdtrain.as_dataset(data, collate=hvdtrain.pad({'input_ids': 0, 'attention_mask': 0}))."
+)
+
+
+class CollatedDataset:
+    """Samples whose batches a user's function makes.
+
+    A step's samples are collated together, so that all its micro-batches have one shape.
+
+    Args:
+        source: the samples: a mapping of names to values of all samples, or anything indexable.
+        collate: the function from a list of samples to a batch.
+        name: returns a batch with hvdtrain's names.
+        notes: what to tell the user of the data.
+    """
+
+    def __init__(
+        self, source: Any, collate: Collate, name: Callable[[Any], Arrays], notes: tuple[str, ...] = ()
+    ) -> None:
+        self.notes = notes
+        self._columns = flatten(source) if isinstance(source, Mapping) else None
+        self._nest = nesting(self._columns or ())
+        self._source = source
+        self._collate = collate
+        self._name = name
+        if self._columns is not None:
+            sizes = {key: len(value) for key, value in self._columns.items()}
+            if len(set(sizes.values())) > 1:
+                raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
+        elif not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            raise DataError(
+                f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}"
+            )
+
+    def __len__(self) -> int:
+        if self._columns is None:
+            return len(self._source)
+        return len(next(iter(self._columns.values()), ()))
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: array[0] for name, array in self.collated(np.asarray([index])).items()}
+
+    def collated(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch samples and return the batch that the function makes of them.
+
+        Raises:
+            DataError: If it is no batch of these samples.
+        """
+        batch = self._name(self._collate([self._sample(int(index)) for index in indices]))
+        arrays = {name: np.asarray(value) for name, value in batch.items()}
+        for name, array in arrays.items():
+            if array.ndim == 0 or len(array) != len(indices):
+                raise DataError(
+                    f"collate was given {len(indices)} samples and returned {name!r} of shape {array.shape}",
+                    "It must return arrays whose first axis is the samples.",
+                )
+        return arrays
+
+    def _sample(self, index: int) -> Any:
+        if self._columns is None:
+            return self._source[index]
+        sample = {name: values[index] for name, values in self._columns.items()}
+        return sample if self._nest is None else self._nest(sample)
+
+
+class Pad:
+    """Pads samples of unequal lengths along their first axis; a function from samples to a batch.
+
+    Args:
+        columns: the columns to pad, with the value that fills each.
+        multiple: pad to the next multiple of this length.
+        longest: the greatest length.
+    """
+
+    def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
+        if not columns:
+            raise DataError("pad needs the columns to pad, such as hvdtrain.pad({'input_ids': 0})")
+        for name, value in (("multiple", multiple), ("longest", longest)):
+            if value is not None and value < 1:
+                raise DataError(f"pad: {name} must be 1 or more, found {value}")
+        self.columns = dict(columns)
+        self._multiple = multiple
+        self._longest = longest
+
+    def __call__(self, samples: list[Any]) -> Arrays:
+        """Return the samples as a batch.
+
+        Raises:
+            DataError: If a sample lacks a column or is too long, or other columns differ in shape.
+        """
+        flat = [self._flat(sample) for sample in samples]
+        names = {*self.columns, *flat[0]}
+        for sample in flat:
+            if lost := sorted(names - sample.keys()):
+                raise DataError(f"pad: a sample has no column {lost[0]!r}; it has {sorted(sample)}")
+        return {name: self._column(name, [np.asarray(sample[name]) for sample in flat]) for name in flat[0]}
+
+    def length(self, length: int) -> int:
+        """Return the length to which samples are padded, the longest of which has this one."""
+        if self._longest is not None and length > self._longest:
+            raise DataError(
+                f"pad: a sample has length {length}, and longest is {self._longest}",
+                "Truncate samples, such as in the tokenizer, or raise longest.",
+            )
+        padded = -(-length // self._multiple) * self._multiple if self._multiple else _power_of_two(length)
+        return padded if self._longest is None else min(padded, self._longest)
+
+    def _flat(self, sample: Any) -> dict[str, Any]:
+        if isinstance(sample, Mapping):
+            return flatten(sample)
+        if isinstance(sample, (tuple, list)) and len(sample) == 2:
+            return flatten({"inputs": sample[0], "targets": sample[1]})
+        return flatten({"inputs": sample})
+
+    def _column(self, name: str, values: list[NDArray[Any]]) -> NDArray[Any]:
+        pads = name in self.columns
+        if pads and values[0].ndim == 0:
+            raise DataError(f"pad: {name!r} is one number for each sample; only sequences can be padded")
+        shapes = sorted({value.shape[pads:] for value in values})
+        if len(shapes) > 1:
+            raise DataError(
+                f"pad: samples of one batch have {name!r} of shapes {shapes[0]} and {shapes[1]}"
+                + (" beyond the first axis" if pads else ""),
+                "Only the first axis is padded." if pads else f"Name it among the columns to pad: {name!r}.",
+            )
+        if not pads:
+            return np.stack(values)
+        size = self.length(max(len(value) for value in values))
+        padded = np.full(
+            (len(values), size, *shapes[0]), self.columns[name], _type(values, self.columns[name])
+        )
+        for row, value in zip(padded, values, strict=True):
+            row[: len(value)] = value
+        return padded
+
+
+def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None) -> Pad:
+    """Return a function for ``collate`` that pads samples of unequal lengths along their first axis.
+
+    The model must ignore what is padded, by its mask, for the result not to depend on which samples
+    are in a batch together: pad the mask with 0 and labels with -100.
+
+    Args:
+        columns: the columns to pad, with the value that fills each, such as ``{"input_ids": 0,
+            "attention_mask": 0, "labels": -100}``; other columns are stacked.
+        multiple: pad to the next multiple of this length; to the next power of two by default. In
+            TensorFlow and with ``--compile``, each length is compiled once.
+        longest: the greatest length, such as the number of the model's positions.
+    """
+    return Pad(columns, multiple, longest)
+
+
+def ragged_error(name: str, values: Any, indices: Sequence[int]) -> DataError:
+    """Return the error for samples of unequal shapes, naming the first that differs."""
+    shapes = [_shape(value) for value in values]
+    place = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    return DataError(
+        f"samples of one batch must have equal shapes: {name!r} of sample {indices[place]} has shape "
+        f"{shapes[place]}, that of sample {indices[0]} has shape {shapes[0]}",
+        PAD_REMEDY,
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    try:
+        shape: tuple[int, ...] = np.shape(value)
+        return shape
+    except ValueError:
+        return "that differs within the sample"
+
+
+def _power_of_two(length: int) -> int:
+    return 1 << max(length - 1, 0).bit_length()
+
+
+def _type(values: list[NDArray[Any]], fill: float) -> np.dtype[Any]:
+    """Return the type of the values, or a larger one if it cannot hold what they are padded with."""
+    # an empty list becomes an array of floats
+    kind = np.result_type(*({value.dtype for value in values if value.size} or {np.dtype(np.int64)}))
+    with np.errstate(invalid="ignore"):
+        fits = np.asarray(fill).astype(kind) == fill
+    return kind if fits else np.result_type(kind, np.min_scalar_type(fill))

@@ -1,0 +1,72 @@
+"""Data frames of pandas and polars as arrays: their columns of numbers, by name."""
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.data.unsupported import has_class
+from hvdtrain.errors import DataError
+
+_NUMBERS = "biufc"
+
+
+def is_frame(source: Any) -> bool:
+    """Return whether an object is a data frame of pandas or polars."""
+    return has_class(source, "pandas.DataFrame") or has_class(source, "polars.DataFrame")
+
+
+def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return a frame's columns of numbers, and the names of those that are left out, such as text.
+
+    Raises:
+        DataError: If a column mixes numbers with other values.
+    """
+    arrays, left_out = {}, []
+    for name in frame.columns:
+        array = _column(frame, name)
+        if array.dtype.kind in _NUMBERS:
+            arrays[str(name)] = array
+        else:
+            left_out.append(str(name))
+    return arrays, left_out
+
+
+def matrix_of(name: str, frame: Any) -> NDArray[Any]:
+    """Return a frame as one array (rows, columns).
+
+    Raises:
+        DataError: If it has columns of other than numbers, naming them with their types.
+    """
+    arrays, left_out = columns_of(frame)
+    if left_out:
+        raise DataError(
+            f"{name!r} is a data frame with columns that are not numbers: {_types(frame, left_out)}",
+            "Drop or encode them.",
+        )
+    return np.stack(list(arrays.values()), axis=1) if arrays else np.asarray(frame)
+
+
+def _column(frame: Any, name: Any) -> NDArray[Any]:
+    column = frame[name]
+    if getattr(column, "ndim", 1) > 1:
+        raise DataError(f"a data frame has several columns named {name!r}", "Rename them.")
+    array = np.asarray(column.to_numpy())
+    if array.dtype == object and any(map(_is_number, array)):
+        raise DataError(
+            f"the column {name!r} of a data frame mixes numbers with other or missing values, type "
+            f"{column.dtype}",
+            f"Fill in or drop missing values, then convert it: frame[{str(name)!r}].astype('float32').",
+        )
+    return array
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) and not (isinstance(value, float) and math.isnan(value))
+
+
+def _types(frame: Any, names: list[str]) -> str:
+    types = {str(name): frame[name].dtype for name in frame.columns}
+    return ", ".join(f"{name} ({types[name]})" for name in names)
