@@ -1,0 +1,223 @@
+"""Named losses in both frameworks: the axis of classes, soft targets, structured outputs, loss objects."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends.objective import make_objective
+from hvdtrain.errors import TaskError
+
+RANDOM = np.random.RandomState(5)
+
+
+torch = pytest.importorskip("torch")
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+
+def torch_side():
+    from hvdtrain.backends.torch.losses import NAMED
+
+    return lambda array: torch.from_numpy(np.array(array)), NAMED, torch.nn
+
+
+def keras_side():
+    from hvdtrain.backends.tensorflow.losses import NAMED
+
+    return tf.constant, NAMED, keras.losses
+
+
+SIDES = {"torch": torch_side, "tf": keras_side}
+
+
+@pytest.fixture(params=SIDES)
+def side(request):
+    tensor, table, library = SIDES[request.param]()
+    return SimpleNamespace(name=request.param, tensor=tensor, table=table, library=library)
+
+
+def values(side, outputs, targets, **task):
+    """Return the losses and the metrics of a task whose model gives these outputs."""
+    task = {"loss": "cross_entropy", **task}
+    objective = make_objective(SimpleNamespace(**task), side.name, side.table)
+    batch = {"inputs": side.tensor(np.float32(outputs)), "targets": side.tensor(targets)}
+    losses, metrics = objective(lambda x: x, batch)
+    return np.asarray(losses), {name: np.asarray(value) for name, value in metrics.items()}
+
+
+def entropy(logits, targets):
+    """Give the cross-entropy with classes last, in 64 bits; targets are probabilities."""
+    logits = np.float64(logits)
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -(targets * logs).sum(-1).reshape(len(logits), -1).mean(1)
+
+
+ALL = {"metrics": {name: name for name in ("accuracy", "top5_accuracy")}}
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 2, 3), (4, 7)], ids=str)
+def test_classes_may_stand_on_axis_one(side, shape):
+    classes = 6
+    logits = RANDOM.randn(*shape, classes)
+    targets = RANDOM.randint(0, classes, shape)
+    losses, metrics = values(side, logits, targets, **ALL)
+    np.testing.assert_allclose(losses, entropy(logits, np.eye(classes)[targets]), rtol=1e-5)
+    moved, moved_metrics = values(side, np.moveaxis(logits, -1, 1), targets, **ALL)
+    np.testing.assert_allclose(moved, losses, rtol=1e-5)
+    for name, of_last in metrics.items():
+        np.testing.assert_allclose(moved_metrics[name], of_last)
+
+
+def test_layouts_that_shapes_do_not_tell_apart_need_class_axis(side):
+    logits, targets = RANDOM.randn(4, 3, 3), RANDOM.randint(0, 3, (4, 3))
+    with pytest.raises(TaskError, match=r"cannot tell which axis .*\(4, 3, 3\).*\(4, 3\)\nSet class_axis"):
+        values(side, logits, targets)
+    onehot = np.eye(3)[targets]
+    for axis, expected in ((-1, entropy(logits, onehot)), (1, entropy(np.moveaxis(logits, 1, -1), onehot))):
+        np.testing.assert_allclose(values(side, logits, targets, class_axis=axis)[0], expected, rtol=1e-5)
+
+
+def test_targets_of_shape_n_1_are_class_numbers(side):
+    logits, targets = RANDOM.randn(4, 3), RANDOM.randint(0, 3, 4)
+    flat, of_flat = values(side, logits, targets, **ALL)
+    column, of_column = values(side, logits, targets[:, None], **ALL)
+    np.testing.assert_array_equal(column, flat)
+    np.testing.assert_array_equal(of_column["accuracy"], of_flat["accuracy"])
+
+
+@pytest.mark.parametrize(("shape", "options"), [((4, 3), {}), ((4, 5, 3), {"class_axis": -1})], ids=str)
+def test_targets_can_be_probabilities(side, shape, options):
+    logits, targets = RANDOM.randn(*shape), RANDOM.dirichlet(np.ones(shape[-1]), shape[:-1])
+    losses, metrics = values(side, logits, np.float32(targets), **options, **ALL)
+    np.testing.assert_allclose(losses, entropy(logits, targets), rtol=1e-5)
+    right = logits.argmax(-1) == targets.argmax(-1)
+    np.testing.assert_allclose(metrics["accuracy"], right.reshape(4, -1).mean(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "options", "said"),
+    [
+        ((4, 3), np.ones((4, 3), int), {}, r"found whole numbers of the logits' shape \(4, 3\)\nOf one-hot"),
+        ((4, 3), np.zeros((4, 2), int), {}, r"takes logits .* found outputs \(4, 3\) and targets \(4, 2\)"),
+        ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 1}, r"and targets \(4, 5\) with class_axis 1"),
+        ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 2}, r"the task's class_axis is 2; it must be -1"),
+        ((4, 5, 3), np.zeros((4, 5, 3), np.float32), {}, "cannot tell which axis"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(side, outputs, targets, options, said):
+    with pytest.raises(TaskError, match=said):
+        values(side, np.zeros(outputs), targets, **options)
+
+
+def objective_of(side, outputs: Any, **task: Any) -> Any:
+    """Return an objective's result for a model that gives these outputs for everything."""
+    objective = make_objective(SimpleNamespace(**{"loss": "cross_entropy", **task}), side.name, side.table)
+    return objective(lambda x: outputs, {"inputs": 0, "labels": side.tensor(np.arange(2))})
+
+
+def test_the_logits_of_a_structured_output_are_taken(side):
+    logits = side.tensor(np.float32([[1, 2], [3, 4]]))
+    plain = np.asarray(objective_of(side, logits)[0])
+    for outputs in (SimpleNamespace(logits=logits, loss=None), {"logits": logits}):
+        np.testing.assert_array_equal(np.asarray(objective_of(side, outputs)[0]), plain)
+    seen = objective_of(side, outputs, loss=lambda outputs, batch: outputs)[0]
+    assert seen is outputs  # a function of one's own gets what the model gave
+
+
+@pytest.mark.parametrize("outputs", [(1, 2), [1], SimpleNamespace(start_logits=1), {"mean": 1}], ids=str)
+def test_another_structured_output_is_named(side, outputs):
+    name = type(outputs).__name__
+    with pytest.raises(
+        TaskError, match=rf"cross_entropy takes a tensor .*; the model gave a (types\.)?{name}"
+    ):
+        objective_of(side, outputs)
+
+
+def test_a_batch_without_targets_is_named(side):
+    objective = make_objective(SimpleNamespace(loss="mse"), side.name, side.table)
+    with pytest.raises(
+        TaskError, match=r"mse compares .* with batch\['targets'\], .* the batch has \['inputs'\]"
+    ):
+        objective(lambda x: x, {"inputs": side.tensor(np.ones(2))})
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (np.ones(()), "a ndarray"),
+        (np.ones(2), "a ndarray"),
+        ((1, 2, 3), "a tuple of 3"),
+        ((1, 2), "a tuple of 2"),
+    ],
+)
+def test_an_own_loss_returns_losses_and_metrics(side, result, found):
+    task = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch: result})
+    with pytest.raises(
+        TaskError, match=rf"{side.name}_loss must return \(loss per sample, .*; found {found}\n"
+    ):
+        make_objective(task, side.name, side.table)(None, {"x": np.ones(2)})
+
+
+def test_an_own_loss_is_given_any_columns_nested(side):
+    task = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch: (batch, {})})
+    found, _ = make_objective(task, side.name, side.table)(None, {"inputs/a": 1, "inputs/b": 2, "c": 3})
+    assert found == {"inputs": {"a": 1, "b": 2}, "c": 3}
+
+
+TAKEN = {
+    "torch": {
+        "CrossEntropyLoss": ({"label_smoothing": 0.1}, "cross_entropy"),
+        "BCEWithLogitsLoss": ({}, "binary_cross_entropy"),
+        "MSELoss": ({}, "mse"),
+        "L1Loss": ({"reduction": "none"}, "mae"),
+    },
+    "tf": {
+        "SparseCategoricalCrossentropy": ({"from_logits": True}, "cross_entropy"),
+        "BinaryCrossentropy": ({"from_logits": True}, "binary_cross_entropy"),
+        "MeanSquaredError": ({}, "mse"),
+        "MeanAbsoluteError": ({}, "mae"),
+    },
+}
+
+
+def test_a_loss_object_gives_the_mean_that_it_computes_itself(side):
+    for name, (options, named) in TAKEN[side.name].items():
+        loss = getattr(side.library, name)(**options)
+        outputs = np.float32(RANDOM.randn(4, 3))
+        targets = RANDOM.randint(0, 3, 4) if named == "cross_entropy" else np.float32(RANDOM.rand(4, 3))
+        losses, _ = values(side, outputs, targets, loss=loss)
+        pair = (side.tensor(outputs), side.tensor(targets))
+        alone = loss(*pair) if side.name == "torch" else loss(*reversed(pair))
+        np.testing.assert_allclose(losses.mean(), np.asarray(alone).mean(), rtol=1e-5)
+
+
+REFUSED = {
+    "torch": [
+        (
+            lambda nn: nn.CrossEntropyLoss(ignore_index=0),
+            r"CrossEntropyLoss with ignore_index=0; it can be taken",
+        ),
+        (lambda nn: nn.MSELoss(reduction="sum"), "MSELoss with reduction='sum'"),
+        (lambda nn: nn.HuberLoss(), r"a torch.nn.modules.loss.HuberLoss; a loss takes \(outputs, batch\)"),
+        (lambda nn: nn.functional.cross_entropy, "torch.nn.functional.cross_entropy; a loss takes"),
+    ],
+    "tf": [
+        (lambda losses: losses.SparseCategoricalCrossentropy(), "with from_logits=False; it can be taken"),
+        (lambda losses: losses.MeanSquaredError(reduction="sum"), "MeanSquaredError with reduction='sum'"),
+        (lambda losses: losses.Huber(), r"a keras.src.losses.losses.Huber; a loss takes \(outputs, batch\)"),
+        (lambda losses: losses.mean_squared_error, "mean_squared_error; a loss takes"),
+    ],
+}
+
+
+def test_a_loss_object_that_no_named_loss_equals_is_named(side):
+    for make, said in REFUSED[side.name]:
+        with pytest.raises(TaskError, match=said):
+            values(side, np.zeros((2, 2)), np.zeros(2, int), loss=make(side.library))
+
+
+def test_the_loss_of_the_model_is_refused(side):
+    with pytest.raises(TaskError, match=r"loss 'model' is not known: .*\nUse loss = 'cross_entropy'"):
+        values(side, np.zeros((2, 2)), np.zeros(2, int), loss="model")

@@ -1,0 +1,150 @@
+"""How a model is called with a batch, and what is said if it does not take what the batch has."""
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends.model_call import ModelCall, describe_columns
+from hvdtrain.errors import TaskError
+
+A, B, Y = np.ones((2, 3)), np.zeros((2, 1)), np.arange(2)
+
+
+class Torch:
+    """A model of PyTorch: what counts is the signature of ``forward``."""
+
+    def __init__(self, forward) -> None:
+        self.forward = forward
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+
+class Keras:
+    """A Keras model of one's own: what counts is the signature of ``call``."""
+
+    def __init__(self, call) -> None:
+        self.call = call
+
+    def __call__(self, *args, **kwargs):
+        return self.call(*args, **kwargs)
+
+
+class KerasTensor:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def functional(*names: str, mapping: bool = False) -> Keras:
+    """A functional model: its inputs have names, and it takes a list or a mapping of them."""
+    model = Keras(lambda inputs, training=None, mask=None: inputs)
+    model.inputs = [KerasTensor(name) for name in names]
+    model.input = dict(zip(names, model.inputs, strict=True)) if mapping else model.inputs
+    return model
+
+
+def called(framework: str, model, batch):
+    return ModelCall(framework)(model, batch)[0]
+
+
+def two(ids, mask=None, labels=None):
+    return {"ids": ids, "mask": mask, "labels": labels}
+
+
+def one(batch):
+    return batch
+
+
+MAPPING = {"inputs/ids": A, "inputs/mask": B, "targets": Y}
+TUPLE = {"inputs/0": A, "inputs/1": B, "targets": Y}
+COLUMNS = {"ids": A, "mask": B, "labels": Y}
+BOTH = {"ids": A, "mask": B, "labels": None}
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "batch", "expected"),
+    [
+        ("torch", Torch(one), {"inputs": A, "targets": Y}, A),
+        ("torch", Torch(two), MAPPING, BOTH),
+        ("torch", Torch(lambda **columns: columns), MAPPING, {"ids": A, "mask": B}),
+        ("torch", Torch(one), MAPPING, {"ids": A, "mask": B}),
+        ("torch", Torch(lambda a, b: (a, b)), TUPLE, (A, B)),
+        ("torch", Torch(two), COLUMNS, BOTH),
+        ("torch", Torch(lambda **columns: columns), {**COLUMNS, "weights": Y}, {"ids": A, "mask": B}),
+        ("torch", Torch(lambda ids, **more: (ids, more)), {**COLUMNS, "idx": Y}, (A, {})),
+        ("tf", Keras(one), {"inputs": A}, A),
+        ("tf", Keras(two), MAPPING, BOTH),
+        ("tf", Keras(lambda x, training=False: x), MAPPING, {"ids": A, "mask": B}),
+        ("tf", Keras(lambda a, b: (a, b)), TUPLE, (A, B)),
+        ("tf", Keras(one), TUPLE, [A, B]),
+        ("tf", functional("a", "b"), TUPLE, [A, B]),
+        ("tf", functional("mask", "ids"), MAPPING, {"ids": A, "mask": B}),
+        ("tf", functional("mask", "ids", mapping=True), COLUMNS, {"ids": A, "mask": B}),
+        ("tf", functional("anything"), {"inputs": A}, A),
+    ],
+)
+def test_a_model_is_given_what_it_takes(framework, model, batch, expected):
+    found = called(framework, model, batch)
+    assert type(found) is type(expected)
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "batch", "said"),
+    [
+        (
+            "torch",
+            Torch(two),
+            {"inputs/ids": A, "inputs/maks": B},
+            r"takes \['ids', 'mask', 'labels'\].*'maks'",
+        ),
+        ("torch", Torch(two), {"inputs/mask": A}, r"of which \['ids'\] must be given"),
+        ("torch", Torch(two), {"words": A, "labels": Y}, r"no 'inputs' .* have \['labels', 'words'\]"),
+        ("torch", Torch(two), {"mask": A, "labels": Y}, r"of which \['ids'\] must be given"),
+        ("torch", Torch(two), {"inputs": A, "mask": B}, r"takes \['mask'\] by name and the batch has them"),
+        ("tf", functional("a", "b"), MAPPING, r"takes \['a', 'b'\].*has \['ids', 'mask'\]"),
+        ("tf", functional("ids"), MAPPING, r"takes \['ids'\].*has \['ids', 'mask'\]"),
+        ("tf", functional("a", "b", "c"), TUPLE, "is a tuple of 2"),
+        ("tf", functional("b", "a", mapping=True), TUPLE, r"takes the inputs \['b', 'a'\]"),
+        ("tf", functional("ids", "mask"), {"inputs": A, "mask": B}, r"takes \['mask'\] by name"),
+        ("torch", Torch(one), {"inputs": A, "label": Y, "labels": Y}, "of which either can be the targets"),
+    ],
+)
+def test_what_a_model_does_not_take_is_named_by_every_worker(framework, model, batch, said):
+    with pytest.raises(TaskError, match=said) as caught:
+        called(framework, model, batch)
+    assert caught.value.everywhere
+
+
+@pytest.mark.parametrize("key", ["targets", "labels", "label"])
+def test_labels_are_the_targets(key):
+    batch = ModelCall("torch")(Torch(one), {"inputs": A, key: Y})[1]
+    assert batch["targets"] is Y
+    assert batch[key] is Y
+
+
+def test_a_flat_batch_stays_the_same_object():
+    batch = {"inputs": A, "targets": Y}
+    assert ModelCall("torch")(Torch(one), batch)[1] is batch
+
+
+def test_the_loss_is_given_a_nested_batch():
+    assert ModelCall("torch")(Torch(two), MAPPING)[1] == {"inputs": {"ids": A, "mask": B}, "targets": Y}
+
+
+def test_names_of_another_batch_are_decided_anew():
+    call = ModelCall("torch")
+    assert call(Torch(two), {"ids": A})[0]["mask"] is None
+    assert call(Torch(two), {"ids": A, "mask": B})[0]["mask"] is B
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["ids", "mask", "labels"], ""),
+        (["inputs", "idx"], ""),
+        (["inputs/ids", "idx"], ""),
+        (["ids", "idx", "length"], "the model is given the columns ids; it is not given idx, length"),
+    ],
+)
+def test_columns_that_a_model_is_not_given_are_told(names, said):
+    assert describe_columns("torch", Torch(two), names) == said

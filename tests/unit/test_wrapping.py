@@ -1,0 +1,356 @@
+"""Data as people have them: several inputs, frames, text, samples of unequal lengths; what is refused."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.datasets import as_dataset, fetch, signature
+from hvdtrain.errors import BadSampleError, DataError
+
+SIZE = 5
+A = np.arange(SIZE * 2, dtype=np.float32).reshape(SIZE, 2)
+B = np.arange(SIZE, dtype=np.float32)[:, None]
+Y = np.arange(SIZE)
+WORDS = [list(range(1, 1 + length)) for length in (3, 1, 5, 2, 4)]
+
+
+def class_of(package: str, name: str, **members: Any) -> Any:
+    """Make an object of a class that another package could have."""
+    return type(name, (), {"__module__": f"{package}.inside", **members})()
+
+
+def batch_of(source: Any, **options: Any) -> dict[str, np.ndarray]:
+    return fetch(as_dataset(source, **options), np.asarray([3, 0]))
+
+
+def frame(**columns: Any) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+class Samples:
+    """Samples that a function makes."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return self._item(index)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"inputs": {"a": A, "b": B}, "targets": Y},
+        ({"a": A, "b": B}, Y),
+        Samples(lambda i: {"inputs": {"a": A[i], "b": B[i]}, "targets": Y[i]}),
+        Samples(lambda i: ({"a": A[i], "b": B[i]}, Y[i])),
+    ],
+    ids=["mapping", "pair", "items that are mappings", "items that are pairs"],
+)
+def test_inputs_can_be_a_mapping(source):
+    batch = batch_of(source)
+    assert sorted(batch) == ["inputs/a", "inputs/b", "targets"]
+    np.testing.assert_array_equal(batch["inputs/b"], B[[3, 0]])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [((A, B), Y), {"inputs": (A, B), "targets": Y}, Samples(lambda i: ((A[i], B[i]), Y[i]))],
+    ids=type,
+)
+def test_inputs_can_be_a_tuple(source):
+    batch = batch_of(source)
+    assert sorted(batch) == ["inputs/0", "inputs/1", "targets"]
+    np.testing.assert_array_equal(batch["inputs/1"], B[[3, 0]])
+
+
+def test_a_data_set_can_nest_its_own_batches():
+    class Own:
+        def __len__(self) -> int:
+            return SIZE
+
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("batch serves")
+
+        def batch(self, indices: np.ndarray) -> Any:
+            return {"inputs": (A[indices], B[indices]), "targets": Y[indices]}
+
+    assert sorted(batch_of(Own())) == ["inputs/0", "inputs/1", "targets"]
+    with pytest.raises(DataError, match=r"Own makes its batches itself: inputs, targets and collate"):
+        as_dataset(Own(), inputs="a")
+
+
+def test_a_tuple_of_numbers_is_one_input():
+    assert batch_of(Samples(lambda i: ((i, 2 * i), 1)))["inputs"].tolist() == [[3, 6], [0, 0]]
+
+
+@pytest.mark.parametrize("make", [dict, frame], ids=["mapping", "frame"])
+def test_several_columns_can_be_the_inputs(make):
+    batch = batch_of(make(a=A[:, 0], b=B[:, 0], y=Y, c=Y), inputs=["a", "b"], targets="y")
+    assert sorted(batch) == ["c", "inputs/a", "inputs/b", "targets"]
+
+
+def test_a_pair_of_lists_is_a_pair():
+    batch = batch_of((A.tolist(), Y.tolist()))
+    np.testing.assert_array_equal(batch["inputs"], A[[3, 0]])
+    assert batch["targets"].tolist() == [3, 0]
+
+
+def test_columns_of_a_frame_are_names_and_text_is_left_out():
+    made = frame(age=[1.5] * SIZE, flag=[True] * SIZE, name=list("abcde"), note=[None, *"abcd"], label=Y)
+    dataset = as_dataset(made)
+    assert signature(dataset, "data") == {"age": "float32[]", "flag": "bool[]", "label": "int64[]"}
+    assert dataset.notes == ("the columns name, note are left out: not numbers",)
+
+
+@pytest.mark.parametrize(
+    "column", [[1.0, "a", 2.0, 3.0, 4.0], [True, None, False, True, True]], ids=["text", "missing"]
+)
+def test_a_column_that_mixes_numbers_with_others_is_named(column):
+    made = frame(age=B[:, 0])
+    made["mixed"] = np.asarray(column, object)
+    message = r"the column 'mixed' of a data frame mixes numbers .* type object\n.*frame\['mixed'\].astype"
+    with pytest.raises(DataError, match=message):
+        as_dataset(made)
+
+
+def test_a_frame_in_a_pair_is_a_matrix():
+    made = frame(age=A[:, 0], flag=Y > 2)
+    assert batch_of((made, made["flag"]))["inputs"].tolist() == [[6.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(DataError, match=r"'inputs' is a data frame with columns .*: name \("):
+        as_dataset((made.assign(name="x"), Y))
+
+
+def test_an_unnamed_target_in_text_is_refused():
+    with pytest.raises(DataError, match=r"the column 'kind', which becomes 'targets', does not hold numbers"):
+        as_dataset(frame(age=B[:, 0], kind=list("abcde")), targets="kind")
+
+
+def hugging_face(columns: dict[str, list]) -> Any:
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that stays
+    return pytest.importorskip("datasets").Dataset.from_dict(columns)
+
+
+def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
+    data = hugging_face(
+        {"text": list("abcde"), "input_ids": A.tolist(), "words": [["a"]] * SIZE, "label": Y.tolist()}
+    )
+    dataset = as_dataset(data)
+    assert dataset.notes == ("the columns text, words are left out: not numbers",)
+    assert signature(dataset, "data") == {"input_ids": "float32[2]", "label": "int64[]"}
+    chosen = as_dataset(data.with_format("torch", columns=["label"]))
+    assert list(signature(chosen, "data")) == ["label"]
+
+
+@pytest.mark.parametrize("key", ["targets", "labels", "label", "targets/a"])
+def test_class_numbers_of_any_name_are_int64(key):
+    assert batch_of({"inputs": A, key: Y.astype(np.int32)})[key].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            class_of("torch", "DataLoader"),
+            r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
+        ),
+        (class_of("torch", "IterableDataset", __len__=len), "Streams are not supported"),
+        (class_of("datasets", "IterableDataset"), "without streaming=True"),
+        (class_of("tensorflow", "DatasetV2"), r"Streams are not supported.*as_numpy_iterator\(\)"),
+        (class_of("keras", "PyDataset"), "Its items are batches"),
+        (class_of("polars", "LazyFrame"), r"\.collect\(\)"),
+        (iter([1, 2]), r"found list_iterator\nStreams are not supported"),
+        ((x for x in []), r"found generator\nStreams are not supported"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_used_is_named_with_the_way_out(source, said):
+    with pytest.raises(DataError, match=said):
+        as_dataset(source)
+
+
+def test_real_classes_are_recognised():
+    data = pytest.importorskip("torch").utils.data
+    with pytest.raises(DataError, match=r"torch.utils.data.dataloader.DataLoader\nGive its data set"):
+        as_dataset(data.DataLoader([1, 2]))
+    dictionary = pytest.importorskip("datasets").DatasetDict({"train": hugging_face({"a": [1]})})
+    with pytest.raises(DataError, match=r"data\['train'\]"):
+        as_dataset(dictionary)
+    with pytest.raises(DataError, match="Streams are not supported"):
+        as_dataset(hugging_face({"a": [1]}).to_iterable_dataset())
+
+
+def test_a_sparse_matrix_is_named():
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(A)
+    with pytest.raises(DataError, match=r"'inputs' is a sparse scipy\.sparse.*csr_matrix.*\n.*\.toarray\(\)"):
+        as_dataset((sparse, Y))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [lambda self, batch_size, drop_last=False: 1 / 0, lambda self: 1 / 0, 32],
+    ids=["size", "none", "number"],
+)
+def test_another_attribute_named_batch_is_not_taken_for_batch_of_indices(batch):
+    source = type("Foreign", (Samples,), {"batch": batch})(lambda i: (A[i], Y[i]))
+    np.testing.assert_array_equal(batch_of(source)["inputs"], A[[3, 0]])
+
+
+def test_ragged_lists_name_the_first_sample_and_the_way_out():
+    with pytest.raises(DataError, match=r"'ids' of sample 1 has shape \(1,\), that .*\(3,\)\n.*hvdtrain.pad"):
+        as_dataset({"ids": WORDS, "targets": Y})
+
+
+COLUMNS = {"ids": WORDS, "mask": [[1] * len(word) for word in WORDS], "labels": Y.tolist()}
+PAD = {"ids": 0, "mask": 0}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: COLUMNS,
+        lambda: Samples(lambda i: {name: values[i] for name, values in COLUMNS.items()}),
+        lambda: hugging_face({**COLUMNS, "text": list("abcde")}),
+        lambda: frame(**COLUMNS),
+    ],
+    ids=["mapping", "items", "hugging face", "frame"],
+)
+def test_pad_fills_up_to_the_next_power_of_two(source):
+    dataset = as_dataset(source(), collate=hvdtrain.pad(PAD))
+    batch = fetch(dataset, np.asarray([0, 3, 1]))
+    assert batch["ids"].tolist() == [[1, 2, 3, 0], [1, 2, 0, 0], [1, 0, 0, 0]]
+    assert batch["mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
+    assert batch["labels"].tolist() == [0, 3, 1]
+    assert fetch(dataset, np.asarray([2]))["ids"].shape == (1, 8)
+    assert len(dataset) == SIZE
+    assert dataset[2]["ids"].shape == (8,)
+    assert not dataset.notes or "text is left out" in dataset.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "padded"),
+    [
+        ({}, 1, 1),
+        ({}, 5, 8),
+        ({}, 8, 8),
+        ({"multiple": 3}, 4, 6),
+        ({"longest": 6}, 5, 6),
+        ({"longest": 6}, 3, 4),
+    ],
+)
+def test_lengths_that_pad_gives(options, length, padded):
+    assert hvdtrain.pad(PAD, **options).length(length) == padded
+
+
+@pytest.mark.parametrize(
+    ("columns", "samples", "said"),
+    [
+        ({"ids": 0}, [{"ids": [1]}, {"mask": [1]}], "a sample has no column 'ids'"),
+        (
+            {"ids": 0},
+            [{"ids": [1], "x": [1]}, {"ids": [1], "x": [1, 2]}],
+            "Name it among the columns to pad: 'x'",
+        ),
+        ({"ids": 0}, [{"ids": 3}], "'ids' is one number for each sample"),
+        ({"ids": 0}, [{"ids": [[1]]}, {"ids": [[1, 2]]}], "Only the first axis is padded"),
+    ],
+)
+def test_what_cannot_be_padded_is_named(columns, samples, said):
+    with pytest.raises(DataError, match=said):
+        hvdtrain.pad(columns)(samples)
+
+
+def test_pad_refuses_what_is_longer_than_the_longest():
+    with pytest.raises(DataError, match=r"a sample has length 3, and longest is 2\nTruncate"):
+        hvdtrain.pad({"ids": 0}, longest=2)([{"ids": [1, 2, 3]}])
+    for options in ({"multiple": 0}, {"longest": 0}):
+        with pytest.raises(DataError, match="must be 1 or more, found 0"):
+            hvdtrain.pad({"ids": 0}, **options)
+    with pytest.raises(DataError, match="pad needs the columns"):
+        hvdtrain.pad({})
+
+
+@pytest.mark.parametrize(
+    ("given", "fill", "expected"),
+    [
+        (np.int32, 0, np.int32),
+        (np.bool_, 0, np.bool_),
+        (np.uint8, -100, np.int16),
+        (np.float32, -1, np.float32),
+    ],
+)
+def test_padding_keeps_the_type_if_it_can_hold_the_value(given, fill, expected):
+    padded = hvdtrain.pad({"x": fill})([{"x": np.ones(2, given)}, {"x": np.ones(1, given)}])["x"]
+    assert padded.dtype == expected
+    assert padded[1, 1] == fill
+    assert hvdtrain.pad({"x": 0})([{"x": np.ones(2, given)}, {"x": []}])["x"].dtype == given
+
+
+def test_a_function_collates_nested_samples_and_pairs():
+    seen = []
+
+    def collate(samples: list[Any]) -> Any:
+        seen.append(samples)
+        ids = np.zeros((len(samples), 5), int)
+        for row, sample in zip(ids, samples, strict=True):
+            row[: len(sample["inputs"]["ids"])] = sample["inputs"]["ids"]
+        return {"ids": ids, "mask": ids > 0}, [sample["targets"] for sample in samples]
+
+    dataset = as_dataset({"inputs": {"ids": WORDS}, "targets": Y}, collate=collate)
+    batch = fetch(dataset, np.asarray([1, 2]))
+    assert {name: array.shape for name, array in batch.items()} == {
+        "inputs/ids": (2, 5),
+        "inputs/mask": (2, 5),
+        "targets": (2,),
+    }
+    assert seen[-1][1] == {"inputs": {"ids": [1, 2, 3, 4, 5]}, "targets": 2}
+    assert as_dataset(dataset) is dataset
+
+
+def test_what_is_no_batch_of_the_samples_is_refused():
+    for result in ({"inputs": np.zeros(3)}, {"inputs": 0.5}):
+        with pytest.raises(DataError, match="collate was given 2 samples and returned 'inputs' of shape"):
+            fetch(as_dataset((A, Y), collate=lambda samples, result=result: result), np.asarray([0, 1]))
+
+
+def test_collate_takes_the_place_of_no_augmentation():
+    source = type("Augmented", (Samples,), {"augmented": lambda self, indices, keys: {}})(lambda i: A[i])
+    with pytest.raises(DataError, match="collate cannot be combined with the augmentation"):
+        as_dataset(source, collate=hvdtrain.pad(PAD))
+
+
+def test_bad_samples_of_a_collated_data_set_are_replaced():
+    def item(index: int) -> Any:
+        if index == 1:
+            raise BadSampleError("1 is cut off")
+        return {name: values[index] for name, values in COLUMNS.items()}
+
+    dataset = as_dataset(Samples(item), collate=hvdtrain.pad(PAD))
+    arrays, bad = LocalFetch(dataset, skip=True)(np.asarray([0, 1, 3]))
+    assert arrays["ids"].shape == (3, 8)
+    assert arrays["labels"].tolist() == [0, 2, 3]
+    assert [(sample.index, sample.replacement_index) for sample in bad] == [(1, 2)]
+
+
+def test_a_frame_of_polars_is_read_by_its_columns(monkeypatch):
+    class Series:
+        def __init__(self, values: Any) -> None:
+            self.values, self.dtype = np.asarray(values), "Int64"
+
+        def to_numpy(self) -> np.ndarray:
+            return self.values
+
+    columns = {"age": Series(B[:, 0]), "name": Series(np.asarray(list("abcde"), object))}
+    polars = ModuleType("polars")
+    monkeypatch.setitem(sys.modules, "polars", polars)
+    members = {"columns": list(columns), "__getitem__": lambda self, name: columns[name]}
+    dataset = as_dataset(class_of("polars", "DataFrame", **members))
+    assert signature(dataset, "data") == {"age": "float32[]"}
