@@ -1,0 +1,183 @@
+"""Tasks with batches as people have them: several inputs, columns by name, samples of unequal lengths."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+import hvdtrain
+
+SIZE, EVAL_SIZE, NUMBERS, ITEMS, WORDS, CLASSES = 50, 23, 4, 7, 11, 3
+DEFAULTS = {
+    "global_batch_size": 12, "learning_rate": 0.05, "epochs": 2, "log_every": 1, "eval_every": "1epoch",
+    "initial_parameters": "portable", "device": "cpu",
+}  # fmt: skip
+
+
+def two_inputs(size, seed):
+    random = np.random.RandomState(seed)
+    numbers, items = random.randn(size, NUMBERS).astype("float32"), random.randint(0, ITEMS, size)
+    return {"numbers": numbers, "items": items}, (numbers.sum(1) + items)[:, None].astype("float32")
+
+
+class TwoInputs:
+    """A model with two inputs, which have names."""
+
+    loss = "mse"
+    metrics = {"mae": "mae"}  # noqa: RUF012
+    defaults = DEFAULTS
+
+    def train_data(self):
+        return two_inputs(SIZE, 0)
+
+    def eval_data(self):
+        inputs, targets = two_inputs(EVAL_SIZE, 1)
+        return {"inputs": inputs, "targets": targets}
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = nn.Embedding(ITEMS, 3)
+                self.dense = nn.Linear(NUMBERS + 3, 1)
+
+            def forward(self, items, numbers):
+                return self.dense(torch.cat([self.embedding(items), numbers], -1))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        numbers = keras.Input((NUMBERS,), name="numbers")
+        items = keras.Input((), dtype="int32", name="items")
+        embedded = keras.layers.Embedding(ITEMS, 3, name="embedding")(items)
+        joined = keras.layers.Concatenate()([embedded, numbers])
+        return keras.Model([numbers, items], keras.layers.Dense(1, name="dense")(joined))
+
+
+class TupleInputs(TwoInputs):
+    """The same with inputs by position."""
+
+    def train_data(self):
+        inputs, targets = two_inputs(SIZE, 0)
+        return self.ordered(inputs), targets
+
+    def eval_data(self):
+        return None
+
+    def ordered(self, inputs):
+        return inputs["items"], inputs["numbers"]
+
+    def tf_model(self):
+        import keras
+
+        model = super().tf_model()
+        return keras.Model(model.inputs[::-1], model.output)
+
+
+class Sentences:
+    """Sentences of unequal lengths, with the columns of a tokenizer."""
+
+    def __init__(self, size, seed):
+        random = np.random.RandomState(seed)
+        self.ids = [random.randint(1, WORDS, random.randint(1, 21)).tolist() for _ in range(size)]
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        ids = self.ids[index]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": sum(ids) % CLASSES}
+
+
+class Padded:
+    """A classifier with the interface of Hugging Face transformers; each batch is padded by itself."""
+
+    loss = "cross_entropy"
+    metrics = {"accuracy": "accuracy"}  # noqa: RUF012
+    defaults = DEFAULTS
+    collate = hvdtrain.pad({"input_ids": 0, "attention_mask": 0})
+
+    def train_data(self):
+        return Sentences(SIZE, 0)
+
+    def eval_data(self):
+        return Sentences(EVAL_SIZE, 1)
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = nn.Embedding(WORDS, 8)
+                self.dense = nn.Linear(8, CLASSES)
+
+            def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+                assert labels is None
+                mask = attention_mask.unsqueeze(-1)
+                mean = (self.embedding(input_ids) * mask).sum(1) / mask.sum(1)
+                return SimpleNamespace(loss=None, logits=self.dense(mean))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        ids, mask = (
+            keras.Input((None,), dtype="int32", name=name) for name in ("input_ids", "attention_mask")
+        )
+        embedded = keras.layers.Embedding(WORDS, 8, name="embedding")(ids)
+        weights = keras.ops.expand_dims(keras.ops.cast(mask, "float32"), -1)
+        mean = keras.ops.sum(embedded * weights, 1) / keras.ops.sum(weights, 1)
+        return keras.Model([ids, mask], keras.layers.Dense(CLASSES, name="dense")(mean))
+
+
+class Unmasked(Padded):
+    """The same without the mask in its data: the model's own names and the data's differ."""
+
+    collate = hvdtrain.pad({"words": 0})
+
+    def train_data(self):
+        sentences = Sentences(SIZE, 0)
+        return {"words": sentences.ids, "labels": [sum(ids) % CLASSES for ids in sentences.ids]}
+
+    def eval_data(self):
+        return None
+
+
+class WithText(TwoInputs):
+    """A data frame with a column of text, and one that the model does not take."""
+
+    def train_data(self):
+        import pandas as pd
+
+        inputs, targets = two_inputs(SIZE, 0)
+        columns = {"numbers": inputs["numbers"][:, 0], "items": inputs["items"], "name": ["x"] * SIZE}
+        return pd.DataFrame({**columns, "row": np.arange(SIZE), "targets": targets[:, 0]})
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = nn.Embedding(ITEMS, 1)
+
+            def forward(self, items, numbers):
+                return self.embedding(items)[:, 0] + numbers
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        numbers, items = keras.Input((), name="numbers"), keras.Input((), dtype="int32", name="items")
+        embedded = keras.layers.Embedding(ITEMS, 1, name="embedding")(items)
+        return keras.Model([numbers, items], embedded[:, 0] + numbers)
