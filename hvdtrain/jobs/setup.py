@@ -27,8 +27,8 @@ from hvdtrain.jobs.data_identity import DATA, NO_DATA, SAME_DATA, JobData, ident
 from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
 from hvdtrain.jobs.host_watch import Watching, watch_hosts
 from hvdtrain.jobs.signals import Signals
-from hvdtrain.seeding import seed_generators
 from hvdtrain.jobs.unused_options import given_fields
+from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan

@@ -146,7 +146,7 @@ def linear(backend):
     return state["model/0/kernel"].astype(np.float64), state["model/0/bias"].astype(np.float64)
 
 
-def part_of(backend, task, count, accumulate=1, start=0, size=None):
+def part_of(backend, task, count, *, accumulate=1, start=0, size=None):
     """Give this worker's part of the samples [start, start + count), padded as for ``size`` samples."""
     plan = BatchPlan(size or count, backend.workers.size, accumulate)
     places, real = plan.part(backend.workers.rank, count)
