@@ -285,13 +285,13 @@ class Backend(Protocol):
 class ModelFiles(Protocol):
     """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
-    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+    def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local.
 
         Args:
             format_name: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
             path: the file or directory to write.
-            batch: real samples.
+            batches: real samples, in batches of several sizes; the largest first.
 
         Raises:
             TaskError: If the model cannot be written in this format.

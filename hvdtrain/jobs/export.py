@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.portable.files import Exported
+from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, Exported
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch
@@ -28,7 +28,6 @@ from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
 
-LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 # how training computed is no part of a model that others serve
 _PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
 _LINES = 3  # of a framework's error; they can be long
@@ -54,14 +53,30 @@ class Export:
 
     def describe(self) -> str:
         """Return what was written, how close its outputs are and how to load it, in words."""
-        batch = f", takes {self.exported.batch}" if self.exported.batch else ""
-        manifest = self.checkpoint.manifest
-        return (
-            f"{self.format_name}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})\n"
-            f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}\n"
-            f"loaded back, outputs differ by {self.exported.difference:.1e} at most, "
-            f"{self.exported.relative:.1e} of the largest\n"
-            f"to load it: {EXPORT_FORMATS[self.format_name].loading.format(path=self.path)}"
+        exported, manifest = self.exported, self.checkpoint.manifest
+        batch = f", takes {exported.batch}" if exported.batch else ""
+        return "\n".join(
+            [
+                f"{self.format_name}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})",
+                f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
+                *(f"input: {text}" for text in exported.inputs),
+                *(f"output: {text}" for text in exported.outputs),
+                *(f"note: {text}" for text in exported.notes),
+                f"loaded back, outputs differ by {exported.difference:.1e} at most, "
+                f"{exported.relative:.1e} of the largest",
+                *([f"compared on {exported.checked}"] if exported.checked else []),
+                f"to load it: {self._loading()}",
+            ]
+        )
+
+    def _loading(self) -> str:
+        """Return a line of Python that loads what was written, and calls it if it is a program."""
+        names = self.exported.arguments
+        return EXPORT_FORMATS[self.format_name].loading.format(
+            path=self.path,
+            arguments="inputs" if self.exported.is_plain else ", ".join(f"{name}={name}" for name in names),
+            keywords=", ".join(f"{name}={name}" for name in names),
+            mapping=", ".join(f'"{name}": {name}' for name in names),
         )
 
 
@@ -96,10 +111,10 @@ def export_checkpoint(
         _check_output(output, format_name, force)
         with started(job, signals) as backend:
             check_alone(backend, "export")
-            found, is_ema, batch = _open(job, backend, path, found)
+            found, is_ema, batches = _open(job, backend, path, found)
             with _beside(output) as written:
                 with quiet_output():
-                    exported = _write(job, backend, format_name, written, batch)
+                    exported = _write(job, backend, format_name, written, batches)
                 _check_difference(exported, format_name)
                 _put_into_place(written, output)
     return Export(found, is_ema, format_name, output, exported)
@@ -107,11 +122,11 @@ def export_checkpoint(
 
 def _open(
     job: JobSpec, backend: Backend, path: Path, found: Checkpoint
-) -> tuple[Checkpoint, bool, HostBatch]:
+) -> tuple[Checkpoint, bool, list[HostBatch]]:
     """Build the model with the checkpoint's weights.
 
     Returns:
-        The checkpoint, whether the moving average of its weights was taken, and a batch of real samples.
+        The checkpoint, whether the moving average of its weights was taken, and batches of real samples.
     """
     task = new_task(job)
     data, _ = open_data(task, job.config, "eval_data")
@@ -124,12 +139,19 @@ def _open(
     state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
     load_weights(found, backend, state)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, is_ema, _batch(readable, job.config.eval_batch_size or job.config.batch_size)
+    return found, is_ema, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
-def _batch(data: LocalFetch, size: int) -> HostBatch:
-    """Return the first samples as a batch; the data from its start again if there are fewer."""
-    indices = np.arange(size, dtype=np.int64) % len(data.dataset)
+def _batches(data: LocalFetch, size: int) -> list[HostBatch]:
+    """Return batches of several sizes, from different places of the data."""
+    size, samples = max(size, 2), len(data.dataset)
+    places = ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1))
+    return [_batch(data, start, number) for start, number in places]
+
+
+def _batch(data: LocalFetch, start: int, size: int) -> HostBatch:
+    """Return consecutive samples as a batch; the data from its start again if there are fewer."""
+    indices = (start + np.arange(size, dtype=np.int64)) % len(data.dataset)
     arrays, _ = data(indices)
     return HostBatch(
         step=0,
@@ -140,9 +162,11 @@ def _batch(data: LocalFetch, size: int) -> HostBatch:
     )
 
 
-def _write(job: JobSpec, backend: Backend, format_name: str, path: Path, batch: HostBatch) -> Exported:
+def _write(
+    job: JobSpec, backend: Backend, format_name: str, path: Path, batches: list[HostBatch]
+) -> Exported:
     try:
-        return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batch)
+        return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batches)
     except HvdtrainError:
         raise
     except OSError as error:

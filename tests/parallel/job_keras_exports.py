@@ -7,12 +7,11 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from support.exporting import BATCH, LENGTH, floats, host_batches, tokens
 
 from hvdtrain.backends.tensorflow.export import export_model
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
-
-BATCH = 8
 
 
 def statistics():
@@ -30,6 +29,18 @@ def fixed():
     return keras.Model(x, keras.layers.Dense(2)(keras.ops.reshape(x, (BATCH, 6))))
 
 
+def two_inputs(length=None):
+    ids, mask = keras.Input((length,), dtype="int32"), keras.Input((length,), dtype="int32")
+    x = keras.layers.Embedding(50, 4)(ids) * keras.ops.cast(mask, "float32")[..., None]
+    return keras.Model([ids, mask], keras.layers.Dense(3)(keras.ops.sum(x, 1)))
+
+
+def fixed_length():
+    ids = keras.Input((LENGTH,), dtype="int32")
+    x = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(ids))
+    return keras.Model(ids, keras.layers.Dense(2)(x))
+
+
 class Own(keras.Model):
     """A class that is not registered."""
 
@@ -37,8 +48,8 @@ class Own(keras.Model):
         super().__init__()
         self.dense = keras.layers.Dense(2)
 
-    def call(self, x):
-        return self.dense(x)
+    def call(self, x, size=1, targets=None):
+        return self.dense(x) / size
 
 
 def own():
@@ -47,24 +58,99 @@ def own():
     return model
 
 
-def no_objective(model, batch):
-    raise AssertionError("the model is called on its inputs")
+def on_inputs(model, batch):
+    outputs = model(batch["inputs"])
+    first = outputs["z"] if isinstance(outputs, dict) else outputs
+    return tf.reduce_mean(first, 1), {}
 
 
-def export(make_model, form):
+def on_two(model, batch):
+    return tf.reduce_mean(model([batch["input_ids"], batch["attention_mask"]]), 1), {}
+
+
+def export(make_model, form, objective=on_inputs, batches=None, serve=None):
     keras.utils.set_random_seed(1)
-    arrays = {"inputs": np.random.RandomState(0).randn(1, BATCH, 6).astype("float32")}
-    ones = np.ones((1, BATCH), "float32")
-    batch = HostBatch(0, arrays, ones, float(BATCH), np.arange(BATCH)[None])
     path = Path(f"{make_model.__name__}{'.keras' if form == 'keras' else ''}")
-    return export_model(make_model(), no_objective, form, path, batch)
+    batches = host_batches(floats()) if batches is None else batches
+    return export_model(make_model(), objective, form, path, batches, serve)
 
 
 for make in (statistics, heads):
     assert export(make, "keras").relative < 1e-5, make
     done = export(make, "saved-model")
     assert (done.relative < 1e-5, done.batch) == (True, "any batch size"), make
-assert export(fixed, "saved-model").batch == "batches of 8 only"
+    assert done.inputs == ("inputs float32 (batch, 6)",)
+assert sorted(done.outputs) == ["a (batch, 3)", "z (batch, 2)"]
+done = export(fixed, "saved-model")
+assert (done.batch, done.outputs) == ("batches of 8 only", ("outputs (8, 2)",))
 assert export(own, "saved-model").relative < 1e-5
 with pytest.raises(TaskError, match=r"Could not locate class 'Own'(.|\n)*--to saved-model"):
     export(own, "keras")
+
+# the call that training makes, with all its inputs, for every length and batch size
+done = export(two_inputs, "saved-model", on_two, host_batches(tokens()))
+assert done.relative < 1e-5
+assert done.batch == "any batch size, any length"
+assert done.inputs == ("input_ids int64 (batch, length)", "attention_mask int64 (batch, length)")
+assert done.outputs == ("outputs (batch, 3)",)
+loaded = tf.saved_model.load("two_inputs")
+keras.utils.set_random_seed(1)
+model = two_inputs()
+for size, length in ((1, 1), (3, 7), (5, 40)):
+    sample = tokens(size, length)
+    inputs = {name: sample[name] for name in ("input_ids", "attention_mask")}
+    named = {name: tf.constant(array) for name, array in inputs.items()}
+    found = loaded.signatures["serving_default"](**named)
+    np.testing.assert_allclose(found["outputs"], model(list(inputs.values())), atol=1e-5)
+
+done = export(fixed_length, "saved-model", on_inputs, host_batches({"inputs": tokens()["input_ids"]}))
+assert done.batch == f"any batch size, sequences of {LENGTH} only"
+
+
+# what a program cannot have is refused
+def twice(model, batch):
+    return tf.reduce_mean(model(batch["inputs"]) - model(batch["inputs"] + 1), 1), {}
+
+
+def layer_alone(model, batch):
+    return tf.reduce_mean(model.dense(batch["inputs"]), 1), {}
+
+
+def layer_besides(model, batch):
+    return tf.reduce_mean(model(model.dense(batch["inputs"])), 1), {}
+
+
+def by_the_size(model, batch):
+    return tf.reduce_mean(model(batch["inputs"], size=len(batch["inputs"])), 1), {}
+
+
+for make, objective, said in (
+    (own, twice, "calls the model 2 times for one batch"),
+    (own, layer_alone, "does not call the model; it uses its dense"),
+    (own, by_the_size, "differently for different batches: 'size' is 8 and 2"),
+):
+    with pytest.raises(TaskError, match=said) as caught:
+        export(make, "saved-model", objective)
+    assert "tf_serve(model, batch)" in caught.value.remedy
+assert export(statistics, "keras", twice).difference == 0
+
+
+# the labels are left out if the model has a default for them
+def with_targets(model, batch):
+    return tf.reduce_mean(model(batch["inputs"], targets=batch["targets"]), 1), {}
+
+
+done = export(own, "saved-model", with_targets)
+assert (done.inputs, done.relative < 1e-5) == (("inputs float32 (batch, 6)",), True)
+assert any("'targets'" in note for note in done.notes)
+
+
+# a task's own function for serving: it may call the model as it likes, and is not given the labels
+def difference(model, batch):
+    assert "targets" not in batch
+    return {"apart": model(batch["inputs"]) - model(batch["inputs"] + 1)}
+
+
+done = export(statistics, "saved-model", twice, serve=difference)
+assert done.relative < 1e-5
+assert (done.inputs, done.outputs) == (("inputs float32 (batch, 6)",), ("apart (batch, 2)",))

@@ -1,17 +1,21 @@
 """Models that exporting could get wrong: what comes of each form, checked in one process."""
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from support.exporting import BATCH, LENGTH, floats, host_batches, images, tokens
 from torch import nn
+from torch.nn import functional as F
 
 from hvdtrain.backends.torch.export import export_model
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
-BATCH = 8
+SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "pt": ".pt"}
 
 
 def statistics():
@@ -25,6 +29,9 @@ def shared():
 
 
 class Fixed(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+
     def forward(self, x):
         return super().forward(x.reshape(BATCH, 6))
 
@@ -41,44 +48,236 @@ class Heads(nn.Module):
 class Hidden(nn.Linear):
     """Computes with numbers that are not in its state."""
 
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
+    def __init__(self):
+        super().__init__(6, 2)
         self.register_buffer("hidden", torch.rand(6), persistent=False)
 
     def forward(self, x):
         return super().forward(x * self.hidden)
 
 
-def no_objective(model, batch):
-    raise AssertionError("the model is called on its inputs")
+@dataclass
+class Outputs(OrderedDict):
+    """As the outputs of Hugging Face's models: a mapping and a dataclass, with fields that may be None."""
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    cache: object = None
+
+    def __post_init__(self):
+        for name in ("loss", "logits", "cache"):
+            if getattr(self, name) is not None:
+                self[name] = getattr(self, name)
 
 
-def export(make_model, form, objective=no_objective, name="inputs"):
+class Encoder(nn.Module):
+    """Attends to the tokens that the mask leaves; as Hugging Face's classifiers, it takes labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(50, 16), nn.Embedding(64, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True):
+        x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.block(x, src_key_padding_mask=mask == 0)
+        logits = self.head((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        assert return_dict
+        return Outputs(loss, logits, cache=slice(None))
+
+
+class Seq(nn.Module):
+    """Two sequences of lengths that do not depend on one another; one output for each position."""
+
+    def __init__(self):
+        super().__init__()
+        self.source, self.wanted = nn.Embedding(50, 8), nn.Embedding(50, 8)
+
+    def forward(self, batch, scale):
+        return self.wanted(batch["wanted"]) + scale * self.source(batch["source"]).mean(1, keepdim=True)
+
+
+class FixedLength(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(50, 4), nn.Linear(4 * LENGTH, 2)
+
+    def forward(self, inputs):
+        return self.head(self.tokens(inputs).flatten(1))
+
+
+class Needs(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+
+    def forward(self, x, targets):
+        return super().forward(x) + targets[:, None]
+
+
+def on_inputs(model, batch):
+    outputs = model(batch["inputs"])
+    first = outputs["z"] if isinstance(outputs, dict) else outputs
+    return first.flatten(1).mean(1), {}
+
+
+def with_mask(model, batch):
+    outputs = model(batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
+    return F.cross_entropy(outputs.logits, batch["labels"], reduction="none"), {}
+
+
+def export(make_model, form, objective=on_inputs, batches=None, serve=None):
     torch.manual_seed(1)
-    arrays = {name: np.random.RandomState(0).randn(1, BATCH, 6).astype("float32")}
-    ones = np.ones((1, BATCH), "float32")
-    batch = HostBatch(0, arrays, ones, float(BATCH), np.arange(BATCH)[None])
-    suffix = {"safetensors": ".safetensors", "torch-export": ".pt2"}.get(form, f".{form}")
-    path = Path(f"{getattr(make_model, '__name__', 'model')}{suffix}")
-    done = export_model(make_model(), make_model, objective, form, path, batch)
+    path = Path(f"{make_model.__name__}{SUFFIXES[form]}")
+    path.unlink(missing_ok=True)
+    batches = host_batches(floats()) if batches is None else batches
+    done = export_model(make_model(), make_model, objective, form, path, batches, serve)
     assert path.exists()
     return done
+
+
+def run_onnx(make_model, **inputs):
+    return onnxruntime.InferenceSession(f"{make_model.__name__}.onnx").run(None, inputs)
+
+
+def run_exported(make_model, **inputs):
+    program = torch.export.load(f"{make_model.__name__}.pt2").module()
+    return program(**{name: torch.from_numpy(array) for name, array in inputs.items()})
 
 
 for make in (statistics, shared):
     for form in ("safetensors", "pt", "onnx"):
         done = export(make, form)
         assert (done.relative < 1e-5, done.batch) == (True, "any batch size" if form == "onnx" else ""), make
-assert export(Heads, "torch-export").relative < 1e-5
-assert export(Heads, "onnx").relative < 1e-5
-assert export(lambda: Fixed(6, 2), "torch-export").batch == "batches of 8 only"
-assert export(lambda: Hidden(6, 2), "safetensors").relative > 1e-2
+    assert done.inputs == ("inputs float32 (batch, 6)",)
+    assert done.outputs[0].startswith("outputs (batch, ")
+session = onnxruntime.InferenceSession("shared.onnx")
+assert [one.name for one in session.get_outputs()] == ["outputs"]
+assert session.get_inputs()[0].shape == ["batch", 6]
+for form in ("torch-export", "onnx"):
+    done = export(Heads, form)
+    assert done.relative < 1e-5
+    assert done.outputs == ("z (batch, 2)", "a_0 (batch, 3)", "a_1 (batch, 6)")
+done = export(Fixed, "torch-export")
+assert (done.batch, done.inputs) == ("batches of 8 only", ("inputs float32 (8, 6)",))
+assert export(Hidden, "safetensors").relative > 1e-2
+
+# the call that training makes, with all its inputs, for every length and batch size; the labels left out
+for form, run in (("onnx", run_onnx), ("torch-export", run_exported)):
+    done = export(Encoder, form, with_mask, host_batches(tokens()))
+    assert done.relative < 1e-5
+    assert done.batch == "any batch size, any length"
+    assert done.inputs == ("input_ids int64 (batch, length)", "attention_mask int64 (batch, length)")
+    assert done.outputs == ("logits (batch, 3)",)
+    assert any("'labels'" in note for note in done.notes)
+    assert any("cache (a slice)" in note for note in done.notes)
+    torch.manual_seed(1)
+    model = Encoder().eval()
+    for size, length in ((1, 1), (3, 7), (5, 40)):
+        sample = tokens(size, length)
+        inputs = {name: sample[name] for name in ("input_ids", "attention_mask")}
+        found = run(Encoder, **inputs)
+        expected = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+        logits = found[0] if form == "onnx" else found["logits"].detach().numpy()
+        np.testing.assert_allclose(logits, expected.logits.detach().numpy(), atol=1e-5)
+
+# batches of different lengths; a mapping as the argument, and a number that stays as it is
+ragged = [
+    host_batches({"source": tokens(8, n)["input_ids"], "wanted": tokens(8, m)["input_ids"]})[i]
+    for i, (n, m) in enumerate(((9, 5), (7, 6), (9, 4), (3, 5)))
+]
 
 
-def own_objective(model, batch):
-    return model(batch["words"]).mean(1), {}
+def on_mapping(model, batch):
+    return model({"source": batch["source"], "wanted": batch["wanted"]}, 0.5).flatten(1).mean(1), {}
 
 
-assert export(lambda: nn.Linear(6, 2), "pt", own_objective, "words").difference == 0
-with pytest.raises(TaskError, match=r"batch\['inputs'\] alone; this task's samples have \['words'\]"):
-    export(lambda: nn.Linear(6, 2), "onnx", own_objective, "words")
+done = export(Seq, "onnx", on_mapping, ragged)
+assert done.relative < 1e-5
+assert done.inputs == ("source int64 (batch, length)", "wanted int64 (batch, length_2)")
+assert done.outputs == ("outputs (batch, length_2, 8)",)
+found = run_onnx(Seq, source=tokens(2, 11)["input_ids"], wanted=tokens(2, 3)["input_ids"])[0]
+assert found.shape == (2, 3, 8)
+
+
+done = export(FixedLength, "onnx", on_inputs, host_batches({"inputs": tokens()["input_ids"]}))
+assert done.batch == f"any batch size, sequences of {LENGTH} only"
+assert done.inputs == (f"inputs int64 (batch, {LENGTH})",)
+
+
+# what a program cannot have is refused
+def twice(model, batch):
+    return (model(batch["inputs"]) - model(batch["inputs"] + 1)).mean(1), {}
+
+
+def head_alone(model, batch):
+    return model[2](model[0](batch["inputs"])).mean(1), {}
+
+
+def head_besides(model, batch):
+    return model[0](model(batch["inputs"])).mean(1), {}
+
+
+def by_the_size(model, batch):
+    return model(batch["inputs"], len(batch["inputs"])).mean(1), {}
+
+
+def with_targets(model, batch):
+    return model(batch["inputs"], batch["targets"]).mean(1), {}
+
+
+class Sized(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+
+    def forward(self, x, size):
+        return super().forward(x) / size
+
+
+class Decides(Needs):
+    """Its outputs are others without labels."""
+
+    def forward(self, x, targets=None):
+        return super().forward(x, torch.zeros(len(x)) if targets is None else targets)
+
+
+for make, objective, said in (
+    (shared, twice, "calls the model 2 times for one batch"),
+    (shared, head_alone, r"does not call the model; it uses its 0, 2"),
+    (shared, head_besides, "calls the model, and uses its 0 besides"),
+    (Sized, by_the_size, "differently for different batches: 'size' is 8 and 2"),
+    (Needs, with_targets, "gives the model 'targets', which is not there when it is served"),
+    (Decides, with_targets, "without 'targets'.* the model's output 'outputs' differs"),
+):
+    with pytest.raises(TaskError, match=said) as caught:
+        export(make, "onnx", objective)
+    assert "torch_serve(model, batch)" in caught.value.remedy
+assert export(shared, "pt", twice).difference == 0
+
+
+# a task's own function for serving: it may call the model as it likes, and is not given the labels
+def difference(model, batch):
+    assert "targets" not in batch
+    return {"apart": model(batch["inputs"]) - model(batch["inputs"] + 1)}
+
+
+for form in ("torch-export", "onnx"):
+    done = export(shared, form, twice, serve=difference)
+    assert done.relative < 1e-5
+    assert (done.inputs, done.outputs) == (("inputs float32 (batch, 6)",), ("apart (batch, 6)",))
+
+
+# what the loss computes before it calls the model is said not to be in the batch
+def scaled(model, batch):
+    return model(batch["inputs"].float() / 255).mean((1, 2, 3)), {}
+
+
+def conv():
+    return nn.Conv2d(1, 2, 3)
+
+
+done = export(conv, "onnx", scaled, host_batches(images()))
+assert done.inputs == ("input float32 (batch, 1, 8, 8)",)
+assert any(note.startswith("input: computed by the task's loss") for note in done.notes)

@@ -346,5 +346,5 @@ def test_the_exported_model_is_a_plain_one(backend, tmp_path):
     arrays = {name: array[None] for name, array in task.samples(4).items()}
     host = HostBatch(0, arrays, np.ones((1, 4), np.float32), 4.0, np.zeros((1, 4), int))
     form, name = ("torch-export", "model.pt2") if FRAMEWORK == "torch" else ("keras", "model.keras")
-    exported = backend.export(form, tmp_path / name, host)
+    exported = backend.export(form, tmp_path / name, [host])
     assert exported.difference < 1e-5

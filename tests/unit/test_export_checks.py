@@ -172,16 +172,35 @@ def failing(error: Exception) -> SimpleNamespace:
 def test_what_a_framework_raises_is_said_in_few_lines(error, kind, said):
     job = SimpleNamespace(config=SimpleNamespace(task="digits", framework="torch"))
     with pytest.raises(kind, match=said):
-        export._write(job, failing(error), "pt", Path("x.pt"), None)
+        export._write(job, failing(error), "pt", Path("x.pt"), [])
 
 
-def test_the_batch_is_of_real_samples_again_from_the_start_where_there_are_few():
+def test_batches_are_of_real_samples_again_from_the_start_if_there_are_few():
     data = ArrayDataset({"inputs": np.array([0.0, 10.0, 20.0])})
-    batch = export._batch(LocalFetch(data), 5)
-    assert batch.arrays["inputs"].tolist() == [[0, 10, 20, 0, 10]]
-    assert batch.weights.shape == (1, 5)
+    batches = export._batches(LocalFetch(data), 5)
+    found = [batch.arrays["inputs"].tolist() for batch in batches]
+    assert found == [[[0, 10, 20, 0, 10]], [[10, 20, 0, 10, 20]], [[10, 20]], [[10]]]
+    assert batches[0].weights.shape == (1, 5)
+
+
+def test_the_first_batch_has_two_samples_at_least():
+    batches = export._batches(LocalFetch(ArrayDataset({"inputs": np.zeros(1)})), 1)
+    assert [batch.indices.shape for batch in batches] == [(1, 2), (1, 2), (1, 2), (1, 1)]
+
+
+def loading(format_name: str, arguments: tuple[str, ...], *, is_plain: bool) -> str:
+    exported = Exported(0.0, 1.0, arguments=arguments, is_plain=is_plain)
+    return export.Export(None, False, format_name, Path("x/y"), exported)._loading()
 
 
 @pytest.mark.parametrize("format_name", EXPORT_FORMATS)
 def test_the_line_that_loads_has_the_path(format_name):
-    assert '"x/y"' in EXPORT_FORMATS[format_name].loading.format(path="x/y")
+    assert '"x/y"' in loading(format_name, ("inputs",), is_plain=True)
+
+
+def test_the_line_that_loads_has_the_inputs():
+    names = ("ids", "mask")
+    assert loading("torch-export", names, is_plain=False).endswith(".module()(ids=ids, mask=mask)")
+    assert loading("torch-export", ("inputs",), is_plain=True).endswith(".module()(inputs)")
+    assert loading("onnx", names, is_plain=False).endswith('.run(None, {"ids": ids, "mask": mask})')
+    assert loading("saved-model", names, is_plain=False).endswith('["serving_default"](ids=ids, mask=mask)')

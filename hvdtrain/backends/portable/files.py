@@ -14,6 +14,9 @@ from hvdtrain.errors import CheckpointError
 _LINES = 10
 
 
+LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
+
+
 @dataclass(frozen=True)
 class Exported:
     """What came of an export that was loaded back.
@@ -22,12 +25,24 @@ class Exported:
         difference: largest difference between outputs of the model and of what was loaded back;
             infinite where they do not compare.
         scale: the model's largest output.
-        batch: the batch sizes that it takes, in words; empty where it holds weights only.
+        batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
+        inputs: the program's inputs, each with its type and shape; none where it holds weights only.
+        outputs: its outputs, likewise.
+        arguments: names of the inputs.
+        is_plain: whether it is called with one tensor, without its name.
+        checked: on what it was compared, in words.
+        notes: what else to tell the user.
     """
 
     difference: float
     scale: float
     batch: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    is_plain: bool = True
+    checked: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def relative(self) -> float:
@@ -36,17 +51,17 @@ class Exported:
 
     def joined(self, other: "Exported") -> "Exported":
         """Return the worse of two comparisons of one model."""
-        return max(self, other, key=lambda one: one.difference)
+        return max(self, other, key=lambda one: one.relative)
 
 
-def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], batch: str = "") -> Exported:
+def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
     """Compare two models' outputs on one batch; NaN equals NaN."""
     pairs = list(zip(expected, found, strict=False))
     scale = max((_largest(array) for array in expected), default=0.0)
     alike = len(expected) == len(found) and all(one.shape == other.shape for one, other in pairs)
     if not alike:
-        return Exported(np.inf, scale, batch)
-    return Exported(max((_difference(*pair) for pair in pairs), default=0.0), scale or 1.0, batch)
+        return Exported(np.inf, scale or 1.0)
+    return Exported(max((_difference(*pair) for pair in pairs), default=0.0), scale or 1.0)
 
 
 def _largest(array: NDArray[Any]) -> float:

@@ -154,6 +154,7 @@ class TensorFlowBackend:
         self._gives_mean: dict[bool, bool] = {}
         self._accumulate = config.accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
+        self._serve = getattr(task, "tf_serve", None)
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
         self.model = self._make_model(task, config)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
@@ -275,9 +276,9 @@ class TensorFlowBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+    def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
-        return export_model(self.model, self._objective, format_name, path, batch)
+        return export_model(self.model, self._objective, format_name, path, batches, self._serve)
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""

@@ -5,19 +5,19 @@
 
 import tempfile
 import zipfile
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.backends.portable.trees import named_outputs
+from hvdtrain.backends.tensorflow.program import TENSORS, export_program, recorded, to_numpy
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -27,32 +27,31 @@ Outputs = list[NDArray[Any]]
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
 
-def export_model(
-    model: Model, objective: Objective, format_name: str, path: Path, batch: HostBatch
+def export_model(  # noqa: PLR0917 - passed on by the backend as they are
+    model: Model,
+    objective: Objective,
+    format_name: str,
+    path: Path,
+    batches: Sequence[HostBatch],
+    serve: Callable[..., Any] | None = None,
 ) -> Exported:
     """Write a model, load it back and compare outputs.
 
     Args:
         model: the model, with its weights.
-        objective: the task's, to compare by where only it knows how to call the model.
+        objective: the task's, whose call of the model is what a program computes.
         format_name: "keras" or "saved-model".
         path: the file or directory.
-        batch: real samples.
+        batches: real samples, in batches of several sizes; the largest first.
+        serve: the task's own function of a model and a batch that a program is to compute.
 
     Raises:
         TaskError: If the model cannot be written in this format.
     """
-    sample = {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()}
     if format_name == "keras":
         model.save(path)
-        loaded = _load_back(path)
-        return compare(_outputs(model, sample, objective), _outputs(loaded, sample, objective))
-    if "inputs" not in sample:
-        raise TaskError(
-            f"a serving signature takes batch['inputs'] alone; this task's samples have {sorted(sample)}",
-            "Export the model with --to keras.",
-        )
-    return _export_saved_model(model, path, sample["inputs"])
+        return compare(*(_outputs(one, batches[0], objective) for one in (model, _load_back(path))))
+    return export_program(model, objective, path, batches, serve)
 
 
 def _load_back(path: Path) -> Model:
@@ -66,60 +65,11 @@ def _load_back(path: Path) -> Model:
         ) from None
 
 
-def _outputs(model: Model, sample: dict[str, Any], objective: Objective) -> Outputs:
-    called = partial(model, training=False)
-    if "inputs" in sample:
-        try:
-            return _flat(called(sample["inputs"]))
-        except Exception:
-            pass
-    losses, metrics = objective(called, sample)
-    return _flat((losses, *metrics.values()))
-
-
-def _flat(outputs: Any) -> Outputs:
-    return [np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in keras.tree.flatten(outputs)]
-
-
-def _export_saved_model(model: Model, path: Path, inputs: Any) -> Exported:
-    """Export with a dynamic batch dimension where the model allows it, else with this batch's size."""
-    try:
-        run = _write_saved_model(
-            model, path, tf.TensorSpec((None, *inputs.shape[1:]), inputs.dtype, "inputs")
-        )
-        whole, first = (
-            compare(_flat(model(part, training=False)), run(part), "any batch size")
-            for part in (inputs, inputs[:1])
-        )
-        return whole.joined(first)
-    except Exception as error:
-        problem = error
-    try:
-        run = _write_saved_model(model, path, tf.TensorSpec(inputs.shape, inputs.dtype, "inputs"))
-    except Exception as error:
-        raise error from problem
-    return compare(_flat(model(inputs, training=False)), run(inputs), f"batches of {len(inputs)} only")
-
-
-def _write_saved_model(model: Model, path: Path, signature: Any) -> Callable[[Any], Outputs]:
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serve", partial(model, training=False), input_signature=[signature])
-    archive.write_out(path, verbose=False)
-    loaded = tf.saved_model.load(path)
-
-    def run(part: Any) -> Outputs:
-        # the signature alone would not keep its variables alive
-        found = loaded.signatures["serving_default"](inputs=part)
-        return [found[name].numpy() for name in sorted(found, key=_place)]
-
-    return run
-
-
-def _place(name: str) -> tuple[int, str]:
-    """Return an output's place by its name: output_0, output_1, ...; keys of a mapping by the alphabet."""
-    number = name.removeprefix("output_")
-    return int(number) if number.isdecimal() else 0, name
+def _outputs(model: Model, batch: HostBatch, objective: Objective) -> Outputs:
+    """Return the outputs of the calls that the task's loss makes, and what it returns."""
+    recording = recorded(model, objective, batch)
+    values = [*(call.outputs for call in recording.calls), recording.result]
+    return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
 
 
 def load_weights_file(model: Model, path: Path) -> str:

@@ -104,6 +104,7 @@ class TorchBackend:
         # in training or not: whether the objective gave a batch's mean, when it was last called
         self._gives_mean: dict[bool, bool] = {}
         self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._serve = getattr(task, "torch_serve", None)
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
@@ -233,9 +234,11 @@ class TorchBackend:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 
-    def export(self, format_name: str, path: Path, batch: HostBatch) -> Exported:
+    def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
-        return export_model(self.model, self._new_model, self._objective, format_name, path, batch)
+        return export_model(
+            self.model, self._new_model, self._objective, format_name, path, batches, self._serve
+        )
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""

@@ -4,28 +4,25 @@
 """
 
 import pickle
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.backends.portable.trees import named_outputs
+from hvdtrain.backends.torch.program import TENSORS, export_program, recorded, to_numpy
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
 Outputs = list[NDArray[Any]]
-Tensors = dict[str, torch.Tensor]
 
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
-_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie beside it
 
 
 def export_model(  # noqa: PLR0917 - passed on by the backend as they are
@@ -34,33 +31,29 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     objective: Objective,
     format_name: str,
     path: Path,
-    batch: HostBatch,
+    batches: Sequence[HostBatch],
+    serve: Callable[..., Any] | None = None,
 ) -> Exported:
     """Write a model, load it back and compare outputs.
 
     Args:
         model: the model, with its weights.
         make_model: makes another one like it.
-        objective: the task's, to compare by where only it knows how to call the model.
+        objective: the task's, whose call of the model is what a program computes.
         format_name: "safetensors", "pt", "torch-export" or "onnx".
         path: the file.
-        batch: real samples.
+        batches: real samples, in batches of several sizes; the largest first.
+        serve: the task's own function of a model and a batch that a program is to compute.
 
     Raises:
         TaskError: If the model cannot be written in this format.
     """
-    sample = {name: torch.from_numpy(np.array(array[0])) for name, array in batch.arrays.items()}
     plain = _with_weights(make_model, model.state_dict())  # without the hooks of Horovod's optimizer
     if format_name in ("safetensors", "pt"):
         _WRITE[format_name](plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
-        return compare(_outputs(plain, sample, objective), _outputs(loaded, sample, objective))
-    if "inputs" not in sample:
-        raise TaskError(
-            f"a program takes batch['inputs'] alone; this task's samples have {sorted(sample)}",
-            "Export the weights: --to safetensors.",
-        )
-    return _export_program(plain, format_name, path, sample["inputs"])
+        return compare(*(_outputs(one, batches[0], objective) for one in (plain, loaded)))
+    return export_program(plain, objective, format_name, path, batches, serve)
 
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
@@ -69,26 +62,13 @@ def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[st
     return model
 
 
-def _outputs(model: torch.nn.Module, sample: Tensors, objective: Objective) -> Outputs:
+def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> Outputs:
+    """Return the outputs of the calls that the task's loss makes, and what it returns."""
+    torch.manual_seed(0)  # a model that computes with random numbers gets the same ones again
     with torch.no_grad():
-        if "inputs" in sample:
-            try:
-                return _flat(model(sample["inputs"]))
-            except Exception:
-                pass
-        losses, metrics = objective(model, sample)
-        return _flat((losses, *metrics.values()))
-
-
-def _flat(outputs: Any) -> Outputs:
-    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    return [_to_numpy(tensor) for tensor in tensors]
-
-
-def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    tensor = tensor.detach()
-    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
+        recording = recorded(model, objective, batch)
+    values = [*(call.outputs for call in recording.calls), recording.result]
+    return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
 
 
 def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
@@ -108,61 +88,6 @@ def _write_pt(model: torch.nn.Module, path: Path) -> None:
 
 
 _WRITE = {"safetensors": _write_safetensors, "pt": _write_pt}
-
-
-def _export_program(model: torch.nn.Module, format_name: str, path: Path, inputs: torch.Tensor) -> Exported:
-    """Export with a dynamic batch dimension where the model allows it, else with this batch's size."""
-    write = _write_onnx if format_name == "onnx" else _write_program
-    problem: Exception | None = None
-    for dimension in (torch.export.Dim("batch"), torch.export.Dim.DYNAMIC):
-        try:
-            # of a copy: it stays marked as dynamic
-            program = torch.export.export(model, (inputs.clone(),), dynamic_shapes=({0: dimension},))
-            run = write(program, path)
-            whole, first = (_compare(model, run, part, "any batch size") for part in (inputs, inputs[:1]))
-            return whole.joined(first)
-        except Exception as error:
-            problem = error
-    try:
-        run = write(torch.export.export(model, (inputs,)), path)
-    except Exception as error:
-        raise error from problem
-    return _compare(model, run, inputs, f"batches of {len(inputs)} only")
-
-
-def _compare(
-    model: torch.nn.Module, run: Callable[[torch.Tensor], Outputs], inputs: torch.Tensor, batch: str
-) -> Exported:
-    with torch.no_grad():
-        return compare(_flat(model(inputs)), run(inputs), batch)
-
-
-def _write_program(program: Any, path: Path) -> Callable[[torch.Tensor], Outputs]:
-    torch.export.save(program, path)
-    loaded = torch.export.load(path).module()
-
-    def run(inputs: torch.Tensor) -> Outputs:
-        with torch.no_grad():
-            return _flat(loaded(inputs))
-
-    return run
-
-
-def _write_onnx(program: Any, path: Path) -> Callable[[torch.Tensor], Outputs]:
-    import onnxruntime
-
-    size = sum(tensor.nbytes for tensor in program.state_dict.values())
-    converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["inputs"])
-    assert converted is not None  # the exporter by dynamo returns a program
-    converted.save(path, external_data=size > _EXTERNAL_BYTES)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return partial(_run_session, session)
-
-
-def _run_session(session: Any, inputs: torch.Tensor) -> Outputs:
-    return list(session.run(None, {session.get_inputs()[0].name: inputs.numpy()}))
 
 
 def load_weights_file(model: torch.nn.Module, path: Path) -> str:

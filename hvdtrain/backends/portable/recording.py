@@ -1,0 +1,266 @@
+"""Recorded calls of a model: what a task's loss does with it, and what of that can be a program's call."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hvdtrain.backends.portable.trees import KeyPath, Tensors, copied, dotted, leaves, mapped, unique_names
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
+
+# keys of a batch, or parameters of a model, that hold what the model learns to predict
+_LABELS = ("targets", "labels", "label")
+_CONSTANTS = (type(None), bool, int, float, str)
+
+
+class Call(NamedTuple):
+    """A call of a model: its arguments and what it returned."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: Any
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded while a loss computed one batch.
+
+    Attributes:
+        batch: the batch, as the loss received it.
+        size: number of samples.
+        calls: the calls of the model.
+        elsewhere: parts of the model that were used without calling the model.
+        result: what the loss returned.
+    """
+
+    batch: Mapping[str, Any]
+    size: int
+    calls: Sequence[Call]
+    elsewhere: Sequence[str] = ()
+    result: Any = None
+
+
+def record_serving(
+    serve: Callable[[Any, Mapping[str, Any]], Any], model: Any, batch: Mapping[str, Any], size: int
+) -> Recording:
+    """Return a task's own function for serving as a recorded call, with what it reads of a batch.
+
+    Args:
+        serve: the task's ``torch_serve`` or ``tf_serve``.
+        model: the model.
+        batch: a batch; its labels are withheld.
+        size: number of samples.
+    """
+    read = _KeysRead({name: value for name, value in batch.items() if name not in _LABELS})
+    outputs = serve(model, read)
+    return Recording(batch, size, [Call((read.values_read,), {}, outputs)])
+
+
+def record_batches(record: Callable[[HostBatch], Recording], batches: Sequence[HostBatch]) -> list[Recording]:
+    """Return what is recorded on each batch; other sizes than the first if the loss takes them."""
+    recordings: list[Recording] = []
+    for batch in batches:
+        try:
+            recordings.append(record(batch))
+        except Exception:
+            if batch.indices.shape == batches[0].indices.shape:
+                raise
+    return recordings
+
+
+class _KeysRead(Mapping[str, Any]):
+    """A batch that remembers what was read of it."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        self.values_read: dict[str, Any] = {}
+        self._batch = batch
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.values_read[name] = self._batch[name]
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._batch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch)
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a program's input in the arguments of a call."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """A recorded call of a model.
+
+    Attributes:
+        parameters: arguments by the parameters of the model's forward method, with slots for tensors.
+        args: the positional arguments, likewise.
+        kwargs: the keyword arguments, likewise.
+        tensors: the tensors of the slots.
+        in_batch: names of the slots whose tensors are in the batch as they are.
+        left_out: the labels among the arguments.
+    """
+
+    parameters: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    in_batch: frozenset[str]
+    left_out: tuple[str, ...]
+
+
+def read_call(recording: Recording, signature: inspect.Signature, tensors: Tensors, remedy: str) -> ReadCall:
+    """Return the call that was recorded on one batch, with slots for its tensors and without labels.
+
+    Args:
+        recording: what was recorded.
+        signature: of the model's forward method.
+        tensors: functions of the framework.
+        remedy: what to do if the call cannot be exported.
+
+    Raises:
+        TaskError: If there is not one call, or it has arguments that are no tensors and no constants.
+    """
+    call = _only_call(recording, remedy)
+    bound = signature.bind(*call.args, **call.kwargs)
+    sources = {id(leaf): path for path, leaf in leaves(recording.batch, tensors.is_tensor)}
+    left_out = _leave_out_labels(bound, signature, sources, tensors, remedy)
+    found: dict[int, tuple[KeyPath, Any]] = {}
+    for path, leaf in _argument_leaves(bound, signature, tensors):
+        if tensors.is_tensor(leaf):
+            found.setdefault(id(leaf), (sources.get(id(leaf), path), leaf))
+        elif not isinstance(leaf, _CONSTANTS):
+            raise TaskError(
+                f"the loss calls the model with {dotted(path)}, a {type(leaf).__name__}, "
+                "which can be no input of a program",
+                remedy,
+            )
+    if not found:
+        raise TaskError("the loss calls the model without a tensor", remedy)
+    names = dict(zip(found, unique_names([path for path, _ in found.values()]), strict=True))
+    slots = {key: Slot(name) for key, name in names.items()}
+    return ReadCall(
+        parameters=_with_slots(dict(bound.arguments), slots, tensors.is_tensor),
+        args=_with_slots(bound.args, slots, tensors.is_tensor),
+        kwargs=_with_slots(dict(bound.kwargs), slots, tensors.is_tensor),
+        tensors={name: found[key][1] for key, name in names.items()},
+        in_batch=frozenset(name for key, name in names.items() if key in sources),
+        left_out=left_out,
+    )
+
+
+def _only_call(recording: Recording, remedy: str) -> Call:
+    """Return the only call that the loss makes.
+
+    Raises:
+        TaskError: If it makes none or several, or uses a part of the model besides.
+    """
+    calls, elsewhere = len(recording.calls), ", ".join(dict.fromkeys(recording.elsewhere))
+    if calls != 1:
+        used = f"; it uses its {elsewhere}" if elsewhere else ""
+        times = "does not call the model" if calls == 0 else f"calls the model {calls} times for one batch"
+        raise TaskError(f"the task's loss {times}{used}: it is not known what a program computes", remedy)
+    if elsewhere:
+        raise TaskError(
+            f"the task's loss calls the model, and uses its {elsewhere} besides: "
+            "a program of the model's call would lack that",
+            remedy,
+        )
+    return recording.calls[0]
+
+
+def _leave_out_labels(
+    bound: inspect.BoundArguments,
+    signature: inspect.Signature,
+    sources: Mapping[int, KeyPath],
+    tensors: Tensors,
+    remedy: str,
+) -> tuple[str, ...]:
+    """Take the labels out of a call's arguments; return their names.
+
+    Raises:
+        TaskError: If the model's forward method has no default for them.
+    """
+    left_out = []
+    for path, leaf in list(_argument_leaves(bound, signature, tensors)):
+        source = sources.get(id(leaf), ())
+        is_label = path[-1] in _LABELS or (len(source) == 1 and source[0] in _LABELS)
+        if not (is_label and tensors.is_tensor(leaf)):
+            continue
+        if not _remove(bound, signature, path):
+            raise TaskError(
+                f"the loss gives the model {dotted(source or path)}, which is not there when it is served, "
+                f"and the model's {dotted(path)} has no default",
+                remedy,
+            )
+        left_out.append(dotted(path))
+    return tuple(left_out)
+
+
+def _remove(bound: inspect.BoundArguments, signature: inspect.Signature, path: KeyPath) -> bool:
+    """Take one argument out of a call; return whether that is possible."""
+    name, *inner = path
+    if name not in bound.arguments:  # one of **kwargs, under its own name
+        name = next(p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD)
+        inner = list(path)
+    if not inner:
+        if signature.parameters[str(name)].default is inspect.Parameter.empty:
+            return False
+        del bound.arguments[str(name)]
+        return True
+    *way, last = inner
+    holder = copied(bound.arguments[str(name)])
+    bound.arguments[str(name)] = holder
+    for key in way:
+        holder = holder[key] if isinstance(holder, dict) else None
+    if not isinstance(holder, dict):
+        return False
+    del holder[last]
+    return True
+
+
+def check_equal(first: ReadCall, other: ReadCall, remedy: str) -> None:
+    """Raise TaskError if two batches led to different calls."""
+    if (first.parameters, first.left_out) == (other.parameters, other.left_out):
+        return
+    one, two = (dict(leaves(read.parameters, lambda leaf: isinstance(leaf, Slot))) for read in (first, other))
+    differing = next((path for path in one | two if one.get(path, one) != two.get(path, two)), ("labels",))
+    found = " and ".join(
+        f"the tensor {leaf.name}" if isinstance(leaf, Slot) else repr(leaf)
+        for leaf in (values.get(differing) for values in (one, two))
+    )
+    raise TaskError(
+        f"the loss calls the model differently for different batches: {dotted(differing)} is {found}",
+        remedy,
+    )
+
+
+def _argument_leaves(
+    bound: inspect.BoundArguments, signature: inspect.Signature, tensors: Tensors
+) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the leaves of a call's arguments, by parameter; those of **kwargs by their own names."""
+    for name, value in bound.arguments.items():
+        start = () if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else (name,)
+        yield from leaves(value, tensors.is_tensor, start)
+
+
+def _with_slots(tree: Any, slots: Mapping[int, Slot], is_tensor: Callable[[Any], bool]) -> Any:
+    return mapped(tree, lambda leaf: slots.get(id(leaf), leaf) if is_tensor(leaf) else leaf, is_tensor)
+
+
+def filled(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return arguments with tensors in their slots."""
+    return mapped(
+        tree,
+        lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf,
+        lambda leaf: isinstance(leaf, Slot),
+    )
