@@ -201,7 +201,7 @@ def test_a_step_applies_the_gradient_of_the_mean_over_what_counts(started, task,
     kernel, bias = build(started, task(), accumulate)
     # a batch of 7 as the last of a run, whose batches are larger: some micro-batches have no sample
     size = max(count, 4 * started.workers.size * accumulate)
-    metrics = started.train_step(part_of(started, task, count, accumulate, size=size), 0.5).read()
+    metrics = started.train_step(part_of(started, task, count, accumulate=accumulate, size=size), 0.5).read()
     *gradients, means = reference(task, kernel, bias, count)
     tolerance = 2e-3 if "compression" in task.config and started.workers.size > 1 else 2e-6
     for before, after, gradient in zip(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import launcher, run
-from support.pool import Key, call
+from support.pool import Key, call, shared_run
 from support.serving import exports, hvdtrain, last_eval, newest, trained
 
 HERE = Path(__file__).parent
@@ -64,6 +64,31 @@ def test_several_workers_are_refused(tmp_path):
     assert result.returncode == 2
     assert "export is done by one worker; there are 2" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("framework", "form"), [("torch", "onnx"), ("tf", "saved-model")])
+def test_a_program_takes_what_training_gives_the_model(framework, form, tmp_path):
+    task = f"{HERE / 'masked_task.py'}:"
+    source = str(shared_run(1, "none", "--framework", framework, "--task", f"{task}Masked").folder)
+    command = ["export", source, "--to", form, "--task"]
+    done, refused, served = hvdtrain(
+        [*command, f"{task}Masked"],
+        [*command, f"{task}Masked", "--force", "--set", "task_options.calls=2"],
+        [*command, f"{task}Served", "--force", "--set", "task_options.calls=2"],
+        cwd=tmp_path,
+        framework=framework,
+    )
+    for printed in (done[0], served[0]):
+        assert "takes any batch size, any length" in printed
+        assert "input: input_ids int64 (batch, length)\n" in printed
+        assert "input: attention_mask int64 (batch, length)\n" in printed
+        assert "compared on batches of 8, 8, 2 and 1 of the task's data, lengths 12, 6, 1 and 24" in printed
+        assert "input_ids=input_ids" in loading_line(printed) or '"input_ids": input_ids' in printed
+    assert re.search(r"^output: (logits|outputs) \(batch, 2\)$", done[0], re.MULTILINE)
+    assert "output: labels (batch,)\n" in served[0]
+    assert refused[0] == ""
+    assert refused[1].startswith("the task's loss calls the model 2 times for one batch")
+    assert "_serve(model, batch)" in refused[1]
 
 
 @pytest.mark.parametrize(

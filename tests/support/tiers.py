@@ -13,7 +13,7 @@ LEFT_OUT = (
     r"test_documented\.py",
     r"test_documented_in_order\.py",
     r"test_evaluate\.py::test_a_worker_that_lacks",
-    r"test_export\.py::test_several_workers",
+    r"test_export\.py::test_(several_workers|a_program_takes.*tf-)",
     r"test_images_task\.py::test_a_wrong_label",
     r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-|tf-torchrun-)",
     r"test_launchers\.py::test_a_(worker|task_may)",
