@@ -1,7 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
-Public names: :func:`train`, :func:`evaluate`, :class:`Callback`, :class:`RunContext`, :class:`Summary`,
-:class:`Dataset`, :func:`as_dataset`, :func:`pad` and :class:`Weighted`. They are loaded on first use, so that
+Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
+:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad` and :class:`Weighted`. They are loaded on
+first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
@@ -19,6 +20,7 @@ __all__ = [
     "__version__",
     "as_dataset",
     "evaluate",
+    "load",
     "pad",
     "train",
 ]
@@ -32,6 +34,7 @@ _HOMES = {
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
     "pad": "hvdtrain.data.collate",
+    "load": "hvdtrain.jobs.load",
     "train": "hvdtrain.jobs.train",
 }
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.jobs.evaluate import evaluate
+    from hvdtrain.jobs.load import load
     from hvdtrain.jobs.train import train
     from hvdtrain.reporting.summary import Summary
     from hvdtrain.task import Dataset

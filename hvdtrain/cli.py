@@ -185,6 +185,34 @@ def export(
     click.echo(done.describe())
 
 
+@cli.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
+@click.option("--output", required=True, type=ExpandedPath(), metavar="FILE",
+              help="File to write to, .npz or .parquet.")  # fmt: skip
+@click.option("--split", type=click.Choice(["train", "eval", "predict"]),
+              help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@_config_options("framework", "task", "device", defaults=False)
+def predict(
+    checkpoint: Path,
+    *,
+    output: Path,
+    split: str | None,
+    force: bool,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Write a model's outputs for every sample to a file.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Prediction works
+    with any number of workers and in either framework. The rows have the order of the task's data.
+    """
+    from hvdtrain.jobs.predict import predict_checkpoint
+
+    predict_checkpoint(checkpoint, _layers(assignments, options), output, split, force)
+
+
 @cli.command("import", cls=JobCommand)
 @click.argument("weights", type=ExpandedPath())
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",

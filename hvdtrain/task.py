@@ -66,6 +66,7 @@ class Task(Protocol):
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not tell;
     - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
       is not to make the call of the model that the loss makes;
+    - ``predict_data()``: the data that ``hvdtrain predict`` goes over, which needs no targets;
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;
     - ``describe()``: a line of text for the plan that describes the data;

@@ -305,3 +305,21 @@ class ModelFiles(Protocol):
             CheckpointError: If it would run code, is damaged or does not fit.
         """
         ...
+
+    def predict(self, batch: Any) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective.
+
+        They are those of the call of the model that the task's loss makes, or what the task's own function
+        for serving returns.
+
+        Args:
+            batch: what ``to_device`` yielded.
+
+        Raises:
+            TaskError: If the loss does not call the model once.
+        """
+        ...
+
+    def plain_model(self) -> Any:
+        """Return the model with its weights as the task made it, ready for evaluation. Local."""
+        ...

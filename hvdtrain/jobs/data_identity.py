@@ -20,7 +20,8 @@ from hvdtrain.data.fingerprint import (
 from hvdtrain.errors import AgreementError, CheckpointError
 from hvdtrain.jobs.resume import same_task
 
-DATA = {"train_data": "training data", "eval_data": "evaluation data"}  # by the task's method
+# by the task's method
+DATA = {"train_data": "training data", "eval_data": "evaluation data", "predict_data": "data to predict"}
 
 SAME_DATA = (
     "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "

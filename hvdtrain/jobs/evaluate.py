@@ -16,7 +16,13 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
-from hvdtrain.jobs.data_identity import SAME_DATA, JobData, compare_with_checkpoint, identify_data
+from hvdtrain.jobs.data_identity import (
+    NO_DATA,
+    SAME_DATA,
+    JobData,
+    compare_with_checkpoint,
+    identify_data,
+)
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, new_task, open_data, prepare, started
@@ -154,7 +160,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
         )
     identity = identify_data(backend.workers, {"eval_data": data}, job.config)
     build_together(job.config, task, backend)
-    found, is_ema, notes = _load(path, unverified, backend, job.config, identity)
+    found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     manifest = found.manifest
     session = Session(
         config=job.config,
@@ -179,10 +185,17 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
 
 
-def _load(
-    path: Path, unverified: Checkpoint, backend: Backend, config: Config, data: JobData
+def load_verified(
+    path: Path, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
 ) -> tuple[Checkpoint, bool, list[str]]:
     """Collective. Verify the checkpoint, compare the data with it and load its weights.
+
+    Args:
+        path: what the user named: a checkpoint, or a run for its newest good one.
+        unverified: the checkpoint that was found there.
+        backend: the backend, built.
+        config: the job's config. Its ``ema_decay`` says whether the moving average of the weights is taken.
+        data: the data to compare with those of the checkpoint, if any.
 
     Returns:
         The checkpoint, whether the moving average of its weights was taken, and notes on the data.

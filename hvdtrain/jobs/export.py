@@ -112,11 +112,11 @@ def export_checkpoint(
         with started(job, signals) as backend:
             check_alone(backend, "export")
             found, is_ema, batches = _open(job, backend, path, found)
-            with _beside(output) as written:
+            with written_beside(output) as written:
                 with quiet_output():
                     exported = _write(job, backend, format_name, written, batches)
                 _check_difference(exported, format_name)
-                _put_into_place(written, output)
+                put_into_place(written, output)
     return Export(found, is_ema, format_name, output, exported)
 
 
@@ -213,16 +213,30 @@ def _check_output(output: Path, format_name: str, force: bool) -> None:
     suffix = EXPORT_FORMATS[format_name].suffix
     if suffix and output.suffix != suffix:
         raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
+    check_not_there(output, force, may_be_folder=not suffix and (output / "saved_model.pb").exists())
+
+
+def check_not_there(output: Path, force: bool, may_be_folder: bool = False) -> None:
+    """Check that nothing is lost when a file is written.
+
+    Args:
+        output: the file or directory.
+        force: whether it may be replaced.
+        may_be_folder: whether it may be a directory.
+
+    Raises:
+        UsageError: If it exists and may not be replaced.
+    """
     if not output.exists():
         return
     if not force:
         raise UsageError(f"{output} exists", "Give another --output, or --force to replace it.")
-    if output.is_dir() and (suffix or not (output / "saved_model.pb").exists()):
+    if output.is_dir() and not may_be_folder:
         raise UsageError(f"{output} is a directory, and no export: --force does not replace it")
 
 
 @contextmanager
-def _beside(output: Path) -> Iterator[Path]:
+def written_beside(output: Path) -> Iterator[Path]:
     """Return a context with a path of the same name in a folder beside; the folder is removed at its end."""
     folder = output.with_name(f".new-{output.name}")
     try:
@@ -238,7 +252,7 @@ def _beside(output: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put_into_place(written: Path, output: Path) -> None:
+def put_into_place(written: Path, output: Path) -> None:
     """Rename what was written, and what lies beside it for it; what was there is removed."""
     # the file itself last: it needs the others
     for part in sorted(written.parent.iterdir(), key=lambda part: part == written):

@@ -211,7 +211,7 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
     Args:
         task: the task.
         config: the job's config.
-        method: "train_data" or "eval_data".
+        method: a key of ``DATA``.
 
     Returns:
         The data set, or None if the task has none, and what of it must be equal on all workers.

@@ -111,12 +111,12 @@ def test_the_ending_is_the_formats():
 def test_what_was_there_is_replaced_whole(kind, tmp_path):
     output = tmp_path / "x"
     for name, text in (("old", "1"), ("new", "2")):
-        with export._beside(output) as written:
+        with export.written_beside(output) as written:
             if kind == "folder":
                 written.mkdir()
             (written / name if kind == "folder" else written).write_text(text)
             written.with_name("x.data").write_text(name)
-            export._put_into_place(written, output)
+            export.put_into_place(written, output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.data"]
     assert (tmp_path / "x.data").read_text() == "new"
     assert [p.name for p in output.iterdir()] == ["new"] if kind == "folder" else output.read_text() == "2"
@@ -124,7 +124,7 @@ def test_what_was_there_is_replaced_whole(kind, tmp_path):
 
 def test_what_failed_leaves_nothing(tmp_path):
     def fail() -> None:
-        with export._beside(tmp_path / "x") as written:
+        with export.written_beside(tmp_path / "x") as written:
             written.write_text("half")
             raise KeyError
 
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(EnvironmentFault, match=r"cannot write .*x: "),
-        export._beside(tmp_path / "file" / "x"),
+        export.written_beside(tmp_path / "file" / "x"),
     ):
         raise AssertionError("there is no such folder")
 

@@ -5,13 +5,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hvdtrain.backends.portable.trees import KeyPath, Tensors, copied, dotted, leaves, mapped, unique_names
+from hvdtrain.backends.portable.trees import (
+    KeyPath,
+    Tensors,
+    copied,
+    dotted,
+    leaves,
+    mapped,
+    named_outputs,
+    unique_names,
+)
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 # keys of a batch, or parameters of a model, that hold what the model learns to predict
 _LABELS = ("targets", "labels", "label")
 _CONSTANTS = (type(None), bool, int, float, str)
+
+
+class ModelCalledError(Exception):
+    """Ends a loss after its call of the model: what it does with the outputs is not wanted."""
 
 
 class Call(NamedTuple):
@@ -67,6 +80,19 @@ def record_batches(record: Callable[[HostBatch], Recording], batches: Sequence[H
             if batch.indices.shape == batches[0].indices.shape:
                 raise
     return recordings
+
+
+def outputs_of(recording: Recording, tensors: Tensors, remedy: str) -> dict[str, Any]:
+    """Return the outputs of the only call of the model, by name.
+
+    Raises:
+        TaskError: If there is another number of calls, or it returns no tensor.
+    """
+    outputs = _only_call(recording, remedy).outputs
+    named, _ = named_outputs(outputs, tensors)
+    if not named:
+        raise TaskError(f"the model returns no tensor, but a {type(outputs).__name__}", remedy)
+    return named
 
 
 class _KeysRead(Mapping[str, Any]):
@@ -168,11 +194,11 @@ def _only_call(recording: Recording, remedy: str) -> Call:
     if calls != 1:
         used = f"; it uses its {elsewhere}" if elsewhere else ""
         times = "does not call the model" if calls == 0 else f"calls the model {calls} times for one batch"
-        raise TaskError(f"the task's loss {times}{used}: it is not known what a program computes", remedy)
+        raise TaskError(f"the task's loss {times}{used}: it is not known what is to be computed", remedy)
     if elsewhere:
         raise TaskError(
             f"the task's loss calls the model, and uses its {elsewhere} besides: "
-            "a program of the model's call would lack that",
+            "the model's call alone would lack that",
             remedy,
         )
     return recording.calls[0]

@@ -42,13 +42,14 @@ from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPend
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
 from hvdtrain.backends.tensorflow.device import choose_device
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.export import export_model, load_weights_file
+from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import Compiled, Phase
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer, take_own_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
@@ -154,7 +155,7 @@ class TensorFlowBackend:
         self._gives_mean: dict[bool, bool] = {}
         self._accumulate = config.accumulate
         self._objective: Objective = make_objective(task, "tf", NAMED)
-        self._serve = getattr(task, "tf_serve", None)
+        self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
         self.model = self._make_model(task, config)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
@@ -286,6 +287,15 @@ class TensorFlowBackend:
         self._ema.restart()
         return held
 
+    def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective."""
+        outputs, _ = self._predict_function(batch.signature, batch.arrays)
+        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
+
+    def plain_model(self) -> keras.Model:
+        """Return the model with its weights as the task made it, ready for evaluation. Local."""
+        return plain_model(self.model)
+
     def _make_model(self, task: Any, config: Config) -> keras.Model:
         """Return the task's model, changed as the config asks."""
         with autocast(config.precision):
@@ -321,6 +331,7 @@ class TensorFlowBackend:
         of_counted = partial(_of_counted, self._gradients_of)
         self._train_function_of_counted = Compiled(partial(self._train_step, of_counted), learnt)
         self._eval_function_of_counted = Compiled(partial(_of_counted, self._eval_sums), learnt)
+        self._predict_function = Compiled(self._predicted, lambda: None)
 
     def _wrap(self, batch: HostBatch) -> TensorFlowBatch:
         one = len(batch.weights) == 1
@@ -440,6 +451,9 @@ class TensorFlowBackend:
             return self._per_sample(arrays, weights, training).rows
 
         tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
+
+    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
+        return predicted(self._called, self._objective, arrays, self._serve, self._is_one_call)
 
     def _per_sample(self, micro_batch: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
         """Return losses and all values of the samples of a micro-batch."""

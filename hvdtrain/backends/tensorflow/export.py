@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.backends.portable.trees import named_outputs
-from hvdtrain.backends.tensorflow.program import TENSORS, export_program, recorded, to_numpy
+from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded, to_numpy
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -54,6 +54,11 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     return export_program(model, objective, path, batches, serve)
 
 
+def plain_model(model: Model) -> Model:
+    """Return the model: no hooks of Horovod's optimizer are in it."""
+    return model
+
+
 def _load_back(path: Path) -> Model:
     try:
         return keras.models.load_model(path, compile=False)
@@ -67,7 +72,7 @@ def _load_back(path: Path) -> Model:
 
 def _outputs(model: Model, batch: HostBatch, objective: Objective) -> Outputs:
     """Return the outputs of the calls that the task's loss makes, and what it returns."""
-    recording = recorded(model, objective, batch)
+    recording = recorded(model, objective, batch_of(batch))
     values = [*(call.outputs for call in recording.calls), recording.result]
     return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
 

@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,15 @@ from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.program import Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import Call, Recording, record_batches, record_serving
-from hvdtrain.backends.portable.trees import Tensors
+from hvdtrain.backends.portable.recording import (
+    Call,
+    ModelCalledError,
+    Recording,
+    outputs_of,
+    record_batches,
+    record_serving,
+)
+from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.data.feed import HostBatch
 
@@ -48,25 +56,55 @@ def export_program(
     called = Phase(model, training=False)
     served = called if serve is None else partial(serve, called)
     signature = inspect.signature(model.call if serve is None else served)
-    recordings = record_batches(lambda batch: recorded(model, objective, batch, serve), batches)
+    recordings = record_batches(lambda batch: recorded(model, objective, batch_of(batch), serve), batches)
     program = make_program(recordings, served, signature, TENSORS, _REMEDY)
     return write_and_compare(program, served, TENSORS, partial(_write_program, program, model, served, path))
 
 
 def recorded(
-    model: Model, objective: Objective, batch: HostBatch, serve: Callable[..., Any] | None = None
+    model: Model,
+    objective: Objective,
+    tensors: Mapping[str, Any],
+    serve: Callable[..., Any] | None = None,
+    is_one_call: bool = False,
 ) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch."""
-    tensors = _batch_of(batch)
-    size = batch.indices.shape[1]
+    """Return what the task's loss, or its function for serving, does with the model on one batch.
+
+    Args:
+        model: the model.
+        objective: the task's loss and metrics.
+        tensors: the batch.
+        serve: the task's own function for serving, in place of the loss.
+        is_one_call: whether the loss is known to call the model once; it then ends there.
+    """
+    size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
     if serve is not None:
         return record_serving(serve, Phase(model, training=False), tensors, size)
-    watched = _Watched(model)
-    result = objective(watched, tensors)
+    watched = _Watched(model, is_one_call)
+    result = None
+    with suppress(ModelCalledError):
+        result = objective(watched, tensors)
     return Recording(tensors, size, watched.calls, watched.elsewhere, result)
 
 
-def _batch_of(batch: HostBatch) -> dict[str, Any]:
+def predicted(
+    model: Model,
+    objective: Objective,
+    tensors: Mapping[str, Any],
+    serve: Callable[..., Any] | None = None,
+    is_one_call: bool = False,
+) -> dict[str, Any]:
+    """Return the outputs of the model, or of the task's function for serving, for one batch by name.
+
+    The arguments are those of ``recorded``.
+
+    Raises:
+        TaskError: If the task's loss does not call the model once.
+    """
+    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _REMEDY)
+
+
+def batch_of(batch: HostBatch) -> dict[str, Any]:
     """Return a batch as the task's loss takes it."""
     return {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()}
 
@@ -74,8 +112,9 @@ def _batch_of(batch: HostBatch) -> dict[str, Any]:
 class _Watched(Phase):
     """A model in evaluation whose calls, and uses of its parts outside of these, are recorded."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, is_one_call: bool) -> None:
         super().__init__(model, training=False)
+        self._is_one_call = is_one_call
         self.calls: list[Call] = []
         self.elsewhere: list[str] = []
 
@@ -83,6 +122,8 @@ class _Watched(Phase):
         """Call the model and record the call."""
         outputs = super().__call__(*args, **kwargs)
         self.calls.append(Call(args, kwargs, outputs))
+        if self._is_one_call:
+            raise ModelCalledError
         return outputs
 
     def __getattr__(self, name: str) -> Any:

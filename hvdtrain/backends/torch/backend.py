@@ -36,12 +36,13 @@ from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
-from hvdtrain.backends.torch.export import export_model, load_weights_file
+from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer, take_own_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction import choose_reducer
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.unused_methods import unused_methods
@@ -104,7 +105,7 @@ class TorchBackend:
         # in training or not: whether the objective gave a batch's mean, when it was last called
         self._gives_mean: dict[bool, bool] = {}
         self._objective: Objective = make_objective(task, "torch", NAMED)
-        self._serve = getattr(task, "torch_serve", None)
+        self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
@@ -245,6 +246,21 @@ class TorchBackend:
         held = load_weights_file(self.model, path)
         self._ema.restart()
         return held
+
+    def predict(self, batch: TorchBatch) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective."""
+        self.model.eval()
+        found: dict[str, list[NDArray[Any]]] = {}
+        with torch.inference_mode(), autocast(self._precision, self._device):
+            for micro_batch in batch.micro_batches:
+                outputs = predicted(self.model, self._objective, micro_batch, self._serve, self._is_one_call)
+                for name, tensor in outputs.items():
+                    found.setdefault(name, []).append(to_numpy(tensor.cpu()))
+        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
+
+    def plain_model(self) -> torch.nn.Module:
+        """Return the model with its weights as the task made it, ready for evaluation. Local."""
+        return plain_model(self.model, self._new_model)
 
     def _make_model(self, task: Any, config: Config) -> torch.nn.Module:
         """Return the task's model on its device, changed as the config asks."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.backends.portable.trees import named_outputs
-from hvdtrain.backends.torch.program import TENSORS, export_program, recorded, to_numpy
+from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded, to_numpy
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -48,12 +48,17 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     Raises:
         TaskError: If the model cannot be written in this format.
     """
-    plain = _with_weights(make_model, model.state_dict())  # without the hooks of Horovod's optimizer
+    plain = plain_model(model, make_model)
     if format_name in ("safetensors", "pt"):
         _WRITE[format_name](plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(*(_outputs(one, batches[0], objective) for one in (plain, loaded)))
     return export_program(plain, objective, format_name, path, batches, serve)
+
+
+def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Return a model with the same weights on the CPU, without the hooks of Horovod's optimizer."""
+    return _with_weights(make_model, model.state_dict())
 
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
@@ -66,7 +71,7 @@ def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> 
     """Return the outputs of the calls that the task's loss makes, and what it returns."""
     torch.manual_seed(0)  # a model that computes with random numbers gets the same ones again
     with torch.no_grad():
-        recording = recorded(model, objective, batch)
+        recording = recorded(model, objective, batch_of(batch))
     values = [*(call.outputs for call in recording.calls), recording.result]
     return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
 

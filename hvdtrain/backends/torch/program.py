@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,15 @@ from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import Call, Recording, record_batches, record_serving
-from hvdtrain.backends.portable.trees import Tensors
+from hvdtrain.backends.portable.recording import (
+    Call,
+    ModelCalledError,
+    Recording,
+    outputs_of,
+    record_batches,
+    record_serving,
+)
+from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.data.feed import HostBatch
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie beside it
@@ -48,34 +55,65 @@ def export_program(  # noqa: PLR0917 - passed on by export_model as they are
     served = model if serve is None else partial(serve, model)
     signature = inspect.signature(model.forward if serve is None else served)
     with torch.no_grad():
-        recordings = record_batches(lambda batch: recorded(model, objective, batch, serve), batches)
+        recordings = record_batches(lambda batch: recorded(model, objective, batch_of(batch), serve), batches)
         program = make_program(recordings, served, signature, TENSORS, _REMEDY)
         write = partial(_write_program, program, model, served, format_name, path)
         return write_and_compare(program, served, TENSORS, write)
 
 
 def recorded(
-    model: torch.nn.Module, objective: Objective, batch: HostBatch, serve: Callable[..., Any] | None = None
+    model: torch.nn.Module,
+    objective: Objective,
+    tensors: Mapping[str, Any],
+    serve: Callable[..., Any] | None = None,
+    is_one_call: bool = False,
 ) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch."""
-    tensors = _batch_of(batch)
-    size = batch.indices.shape[1]
+    """Return what the task's loss, or its function for serving, does with the model on one batch.
+
+    Args:
+        model: the model.
+        objective: the task's loss and metrics.
+        tensors: the batch.
+        serve: the task's own function for serving, in place of the loss.
+        is_one_call: whether the loss is known to call the model once; it then ends there.
+    """
+    size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
     if serve is not None:
         return record_serving(serve, model, tensors, size)
     calls: list[Call] = []
     elsewhere: list[str] = []
-    with _watched(model, calls, elsewhere):
+    result = None
+    with _watched(model, calls, elsewhere, is_one_call), suppress(ModelCalledError):
         result = objective(model, tensors)
     return Recording(tensors, size, calls, elsewhere, result)
 
 
-def _batch_of(batch: HostBatch) -> dict[str, torch.Tensor]:
+def predicted(
+    model: torch.nn.Module,
+    objective: Objective,
+    tensors: Mapping[str, Any],
+    serve: Callable[..., Any] | None = None,
+    is_one_call: bool = False,
+) -> dict[str, Any]:
+    """Return the outputs of the model, or of the task's function for serving, for one batch by name.
+
+    The arguments are those of ``recorded``.
+
+    Raises:
+        TaskError: If the task's loss does not call the model once.
+    """
+    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _REMEDY)
+
+
+def batch_of(batch: HostBatch) -> dict[str, torch.Tensor]:
     """Return a batch as the task's loss takes it."""
     return {name: torch.from_numpy(np.array(array[0])) for name, array in batch.arrays.items()}
 
 
 @contextmanager
-def _watched(model: torch.nn.Module, calls: list[Call], elsewhere: list[str]) -> Iterator[None]:
+def _watched(
+    model: torch.nn.Module, calls: list[Call], elsewhere: list[str], is_one_call: bool
+) -> Iterator[None]:
     """Return a context in which calls of the model, and of its parts outside of these, are recorded."""
     running: list[torch.nn.Module] = []
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -91,6 +129,8 @@ def _watched(model: torch.nn.Module, calls: list[Call], elsewhere: list[str]) ->
         running.pop()
         if not running and module is model:
             calls.append(Call(*arguments.pop(), outputs))
+            if is_one_call:
+                raise ModelCalledError
 
     with ExitStack() as handles:
         for name, module in model.named_modules():

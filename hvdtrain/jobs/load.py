@@ -1,0 +1,55 @@
+"""The model of a checkpoint, in Python."""
+
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.backends import model_files
+from hvdtrain.config import Layer
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.evaluate import load_verified
+from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.setup import build, check_alone, new_task, prepare, started
+from hvdtrain.jobs.signals import interruptible
+from hvdtrain.seeding import seeded_frameworks
+from hvdtrain.task import task_spec
+
+# how training computed is no part of the model
+_PLAIN = Layer("load", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
+
+
+def load(checkpoint: str | Path, task: Any = None, *, framework: str | None = None, **fields: Any) -> Any:
+    """Return the model of a checkpoint with its weights, or their moving average if there is one.
+
+    It is on the CPU and in evaluation mode, as the task makes it. The task's data is not opened.
+
+    Args:
+        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's if not
+            given; must be given if that is not a built-in one.
+        framework: "torch" or "tf"; the one that trained it if not given.
+        fields: config fields that are to differ from the checkpoint's, such as ``task_options={...}``.
+
+    Returns:
+        A ``torch.nn.Module`` or a ``keras.Model``.
+
+    Raises:
+        UsageError: If there are several workers.
+        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    """
+    end_if_uncaught()
+    given: dict[str, Any] = {"device": "cpu", **fields}
+    if task is not None:
+        given["task"] = task_spec(task)
+    if framework is not None:
+        given["framework"] = framework
+    task_class = None if task is None or isinstance(task, str) else task
+    path = Path(checkpoint)
+    with interruptible() as signals, seeded_frameworks():
+        found = checkpoint_config.find_unverified(path)
+        job = prepare(checkpoint_config.layers_of(found, [_PLAIN, Layer("load()", given)]), task_class)
+        with started(job, signals) as backend:
+            check_alone(backend, "load")
+            build(job.config, new_task(job), backend)
+            load_verified(path, found, backend, job.config)
+            return model_files(backend, FRAMEWORKS[job.config.framework]).plain_model()
