@@ -1,7 +1,8 @@
 """Data sets: one interface for arrays, data frames, data sets of other packages, anything indexable."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from hvdtrain.data.memory_map import memmap_base
 from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes, named, renamed
 from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
 from hvdtrain.data.unsupported import check_supported, type_name
-from hvdtrain.errors import DataError
-from hvdtrain.task import Arrays, Dataset
+from hvdtrain.errors import DataError, HvdtrainError
+from hvdtrain.task import SAMPLE_NOTE, Arrays, Dataset
+
+_NAMED = 3  # samples of a batch that an exception names
 
 # the first argument of a method ``batch`` that makes batches instead of fetching samples
 _SIZES = ("batch_size", "size", "n")
@@ -202,13 +205,16 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
         DataError: If samples differ in shape, or a weight is negative or no number.
     """
     if keys is not None:
-        arrays = dataset.augmented(indices, keys)
+        with _noting(indices):
+            arrays = dataset.augmented(indices, keys)
     elif hasattr(dataset, "collated"):
-        arrays = dataset.collated(indices)
+        with _noting(indices):
+            arrays = dataset.collated(indices)
     elif hasattr(dataset, "batch"):
-        arrays = dataset.batch(indices)
+        with _noting(indices):
+            arrays = dataset.batch(indices)
     else:
-        arrays = stack([dataset[int(index)] for index in indices], indices)
+        arrays = stack([_one(dataset, int(index)) for index in indices], indices)
     if isinstance(arrays, Mapping) and any(map(is_nested, arrays.values())):
         arrays = flatten(arrays)
     found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
@@ -226,6 +232,33 @@ def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
             f"{weights[place]}",
             "Correct the weights, or name the key differently if it does not weigh samples.",
         )
+
+
+def _one(dataset: Any, index: int) -> Any:
+    try:
+        return dataset[index]
+    except Exception as error:
+        _note_samples(error, [index])
+        raise
+
+
+@contextmanager
+def _noting(indices: NDArray[np.int64]) -> Iterator[None]:
+    """Return a context whose exceptions get a note of the samples that were being read."""
+    try:
+        yield
+    except Exception as error:
+        _note_samples(error, indices.tolist())
+        raise
+
+
+def _note_samples(error: Exception, indices: list[int]) -> None:
+    """Note on an exception which samples were being read; hvdtrain's own errors name them already."""
+    if isinstance(error, HvdtrainError):
+        return
+    shown = ", ".join(str(index) for index in indices[:_NAMED])
+    more = f" or {len(indices) - _NAMED} others" if len(indices) > _NAMED else ""
+    error.add_note(f"{SAMPLE_NOTE}{shown}{more}")
 
 
 def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:

@@ -134,7 +134,9 @@ def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
     ):
         list(feed)
     line = Failing.__getitem__.__code__.co_firstlineno + 2
-    assert where_raised(caught.value) == f"{__file__}, line {line}: Unreadable: sample 13 of photos"
+    assert (
+        where_raised(caught.value) == f"{__file__}, line {line}: Unreadable: sample 13 of photos (sample 13)"
+    )
 
 
 def test_batches_before_an_unreadable_one_are_given():

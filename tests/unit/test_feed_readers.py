@@ -154,7 +154,7 @@ def test_an_exception_is_raised_in_the_worker_with_its_place():
     with pytest.raises(RaisedInReader) as caught:
         fetch_of(1)
     line = Ill.__getitem__.__code__.co_firstlineno + 2
-    assert caught.value.where == f"{__file__}, line {line}: ValueError: no sample 1"
+    assert caught.value.where == f"{__file__}, line {line}: ValueError: no sample 1 (sample 1)"
     assert caught.value.traceback_text.count("Traceback") == 1
 
 
