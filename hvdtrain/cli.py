@@ -125,11 +125,19 @@ def _layers(assignments: tuple[str, ...], options: dict[str, Any]) -> list[Layer
 @cli.command(cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
 @_config_options(*OPTIONS)
-def train(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+@click.option("--check", is_flag=True, help="Stop before the first step, with a summary; write nothing.")
+def train(
+    config_file: Path | None, check: bool, assignments: tuple[str, ...], debug: bool, **options: Any
+) -> None:
     """Train a task. This is the default command."""
+    from hvdtrain.jobs.check import check_job
     from hvdtrain.jobs.train import run_job
 
-    run_job([*([read_file(config_file)] if config_file else []), *_layers(assignments, options)])
+    layers = [*([read_file(config_file)] if config_file else []), *_layers(assignments, options)]
+    if check:
+        check_job(layers)
+    else:
+        run_job(layers)
 
 
 @cli.command(cls=JobCommand)

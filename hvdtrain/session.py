@@ -11,7 +11,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
-from hvdtrain.data.feed import Feed, Order, Reader, Shard
+from hvdtrain.data.feed import Feed, HostBatch, Order, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.data.readers import Readers
@@ -130,27 +130,43 @@ class Session:
 
     def train_feed(self, plan: TrainingPlan) -> Feed:
         """Return this worker's training batches from here to the end."""
+        return self._feed(self._train_reader(plan, self.state.progress))
+
+    def train_batch(self, plan: TrainingPlan, at: Progress) -> HostBatch | None:
+        """Read this worker's batch of the step that begins at a place; None if training ends there."""
+        return _first(self._train_reader(plan, at))
+
+    def eval_feed(self, plan: TrainingPlan) -> Feed:
+        """Return this worker's shard of the evaluation data, once."""
+        return self._feed(self._eval_reader(plan))
+
+    def eval_batch(self, plan: TrainingPlan) -> HostBatch | None:
+        """Read this worker's first batch of the evaluation data."""
+        return _first(self._eval_reader(plan))
+
+    def _train_reader(self, plan: TrainingPlan, at: Progress) -> Reader:
         order = ShuffledOrder(self.data_size, self.config.seed)
         shard = Shard(
             plan=plan.batch,
             rank=self.backend.workers.rank,
-            first_step=self.state.progress.step,
-            first_sample=self.state.progress.samples,
+            first_step=at.step,
+            first_sample=at.samples,
             last_sample=plan.last_sample,
         )
-        return self._feed(TRAINING_DATA, self.train_data, order, shard)
+        return self._reader(TRAINING_DATA, self.train_data, order, shard)
 
-    def eval_feed(self, plan: TrainingPlan) -> Feed:
-        """Return this worker's shard of the evaluation data, once."""
+    def _eval_reader(self, plan: TrainingPlan) -> Reader:
         size = len(self.eval_data)
         shard = Shard(plan.eval_batch, self.backend.workers.rank, 0, 0, size)
-        return self._feed(EVALUATION_DATA, self.eval_data, SequentialOrder(size), shard)
+        return self._reader(EVALUATION_DATA, self.eval_data, SequentialOrder(size), shard)
 
-    def _feed(self, name: str, dataset: Any, order: Order, shard: Shard) -> Feed:
-        config = self.config
-        readers = self.readers or Readers({name: dataset}, skip=config.on_bad_sample == "skip")
-        reader = Reader(dataset, order, shard, readers.fetch_from(name), replaces=name == TRAINING_DATA)
-        threads = config.read_workers if readers.pids else config.read_threads
+    def _reader(self, name: str, dataset: Any, order: Order, shard: Shard) -> Reader:
+        readers = self.readers or Readers({name: dataset}, skip=self.config.on_bad_sample == "skip")
+        return Reader(dataset, order, shard, readers.fetch_from(name), replaces=name == TRAINING_DATA)
+
+    def _feed(self, reader: Reader) -> Feed:
+        has_processes = self.readers is not None and self.readers.pids
+        threads = self.config.read_workers if has_processes else self.config.read_threads
         return Feed(reader, threads, on_bad_sample=lambda bad: self.skipped.unreported.append(str(bad)))
 
     def index_trace(self) -> IndexTrace:
@@ -159,6 +175,10 @@ class Session:
             return IndexTrace(None)
         path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
         return IndexTrace(path, self.state.progress.step)
+
+
+def _first(reader: Reader) -> HostBatch | None:
+    return reader[0][0] if len(reader) else None
 
 
 def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
 from hvdtrain.metrics import StepInfo, Window, is_finite
-from hvdtrain.session import Session
-from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.session import TRAINING_DATA, Session
+from hvdtrain.training_plan import Progress, TrainingPlan
 
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
 
@@ -45,7 +46,7 @@ class StepResults:
         for step, metrics in steps:
             check_weights(f"step {step.step}", metrics)
             if metrics.overflow_exhausted or not is_finite(metrics):
-                raise _divergence(step, metrics)
+                raise _divergence(self._session, self._plan, step, metrics)
             if metrics.unused_parameters and not self._unused_are_reported:
                 self._unused_are_reported = True
                 report_unused_parameters(self._session, step, metrics)
@@ -95,13 +96,26 @@ def check_weights(when: str, metrics: StepMetrics) -> None:
             )
 
 
-def _divergence(step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
+def _divergence(
+    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics
+) -> NonFiniteLossError:
+    """Collective. Return the error of a loss that is not finite; data that are not finite are named."""
     loss = "nan" if metrics.overflow_exhausted else metrics.sums["loss"]
-    return NonFiniteLossError(
-        f"the loss is {loss} at step {step.step}, with learning rate {step.learning_rate:g}",
-        "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm).",
-        everywhere=True,
-    )
+    problem = f"the loss is {loss} at step {step.step}, with learning rate {step.learning_rate:g}"
+    remedy = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
+    gathered = session.backend.workers.allgather_object(_not_finite_data(session, plan, step))
+    if found := next((text for text in gathered if text), ""):
+        problem = f"{problem}: {found} in the {TRAINING_DATA}"
+        remedy = "Remove such samples, or replace the values."
+    return NonFiniteLossError(problem, remedy, everywhere=True)
+
+
+def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
+    """Read this worker's samples of a step again; return the first that is not finite, in words."""
+    with suppress(Exception):  # the loss is what is reported
+        batch = session.train_batch(plan, Progress(step.step - 1, step.samples_before))
+        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
+    return ""
 
 
 def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:

@@ -71,6 +71,7 @@ class ModelInfo:
         reduction: how gradients are reduced, for the plan.
         own_rates: the learning rates of the task's own optimizer, if it brings one.
         notes: what the user should know of the model before training, in words.
+        frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -78,6 +79,25 @@ class ModelInfo:
     reduction: str
     own_rates: OwnRates | None = None
     notes: tuple[str, ...] = ()
+    frozen_parameters: int = 0
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What came of one micro-batch that was computed without changing anything.
+
+    Attributes:
+        outputs: what the model's last call returned, with arrays in place of tensors; None if the model
+            was not called or its outputs cannot be read.
+        values: name to array (samples,); "loss" and the task's metrics. Empty after an error.
+        last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
+        error: the exception that ended the computation, or None.
+    """
+
+    outputs: Any
+    values: Mapping[str, NDArray[Any]]
+    last_activation: str = ""
+    error: Exception | None = None
 
 
 FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow
@@ -195,6 +215,22 @@ class Backend(Protocol):
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
         """Yield the device batches that the steps take, one ahead of the host's."""
+        ...
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state.
+
+        Model, loss and metrics are computed, in training also this worker's gradient. Parameters,
+        moving statistics, the framework's random generators and the optimizer are as before when it
+        returns. The only collectives are those of the model itself, such as synchronised batch norm.
+
+        Args:
+            batch: a batch of training or evaluation data.
+            training: whether to compute it as ``train_step`` or as ``eval_step`` does.
+
+        Raises:
+            PeerLostError: If another worker went away. Any other exception is in the result.
+        """
         ...
 
     def train_step(

@@ -127,9 +127,9 @@ def _own_objective(own: Objective, name: str) -> Objective:
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         result = own(model, nested_batch(batch))
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
-            found = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
             raise TaskError(
-                f"{name} must return (loss per sample, {{metric: value per sample}}); found {found}",
+                f"{name} must return (loss per sample, {{metric: value per sample}}); "
+                f"found {_kinds_of(result)}",
                 "Return (loss, {}) if there are no metrics, and a loss with reduction='none'.",
                 everywhere=True,
             )
@@ -297,6 +297,20 @@ def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) ->
         )
 
 
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of what a loss or metric gave.
+
+    Raises:
+        TaskError: If it is not a tensor.
+    """
+    if not hasattr(value, "shape"):
+        raise TaskError(
+            f"{name} must give one value per sample, found a {type(value).__name__}",
+            "Return a tensor of shape (samples,), without a mean over the samples.",
+        )
+    return tuple(value.shape)
+
+
 def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
     """Check that outputs and targets have equal shapes, or differ by axes of length 1 only.
 
@@ -307,6 +321,12 @@ def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ..
         raise TaskError(
             f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ"
         )
+
+
+def _kinds_of(returned: Any) -> str:
+    if not isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__}"
+    return f"a {type(returned).__name__} of ({', '.join(type(part).__name__ for part in returned)})"
 
 
 def _check_can_smooth(loss: Any) -> None:

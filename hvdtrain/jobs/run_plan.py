@@ -67,6 +67,16 @@ def describe_plan(
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
 
 
+def describe_model(model: ModelInfo) -> str:
+    """Return the number of the model's parameters, and of those that are trained, in words."""
+    sizes = [math.prod(shape) for shape in model.parameter_shapes.values()]
+    trained, tensors = sum(sizes), counted(len(sizes), "tensor")
+    if not model.frozen_parameters:
+        return f"{counted(trained, 'parameter')} in {tensors}"
+    total = counted(trained + model.frozen_parameters, "parameter")
+    return f"{total}, {trained:,} of them trained, in {tensors}"
+
+
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
     parts = [f"{name}={value}" for name, value in settings.items()]
     workers = session.backend.workers
@@ -86,8 +96,7 @@ def _workers(session: Session, hosts: list[str]) -> str:
 
 
 def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
-    sizes = [math.prod(shape) for shape in model.parameter_shapes.values()]
-    text = f"{counted(sum(sizes), 'parameter')} in {counted(len(sizes), 'tensor')}"
+    text = describe_model(model)
     if start.origin:
         return text
     if session.config.initial_parameters == "portable":

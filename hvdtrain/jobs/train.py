@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +24,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
+from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.learning_rate import with_learning_rate
@@ -33,6 +35,7 @@ from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, start
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import unreached_parts, unused_options
 from hvdtrain.loop import run
+from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_host_generators, seeded_frameworks
@@ -107,7 +110,8 @@ def _train(
     point = replace(point, notes=(*notes, *filter(None, [watching.note])))
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
-    with _entered(job, backend, task_data, point, callbacks, signals=signals) as session:
+    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, found):
+        point = replace(point, notes=(*point.notes, *found.notes))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         notes = (*point.notes, *_notes_on_options(job, session, own_optimizer=model.own_rates is not None))
@@ -123,13 +127,27 @@ def _entered(
     callbacks: Sequence[Any],
     *,
     signals: Signals,
-) -> Iterator[Session]:
-    """Collective. Return a context with the run and its services, which it closes.
+) -> Iterator[tuple[Session, Dry]]:
+    """Collective. Return a context with the run and its services, which it closes, and its dry run's results.
+
+    The dry run precedes whatever is written.
 
     A request to stop does not interrupt the training in it, nor the saving and closing at its end.
     """
     config = job.config
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
+        session = Session(
+            config=config,
+            backend=backend,
+            train_data=task_data.train_data,
+            eval_data=task_data.eval_data,
+            report=SilentReport(),
+            run_dir=Path(config.run_dir or ""),
+            readers=readers,
+            fingerprints=task_data.identity.fingerprints,
+            state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+        )
+        found = dry_run(session, task_data.task)
         context = RunContext(
             rank=backend.workers.rank,
             workers=backend.workers.size,
@@ -140,17 +158,7 @@ def _entered(
             eval_data=task_data.eval_data,
         )
         report, run_dir = open_run(config, backend.workers, point.resumed_step, callbacks, context)
-        session = Session(
-            config=config,
-            backend=backend,
-            train_data=task_data.train_data,
-            eval_data=task_data.eval_data,
-            report=report,
-            run_dir=run_dir,
-            readers=readers,
-            fingerprints=task_data.identity.fingerprints,
-            state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
-        )
+        session.report, session.run_dir = report, run_dir
         if backend.workers.rank == 0:
             session.saver = BackgroundSaver(
                 run_dir / CHECKPOINTS,
@@ -163,7 +171,7 @@ def _entered(
             )
         with signals.defer_to_step_boundary():
             try:
-                yield session
+                yield session, found
             finally:
                 session.saver.finish(_LAST_SAVE_SECONDS)
                 report.close()  # last: what is being written waits for the log to be on the disk

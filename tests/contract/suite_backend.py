@@ -19,6 +19,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
+from hvdtrain.jobs.dry_run import random_state_kept
 from hvdtrain.replicas import check_replicas
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
@@ -178,12 +179,14 @@ def global_batch(backend, count, accumulate=1, step=0, start=0):
 
 
 def part_of(backend, plan, count, step=0, start=0):
+    return next(iter(backend.to_device([host_batch(backend, plan, count, step, start)])))
+
+
+def host_batch(backend, plan, count, step=0, start=0):
     places, real = plan.part(backend.workers.rank, count)
     indices = start + places
-    batch = HostBatch(
-        step, {"inputs": X[indices], "targets": Y[indices]}, real.astype(np.float32), float(count), indices
-    )
-    return next(iter(backend.to_device([batch])))
+    arrays = {"inputs": X[indices], "targets": Y[indices]}
+    return HostBatch(step, arrays, real.astype(np.float32), float(count), indices)
 
 
 def step(backend, batch, learning_rate=0.1):
@@ -236,6 +239,155 @@ def test_metrics_of_a_step_are_its_own_whenever_they_are_read(started):
     last = step(backend, global_batch(backend, 12), 0.0)
     for metrics in found:
         assert metrics.sums["loss"] == pytest.approx(last.sums["loss"], rel=1e-6)
+
+
+def dry_run(backend, training=True, accumulate=1, count=SAMPLES):
+    """Dry-run this worker's part of the first samples."""
+    plan = BatchPlan(count, backend.workers.size, accumulate)
+    return backend.dry_run(host_batch(backend, plan, count), training)
+
+
+def drawn():
+    """Draw from the generators that a task's own code may use."""
+    if FRAMEWORK == "torch":
+        import torch
+
+        return torch.rand(3).tolist()
+    import keras
+    import tensorflow as tf
+
+    return [*tf.random.uniform([3]).numpy().tolist(), *keras.random.uniform([3]).numpy().tolist()]
+
+
+class Drawing(Mixed):
+    """Draws from the global generators, too; batch norm is to be synchronised."""
+
+    def loss(self, outputs, batch):
+        if FRAMEWORK == "torch":
+            import torch
+
+            return ((outputs + torch.rand(1) - batch["targets"]) ** 2).mean(1)
+        import keras
+        import tensorflow as tf
+
+        shift = tf.random.uniform([1]) + keras.random.uniform([1])
+        return tf.reduce_mean((outputs + shift - batch["targets"]) ** 2, 1)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("task", "fields"),
+    [
+        (Mixed, {"accumulate": 2}),
+        (Mixed, {"sync_batch_norm": True, "ema_decay": 0.9, "optimizer": "adamw"}),
+        (Drawing, {"clip_norm": 0.1}),
+    ],
+    ids=["accumulate", "sync", "drawing"],
+)
+def test_a_dry_run_changes_nothing(started, task, fields):
+    """Two steps and an evaluation after it are bit-identical to those without one, as are random numbers."""
+    results = []
+    for has_dry_run in (False, True):
+        backend = build(started, task(), **fields)
+        before = state_of(backend)
+        if has_dry_run:
+            with random_state_kept():  # Keras seeds its global generator by Python's
+                found = [dry_run(backend, t, fields.get("accumulate", 1)) for t in (True, False, True)]
+            assert [one.error for one in found] == [None, None, None]
+            after = state_of(backend)
+            assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
+        numbers = drawn()
+        batches = [global_batch(backend, SAMPLES, fields.get("accumulate", 1), step=i) for i in range(2)]
+        sums = [step(backend, batch).sums for batch in batches]
+        evaluation = evaluated(backend, [global_batch(backend, SAMPLES)]).sums if task is Mixed else None
+        state = {name: value.tobytes() for name, value in state_of(backend).items()}
+        results.append((numbers, sums, evaluation, state, drawn()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.local
+def test_a_dry_run_gives_outputs_and_the_values_of_samples(started):
+    backend = build(started, Linear())
+    kernel, bias = linear(state_of(backend))
+    own = host_batch(backend, BatchPlan(SAMPLES, started.workers.size), SAMPLES).arrays
+    for training in (True, False):
+        found = dry_run(backend, training)
+        error = own["inputs"][0] @ kernel + bias - own["targets"][0]
+        np.testing.assert_allclose(found.outputs, error + own["targets"][0], atol=1e-5)
+        np.testing.assert_allclose(found.values["loss"], (error**2).mean(1), rtol=1e-4)
+        np.testing.assert_allclose(found.values["mae"], np.abs(error).mean(1), rtol=1e-4)
+        assert (found.error, found.last_activation) == (None, "")
+
+
+@pytest.mark.local
+def test_one_worker_may_do_a_dry_run_alone(started):
+    """It begins no reduction, and steps after it are those of all workers."""
+    backend = build(started, Linear())
+    kernel, bias = linear(state_of(backend))
+    if started.workers.rank == 0:
+        assert dry_run(backend).error is None
+    step(backend, global_batch(backend, SAMPLES))
+    d_kernel, _, _ = gradient(kernel, bias, X, Y)
+    np.testing.assert_allclose(linear(state_of(backend))[0], kernel - 0.1 * d_kernel, atol=2e-7)
+
+
+class Wrong(Linear):
+    """Its loss or a metric is wrong in a way that its text names."""
+
+    def __init__(self, **changes):
+        self.metrics = {}
+        vars(self).update(changes)
+
+
+def raises(outputs, batch):
+    raise ValueError("no such loss")
+
+
+def in_graphs_alone(outputs, batch):
+    """Works while a step is traced, as TensorFlow's tf.gradients does."""
+    if FRAMEWORK == "tf":
+        import tensorflow as tf
+
+        tf.gradients(outputs, outputs)
+    return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+
+@pytest.mark.local
+def test_a_dry_run_takes_what_works_in_a_step(started):
+    backend = build(started, Wrong(loss=in_graphs_alone))
+    found = dry_run(backend)
+    assert found.error is None
+    total = step(backend, global_batch(backend, SAMPLES), 0.0).sums["loss"]
+    if started.workers.size == 1:
+        assert found.values["loss"].sum() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"loss": raises}, "no such loss"),
+        ({"metrics": {"f1": lambda o, b: 0.5}}, "f1 must give one value per sample, found a float"),
+        (
+            {"metrics": {"a": lambda o, b: (o - b["targets"])[0, 0]}},
+            "a must give one value per sample, shape (24,); found shape ()",
+        ),
+        (
+            {f"{FRAMEWORK}_loss": lambda model, batch: model(batch["inputs"])[:, 0]},
+            f"{FRAMEWORK}_loss must return (loss per sample, {{metric name: value per sample}}), found a ",
+        ),
+    ],
+    ids=["raises", "float", "scalar", "no pair"],
+)
+def test_a_dry_run_gives_what_was_raised_and_the_outputs_before_it(started, changes, problem):
+    if started.workers.size > 1:
+        pytest.skip("of one worker")
+    backend = build(started, Wrong(**changes))
+    found = dry_run(backend)
+    assert problem in str(found.error)
+    assert found.outputs.shape == (SAMPLES, OUTPUTS)
+    assert found.values == {}
+    assert dry_run(build(started, Linear())).error is None
 
 
 def evaluated(backend, batches, *signals):

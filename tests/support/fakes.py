@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import BackendInfo, ModelInfo, StepMetrics
+from hvdtrain.backends.base import BackendInfo, DryRun, ModelInfo, StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
@@ -116,6 +116,9 @@ class FakeBackend:
 
     def to_device(self, batches):
         return iter(batches)
+
+    def dry_run(self, batch, training):
+        return DryRun(None, {})
 
     def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
         self._number = number = batch.step + 1

@@ -18,6 +18,7 @@ from hvdtrain.backends.base import (
     FINDINGS,
     Backend,
     BackendInfo,
+    DryRun,
     ModelInfo,
     PendingMetrics,
     PendingState,
@@ -86,6 +87,15 @@ class NumpyBackend:
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         return iter(batches)
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        x, targets, _ = next(_micro_batches(batch))
+        outputs = None
+        try:
+            outputs = self.model.forward(x)[1]
+            return DryRun(outputs, _values(outputs, targets))
+        except Exception as error:
+            return DryRun(outputs, {}, error=error)
 
     def train_step(
         self, batch: HostBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -170,8 +180,12 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 def _sums(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the weighted sums of ``NAMES``."""
+    return np.asarray([values @ weights for values in _values(logits, targets).values()])
+
+
+def _values(logits: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
     losses = -np.log(_softmax(logits)[np.arange(len(targets)), targets])
-    return np.asarray([losses @ weights, (logits.argmax(1) == targets) @ weights])
+    return dict(zip(NAMES, (losses, logits.argmax(1) == targets), strict=True))
 
 
 def _pending(vector: Sequence[float], weight: float) -> PendingMetrics:

@@ -24,7 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.base import FINDINGS, Backend, BackendInfo, ModelFiles, ModelInfo, PortableState
+from hvdtrain.backends.base import (
+    FINDINGS,
+    Backend,
+    BackendInfo,
+    DryRun,
+    ModelFiles,
+    ModelInfo,
+    PortableState,
+)
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
     Objective,
@@ -41,6 +49,7 @@ from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activati
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
 from hvdtrain.backends.tensorflow.device import choose_device
+from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import Compiled, Phase
@@ -65,7 +74,7 @@ from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
-from hvdtrain.errors import EnvironmentFault, TaskError
+from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
 
 Tensor = Any
@@ -133,6 +142,7 @@ class TensorFlowBackend:
     """
 
     model: keras.Model
+    _called: Any  # the model, or what stands for it, as steps call it
 
     def __init__(self, workers: Workers, device: str) -> None:
         self.workers: Workers = workers
@@ -154,6 +164,7 @@ class TensorFlowBackend:
         # in training or not: whether the objective gave a batch's mean, when it was last traced
         self._gives_mean: dict[bool, bool] = {}
         self._accumulate = config.accumulate
+        self._has_collectives = config.sync_batch_norm and self.workers.size > 1  # the model itself
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
@@ -182,8 +193,14 @@ class TensorFlowBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in trainable}
-        notes = tuple(unused_methods(self.model))
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates, notes)
+        return ModelInfo(
+            shapes,
+            len(find_batch_norms(self.model)),
+            reducer.describe(),
+            own_rates,
+            tuple(unused_methods(self.model)),
+            count_frozen(self.model),
+        )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""
@@ -194,6 +211,22 @@ class TensorFlowBackend:
             ahead = self._wrap(batch)
         if ahead is not None:
             yield ahead
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state."""
+        called = self._called
+        recorder = self._called = Recorder(called)
+        values, error = {}, None
+        try:
+            with peer_errors(), state_kept(self.model):
+                values = self._dry_run(self._wrap(batch), training)
+        except PeerLostError:
+            raise
+        except Exception as raised:
+            error = raised
+        finally:
+            self._called = called
+        return DryRun(recorder.outputs, values, last_activation(self.model), error)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -397,6 +430,41 @@ class TensorFlowBackend:
         update.update(gradients, learning_rate)
         update.ema(share)
         return vector
+
+    def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
+        """Return the loss and the metrics of a batch's first micro-batch, by name.
+
+        It is computed eagerly: that takes no trace, and errors name the user's own lines. What works in
+        a graph alone is traced.
+        """
+        arrays, weights, gradient_weights = batch.arrays, batch.weights, batch.gradient_weights
+        if len(weights.shape) > 1:  # several micro-batches
+            arrays = {name: array[0] for name, array in arrays.items()}
+            weights, gradient_weights = weights[0], gradient_weights[0]
+
+        def compute() -> Tensor:
+            with tf.GradientTape() as tape:
+                losses, own, rows = self._per_sample(arrays, weights, training)
+            if training:
+                self._update.backward(
+                    losses, gradient_weights if own is None else gradient_weights * own, tape
+                )
+            return rows
+
+        try:
+            rows = compute()
+        except TaskError:
+            raise
+        except Exception:
+            if self._has_collectives:
+                raise  # the other workers are not going to compute it again
+            try:
+                rows = tf.function(compute, autograph=False)()
+            except Exception:
+                rows = None
+            if rows is None:
+                raise
+        return dict(zip(self._names, rows.numpy(), strict=False))  # weights follow the values
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what workers tell one another, as a tensor."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted
+from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted, shape_of
 
 Tensor = Any
 
@@ -42,7 +42,7 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
             values, weights = (tf.convert_to_tensor(part).shape for part in value)
             check_weighted(what, tuple(values), tuple(weights), samples)
         else:
-            check_per_sample(what, tuple(value.shape), samples)
+            check_per_sample(what, shape_of(what, value), samples)
 
 
 def add_to_loss(losses: Any, added: Tensor) -> Any:

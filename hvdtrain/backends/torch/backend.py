@@ -21,6 +21,7 @@ from hvdtrain.backends.base import (
     NUMBERS_AFTER_SUMS,
     Backend,
     BackendInfo,
+    DryRun,
     ModelFiles,
     ModelInfo,
     PortableState,
@@ -35,6 +36,7 @@ from hvdtrain.backends.torch.activation_checkpointing import apply_activation_ch
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device
+from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
@@ -52,7 +54,7 @@ from hvdtrain.backends.workers import HorovodWorkers, peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
 
 
@@ -131,8 +133,14 @@ class TorchBackend:
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        notes = tuple(unused_methods(self.model))
-        return ModelInfo(shapes, len(find_batch_norms(self.model)), reducer.describe(), own_rates, notes)
+        return ModelInfo(
+            shapes,
+            len(find_batch_norms(self.model)),
+            reducer.describe(),
+            own_rates,
+            tuple(unused_methods(self.model)),
+            count_frozen(self.model),
+        )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
         """Yield the device batches that the steps take, one ahead of the host's."""
@@ -153,6 +161,18 @@ class TorchBackend:
             ahead = copied
         if ahead is not None:
             yield ahead
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state."""
+        recorder, values, error = Recorder(self.model), {}, None
+        try:
+            with peer_errors(), state_kept(self.model, self._device), recorder:
+                values = self._dry_run(self._wrap(batch), training)
+        except PeerLostError:
+            raise
+        except Exception as raised:
+            error = raised
+        return DryRun(recorder.outputs, values, last_activation(self.model), error)
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -338,6 +358,27 @@ class TorchBackend:
             update.update(learning_rate)
         update.ema(batch.step + 1)
         return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
+
+    def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
+        """Return the loss and the metrics of a batch's first micro-batch, by name."""
+        micro_batch, weights = batch.micro_batches[0], batch.weights[0]
+        gradient_weights = batch.gradient_weights[0]
+        self._batch_norm.weights = weights
+        if self.model.training != training:
+            self.model.train(training)
+        self._names = ()  # so that shapes are checked
+        if not training:
+            with torch.inference_mode():
+                rows = self._per_sample(micro_batch, len(weights)).rows
+        else:
+            self._update.begin(reduces=False)
+            try:
+                losses, own, rows = self._per_sample(micro_batch, len(weights))
+                self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
+            finally:
+                self._optimizer.zero_grad()
+                self._update.begin()
+        return dict(zip(self._names, rows.cpu().numpy(), strict=False))  # weights follow the values
 
     def _numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
         """Return what stands after the sums in a vector that is reduced: findings and signals."""

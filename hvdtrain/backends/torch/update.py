@@ -49,9 +49,14 @@ class Update:
         self._clip_norm = clip_norm
         self.begin()
 
-    def begin(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        self._reducer.attach({entry.path: entry.tensor for entry in self._entries})
+    def begin(self, reduces: bool = True) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective.
+
+        Args:
+            reduces: whether backward passes that follow belong to a step; if not, they begin no reduction.
+        """
+        entries = self._entries if reduces else []
+        self._reducer.attach({entry.path: entry.tensor for entry in entries})
 
     def scale(self, gradient_weights: torch.Tensor) -> torch.Tensor:
         """Return the samples' gradient weights, times the loss scale."""

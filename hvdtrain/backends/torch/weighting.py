@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted
+from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted, shape_of
 from hvdtrain.errors import TaskError
 
 
@@ -39,7 +39,7 @@ def check_values(given: Mapping[str, Any], samples: int) -> None:
     for index, (name, value) in enumerate(given.items()):
         what = name if index else "the loss"
         if not isinstance(value, Weighted):
-            check_per_sample(what, tuple(value.shape), samples)
+            check_per_sample(what, shape_of(what, value), samples)
             continue
         weights = torch.as_tensor(value.weights)
         check_weighted(what, tuple(value.values.shape), tuple(weights.shape), samples)

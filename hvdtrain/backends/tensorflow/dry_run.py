@@ -1,0 +1,87 @@
+"""What a dry run needs in Keras; ``torch/dry_run.py`` does the same for PyTorch."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from tensorflow.python.eager import context as eager
+
+Layer = Any
+
+
+class Recorder:
+    """A model that keeps what its last call returned; in everything else the model itself.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        outputs: what the call returned, with arrays in place of tensors; calls in a graph are left out.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model and keep what it returns."""
+        outputs = self.model(*args, **kwargs)
+        if tf.executing_eagerly():
+            self.outputs = tf.nest.map_structure(_as_array, outputs)
+        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def _as_array(value: Any) -> Any:
+    if not tf.is_tensor(value):
+        return value
+    return (tf.cast(value, tf.float32) if value.dtype in (tf.bfloat16, tf.float16) else value).numpy()
+
+
+@contextmanager
+def state_kept(model: Layer) -> Iterator[None]:
+    """Return a context after which a model and the random generators of both libraries are as they were.
+
+    The copies lie in the host's memory.
+    """
+    before = [(variable, variable.numpy()) for variable in model.variables]
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    seeds = None if generator is None else generator.state.numpy()
+    operations = eager.context()._rng.getstate()  # what random operations outside of a graph draw from
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(seeds)
+        eager.context()._rng.setstate(operations)
+        eager.context().clear_kernel_cache()  # its kernels have generators of their own
+
+
+def last_activation(model: Layer) -> str:
+    """Return "softmax" or "sigmoid" if the model's last layer computes it; else nothing."""
+    layers = getattr(model, "layers", [])
+    last = layers[-1] if layers else None
+    if isinstance(last, keras.Model):
+        return last_activation(last)
+    if isinstance(last, keras.layers.Softmax):
+        return "softmax"
+    name = getattr(getattr(last, "activation", None), "__name__", "")
+    return name if name in {"softmax", "sigmoid"} else ""
+
+
+def count_frozen(model: Layer) -> int:
+    """Return the number of parameters that training does not change; moving statistics are none."""
+    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+    parameters = {id(v): v for layer in layers for v in layer._trainable_variables}
+    trained = {id(v) for v in model.trainable_variables}
+    return sum(math.prod(v.shape) for key, v in parameters.items() if key not in trained)

@@ -1,0 +1,90 @@
+"""``--check``: everything up to the first step, and a summary of what the dry run has found."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.config import Layer
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.dry_run import Dry, dry_run
+from hvdtrain.jobs.dry_run_checks import Pass
+from hvdtrain.jobs.resume import restore
+from hvdtrain.jobs.run_plan import describe_model
+from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
+from hvdtrain.jobs.signals import interruptible
+from hvdtrain.reporting.console import counted
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.session import Session, readers_for
+
+_WIDTH = 11
+_MEBIBYTE = 1 << 20
+
+
+def check_job(layers: list[Layer], task_class: Any = None) -> None:
+    """Collective. Do what a job does before its first step, and show what was found.
+
+    Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class if the caller has it; found by its name otherwise.
+
+    Raises:
+        HvdtrainError: as training would raise it.
+    """
+    with interruptible() as signals:
+        job = prepare(layers, task_class)
+        with started(job, signals) as backend, signals.signals_take_precedence():
+            begun_seconds = time.perf_counter()
+            task_data, model, _ = open_together(job, backend)
+            found = _dry_run(job, backend, task_data)
+            seconds = time.perf_counter() - begun_seconds
+            memory = backend.workers.allgather_object(psutil.Process().memory_info().rss)
+            if backend.workers.rank == 0:
+                text = _describe(job, backend, model, found, seconds=seconds, memory_bytes=max(memory))
+                open_console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData) -> Dry:
+    config = job.config
+    restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
+    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
+        session = Session(
+            config=config,
+            backend=backend,
+            train_data=task_data.train_data,
+            eval_data=task_data.eval_data,
+            report=SilentReport(),
+            run_dir=Path(config.run_dir or ""),
+            readers=readers,
+        )
+        return dry_run(session, task_data.task)
+
+
+def _describe(
+    job: JobSpec, backend: Backend, model: ModelInfo, found: Dry, *, seconds: float, memory_bytes: int
+) -> str:
+    workers = counted(backend.workers.size, "worker")
+    lines = [("model", describe_model(model))]
+    lines += [line for one in found.passes for line in _describe_pass(one)]
+    lines += [
+        ("memory", f"{memory_bytes / _MEBIBYTE:,.0f} MiB of the host's in the largest worker"),
+        ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
+        *(("note", note) for note in found.notes),
+    ]
+    title = f"check passed: {job.config.task} with {backend.info.description}, {workers}; nothing was trained"
+    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])
+
+
+def _describe_pass(one: Pass) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a data set: its first micro-batch on rank 0."""
+    name = one.what.removesuffix(" data")
+    values = ", ".join(f"{metric} {value.mean():.4f}" for metric, value in one.result.values.items())
+    yield name, one.describe_data()
+    if outputs := one.describe_outputs():
+        yield "", f"outputs {outputs}"
+    yield "", values

@@ -1,0 +1,117 @@
+"""The dry run: one micro-batch of training and of evaluation data before the first step."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.agreement import Workers
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.session import EVALUATION_DATA, TRAINING_DATA, Session
+from hvdtrain.task import where_raised
+
+
+@dataclass(frozen=True)
+class Dry:
+    """What a dry run found.
+
+    Attributes:
+        passes: the training data's, and that of the evaluation data if there is one. Empty if training
+            is done already.
+        notes: what to tell the user, the same on every worker.
+        seconds: how long it took.
+    """
+
+    passes: Sequence[Pass]
+    notes: Sequence[str]
+    seconds: float
+
+
+def dry_run(session: Session, task: Any) -> Dry:
+    """Collective. Take a batch of training and of evaluation data through everything but the update.
+
+    Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
+    in a collective of the model, and learn of it when this worker leaves Horovod.
+
+    Args:
+        session: the run. Only its data, its state and its backend are used.
+        task: the task.
+
+    Raises:
+        TaskError: If the model, the loss or a metric fails or does not fit.
+        DataError: If samples cannot be used.
+        NonFiniteLossError: If the loss is not finite though the data are.
+    """
+    begun_seconds = time.perf_counter()
+    with random_state_kept():
+        passes = list(_passes(session, task))
+    errors = (find_error(one, *passes[:place]) for place, one in enumerate(passes))
+    error = next((error for error in errors if error), None)
+    notes = [note for one in passes for note in find_notes(one)]
+    notes = share_findings(session.backend.workers, error, notes)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds)
+
+
+def share_findings(workers: Workers, error: HvdtrainError | None, notes: Sequence[str]) -> list[str]:
+    """Collective. Return the notes of all workers, or raise the error of the first that has one.
+
+    Raises:
+        HvdtrainError: on every worker alike; with the rank, unless all have an error.
+    """
+    found = None if error is None else (type(error), error.problem, error.remedy)
+    gathered = workers.allgather_object((found, tuple(notes)))
+    failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
+    if failed:
+        rank, (kind, problem, remedy) = failed[0]
+        place = f" (found on rank {rank})" if len(failed) < workers.size else ""
+        raise kind(f"{problem}{place}", remedy, everywhere=True) from error
+    return list(dict.fromkeys(note for _, notes_of_rank in gathered for note in notes_of_rank))
+
+
+def _passes(session: Session, task: Any) -> Iterator[Pass]:
+    """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
+    plan, own_loss = session.plan(), FRAMEWORKS[session.config.framework].loss_method
+    loss = getattr(task, "loss", None)
+    named_loss = loss if isinstance(loss, str) and not hasattr(task, own_loss) else ""
+    sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
+        (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))
+    ]
+    if session.eval_data is not None:
+        sources.append((EVALUATION_DATA, lambda: session.eval_batch(plan)))
+    done: list[Pass] = []
+    for what, read in sources:
+        batch = _read(what, read)
+        if batch is None:  # training is done
+            return
+        result = session.backend.dry_run(batch, training=what == TRAINING_DATA)
+        done.append(Pass.of(what, batch, result, named_loss))
+        if result.error is not None and (error := find_error(done[-1], *done[:-1])):
+            raise error
+        yield done[-1]
+
+
+def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
+    try:
+        return read()
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the first batch of the {what} cannot be read: {where_raised(error)}") from error
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Return a context after which Python's and numpy's global generators are as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,237 @@
+"""What a dry run's results say of a task's data, model and loss: plain numbers, without a framework."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.backends.base import DryRun
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError
+from hvdtrain.task import where_raised
+
+_IGNORED_LABEL = -100  # PyTorch's number for a target that does not count
+_SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in half precision
+_FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance
+
+Shapes = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch that a dry run has computed.
+
+    Attributes:
+        what: the data set, in words, such as "training data".
+        arrays: name to array (samples, ...) of the micro-batch.
+        indices: (samples,), the samples' indices in the data set.
+        result: what came of it.
+        named_loss: name of the task's loss; empty if it is a function.
+    """
+
+    what: str
+    arrays: Mapping[str, NDArray[Any]]
+    indices: NDArray[np.int64]
+    result: DryRun
+    named_loss: str = ""
+
+    @classmethod
+    def of(cls, what: str, batch: HostBatch, result: DryRun, named_loss: str) -> "Pass":
+        """Return the pass of a batch's first micro-batch."""
+        arrays = {name: array[0] for name, array in batch.arrays.items()}
+        return cls(what, arrays, batch.indices[0], result, named_loss)
+
+    def describe_data(self) -> str:
+        """Return types and shapes of the samples, in words."""
+        return ", ".join(f"{name} {_shape(array)}" for name, array in self.arrays.items())
+
+    def describe_outputs(self) -> str:
+        """Return types and shapes of the model's outputs, in words; empty if they are not known."""
+        return _structure(self.result.outputs)
+
+
+def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
+    """Return what makes training impossible or certainly wrong, as an error; None if nothing does.
+
+    Args:
+        run: the pass.
+        other: that of the training data, if this is of the evaluation data.
+    """
+    error = run.result.error
+    problem = _label_error(run)
+    if error is None:
+        return problem or (None if other else _probabilities_error(run) or _loss_error(run))
+    if problem is None and isinstance(error, HvdtrainError):
+        return error
+    problem = problem or _failure(run, other, error)
+    problem.__cause__ = error
+    return problem
+
+
+def find_notes(run: Pass) -> Iterator[str]:
+    """Yield what may be meant as it is, in words."""
+    if found := describe_not_finite(run.arrays, run.indices):
+        yield f"{found} in the {run.what}"
+    if not _mean_is_finite(run):
+        yield f"the loss of the first batch of the {run.what} is not finite"
+    outputs = _array_of(run)
+    if (
+        run.named_loss == "binary_cross_entropy"
+        and run.what.startswith("training")
+        and outputs is not None
+        and outputs.size >= _FEWEST_VALUES
+        and _in_unit_interval(outputs)
+    ):
+        yield (
+            "all outputs for the first batch lie between 0 and 1; binary_cross_entropy takes logits: if the "
+            "model ends in a sigmoid, remove it"
+        )
+
+
+def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
+    """Return the error that says how a batch failed, with the shapes that it has."""
+    outputs = run.describe_outputs()
+    lines = [f"It has {run.describe_data()}" + (f"; the model's outputs are {outputs}." if outputs else ".")]
+    if other is not None and (difference := _difference(run, other)):
+        lines.append(difference)
+    lines += _hints(run)
+    lines.append("--debug shows the traceback.")
+    problem = f"the first batch of the {run.what} fails: {where_raised(error)}"
+    return TaskError(problem, "\n  ".join(lines))
+
+
+def _hints(run: Pass) -> Iterator[str]:
+    """Yield what may help if the named loss fails."""
+    outputs, targets = _array_of(run), run.arrays.get("targets")
+    if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
+        return
+    if targets.shape == outputs.shape:
+        yield "cross_entropy takes class numbers; for targets with a value per class, use targets.argmax(-1)."
+    elif targets.dtype.kind == "f":
+        yield "cross_entropy takes class numbers, which are integers."
+    elif targets.shape != outputs.shape[:-1]:
+        yield (
+            f"cross_entropy takes targets of shape {outputs.shape[:-1]} for these outputs: classes are on "
+            "their last axis."
+        )
+
+
+def _difference(run: Pass, other: Pass) -> str:
+    """Return how samples of the evaluation data differ from those of the training data, in words."""
+    own = {name: _shape(array[0]) for name, array in run.arrays.items()}
+    expected = {name: _shape(array[0]) for name, array in other.arrays.items()}
+    parts = [f"no {name!r}" for name in expected if name not in own]
+    parts += [
+        f"{name!r} of {kind} per sample in place of {expected[name]}"
+        for name, kind in own.items()
+        if expected.get(name, kind) != kind
+    ]
+    return f"Unlike the {other.what}, it has {', '.join(parts)}." if parts else ""
+
+
+def _label_error(run: Pass) -> HvdtrainError | None:
+    """Return the error of class numbers that the model has no output for."""
+    outputs, targets = _array_of(run), run.arrays.get("targets")
+    if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
+        return None
+    if targets.dtype.kind not in "iu" or not (classes := _classes(outputs.shape, targets.shape)):
+        return None
+    wrong = (targets >= classes) | ((targets < 0) & (targets != _IGNORED_LABEL))
+    if not wrong.any():
+        return None
+    first = int(np.flatnonzero(wrong.reshape(len(targets), -1).any(axis=1))[0])
+    value = int(targets[first][wrong[first]].flat[0])
+    counted = targets[targets != _IGNORED_LABEL]
+    reach = f"reach {counted.max()}" if value >= classes else f"go down to {counted.min()}"
+    remedy = f"Give the model an output for each class, or number classes from 0 to {classes - 1}."
+    if counted.max() == classes and counted.min() == 1:
+        remedy = "The classes seem to be numbered from 1: subtract 1 from the targets."
+    return DataError(
+        f"targets of the {run.what} {reach}, and the model has {classes} outputs (classes 0 to "
+        f"{classes - 1}): sample {int(run.indices[first])} has {value}",
+        remedy,
+    )
+
+
+def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
+    """Return the number of classes, on the axis that the targets lack; 0 if shapes do not fit."""
+    if np.prod(outputs[:-1]) == np.prod(targets):
+        return outputs[-1]
+    return outputs[1] if (outputs[0], *outputs[2:]) == targets else 0
+
+
+def _probabilities_error(run: Pass) -> HvdtrainError | None:
+    """Return the error of a model that gives probabilities to a loss that takes logits."""
+    outputs, last = _array_of(run), run.result.last_activation
+    if outputs is None or not outputs.size or not _in_unit_interval(outputs):
+        return None
+    if run.named_loss == "cross_entropy" and outputs.ndim > 1 and outputs.shape[-1] > 1:
+        if np.abs(outputs.sum(-1, dtype=np.float64) - 1).max() > _SUM_TOLERANCE:
+            return None
+        found, layer = "all are between 0 and 1, and each row adds up to 1", "softmax"
+        remedy = (
+            "Remove the softmax: nn.Softmax in PyTorch, activation='softmax' in Keras; give "
+            "keras.applications classifier_activation=None."
+        )
+    elif run.named_loss == "binary_cross_entropy" and last == "sigmoid":
+        found, layer = "the last layer is a sigmoid", "sigmoid"
+        remedy = "Remove it: nn.Sigmoid in PyTorch, activation='sigmoid' in Keras."
+    else:
+        return None
+    return TaskError(
+        f"the model's outputs are probabilities ({found}), and the loss {run.named_loss} takes logits: it "
+        f"computes the {layer} itself",
+        remedy,
+    )
+
+
+def _loss_error(run: Pass) -> HvdtrainError | None:
+    """Return the error of a loss that is not finite before the first step."""
+    if _mean_is_finite(run):
+        return None
+    loss = float(run.result.values["loss"].mean())
+    if found := describe_not_finite(run.arrays, run.indices):
+        return DataError(
+            f"{found} in the {run.what}, and the loss is {loss}",
+            "Remove such samples, or replace the values.",
+        )
+    outputs = _array_of(run)
+    where = ""
+    if outputs is not None:
+        are_finite = np.isfinite(outputs).all()
+        where = "; the model's outputs are finite" if are_finite else "; so are the model's outputs"
+    return NonFiniteLossError(
+        f"the loss is {loss} for the first batch, before any step; the data of the batch are finite{where}",
+        "Check the initial weights, the scale of the inputs, and logarithms and divisions in the loss.",
+    )
+
+
+def _mean_is_finite(run: Pass) -> bool:
+    loss = run.result.values.get("loss")
+    return loss is None or bool(np.isfinite(loss).all())
+
+
+def _in_unit_interval(outputs: NDArray[Any]) -> bool:
+    return bool(outputs.min() >= 0 and outputs.max() <= 1)
+
+
+def _array_of(run: Pass) -> NDArray[Any] | None:
+    outputs = run.result.outputs
+    return outputs if isinstance(outputs, np.ndarray) and outputs.dtype.kind == "f" else None
+
+
+def _structure(outputs: Any) -> str:
+    if isinstance(outputs, np.ndarray):
+        return _shape(outputs)
+    if isinstance(outputs, Mapping):
+        return ", ".join(f"{name} {_structure(value)}" for name, value in outputs.items())
+    if isinstance(outputs, tuple | list):
+        return f"({', '.join(_structure(value) for value in outputs)})"
+    return "" if outputs is None else type(outputs).__name__
+
+
+def _shape(array: NDArray[Any]) -> str:
+    return f"{array.dtype} {tuple(array.shape)}"
