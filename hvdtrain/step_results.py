@@ -105,7 +105,7 @@ def _divergence(
     remedy = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
     gathered = session.backend.workers.allgather_object(_not_finite_data(session, plan, step))
     if found := next((text for text in gathered if text), ""):
-        problem = f"{problem}: {found} in the {TRAINING_DATA}"
+        problem = f"{problem}: in the {TRAINING_DATA}, {found}"
         remedy = "Remove such samples, or replace the values."
     return NonFiniteLossError(problem, remedy, everywhere=True)
 

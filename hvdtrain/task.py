@@ -233,11 +233,15 @@ class RaisedInReader(Exception):
         self.traceback_text = traceback_text
 
 
-def where_raised(error: BaseException) -> str:
+def where_raised(error: BaseException, own_only: bool = False) -> str:
     """Return an exception of user code with the user's own line that led to it, in a few lines.
 
-    It is the last line outside of the standard library, of installed packages and of hvdtrain; the last
-    of all if there is none. Notes on the exception that name a sample follow in parentheses.
+    It is the last line outside of the standard library, of installed packages and of hvdtrain. Notes on
+    the exception that name a sample follow in parentheses.
+
+    Args:
+        error: the exception.
+        own_only: whether to name no line if none is the user's own; by default, the last of all is named.
     """
     if isinstance(error, RaisedInReader):
         return error.where
@@ -248,7 +252,9 @@ def where_raised(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     places = [(f.filename, f.lineno or 0) for f in frames if _is_shown(f.filename)]
     own = [place for place in [*places, *_places_in_graph(str(error))] if _is_user_code(place[0])]
-    if not places and not own:
+    if own_only or not places:
+        places = own
+    if not places:
         return text
     filename, line = (own or places)[-1]
     return f"{filename}, line {line}: {text}"

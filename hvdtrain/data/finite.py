@@ -23,6 +23,6 @@ def describe_not_finite(arrays: Mapping[str, NDArray[Any]], indices: NDArray[np.
         rows = is_finite.reshape(indices.size, -1)
         bad = np.flatnonzero(~rows.all(axis=1))
         value = array.reshape(rows.shape)[bad[0]][~rows[bad[0]]][0]
-        more = f" (as of {bad.size - 1} more in this batch)" if bad.size > 1 else ""
+        more = f", as do {bad.size - 1} more of its batch" if bad.size > 1 else ""
         return f"{name!r} of sample {int(indices.flat[bad[0]])} holds {value}{more}"
     return ""

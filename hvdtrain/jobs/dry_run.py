@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,25 +54,31 @@ def dry_run(session: Session, task: Any) -> Dry:
         passes = list(_passes(session, task))
     errors = (find_error(one, *passes[:place]) for place, one in enumerate(passes))
     error = next((error for error in errors if error), None)
-    notes = [note for one in passes for note in find_notes(one)]
-    notes = share_findings(session.backend.workers, error, notes)
+    found = dict(note for one in passes for note in find_notes(one))
+    notes = share_findings(session.backend.workers, error, found)
     return Dry(passes, notes, time.perf_counter() - begun_seconds)
 
 
-def share_findings(workers: Workers, error: HvdtrainError | None, notes: Sequence[str]) -> list[str]:
+def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:
     """Collective. Return the notes of all workers, or raise the error of the first that has one.
+
+    Args:
+        workers: the workers.
+        error: what this worker has found, or None.
+        notes: this worker's notes by kind; of each kind, the first worker's is returned.
 
     Raises:
         HvdtrainError: on every worker alike; with the rank, unless all have an error.
     """
     found = None if error is None else (type(error), error.problem, error.remedy)
-    gathered = workers.allgather_object((found, tuple(notes)))
+    gathered = workers.allgather_object((found, dict(notes)))
     failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
     if failed:
         rank, (kind, problem, remedy) = failed[0]
         place = f" (found on rank {rank})" if len(failed) < workers.size else ""
         raise kind(f"{problem}{place}", remedy, everywhere=True) from error
-    return list(dict.fromkeys(note for _, notes_of_rank in gathered for note in notes_of_rank))
+    first = {kind: text for _, of_rank in reversed(gathered) for kind, text in of_rank.items()}
+    return [first[kind] for kind in sorted(first)]
 
 
 def _passes(session: Session, task: Any) -> Iterator[Pass]:

@@ -71,12 +71,12 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     return problem
 
 
-def find_notes(run: Pass) -> Iterator[str]:
-    """Yield what may be meant as it is, in words."""
+def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
+    """Yield what may be meant as it is: its kind, of which the user is told once, and the words."""
     if found := describe_not_finite(run.arrays, run.indices):
-        yield f"{found} in the {run.what}"
+        yield f"data of the {run.what}", f"in the {run.what}, {found}"
     if not _mean_is_finite(run):
-        yield f"the loss of the first batch of the {run.what} is not finite"
+        yield f"loss of the {run.what}", f"the loss of the first batch of the {run.what} is not finite"
     outputs = _array_of(run)
     if (
         run.named_loss == "binary_cross_entropy"
@@ -86,8 +86,9 @@ def find_notes(run: Pass) -> Iterator[str]:
         and _in_unit_interval(outputs)
     ):
         yield (
+            "probabilities",
             "all outputs for the first batch lie between 0 and 1; binary_cross_entropy takes logits: if the "
-            "model ends in a sigmoid, remove it"
+            "model ends in a sigmoid, remove it",
         )
 
 
@@ -99,7 +100,7 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
         lines.append(difference)
     lines += _hints(run)
     lines.append("--debug shows the traceback.")
-    problem = f"the first batch of the {run.what} fails: {where_raised(error)}"
+    problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
     return TaskError(problem, "\n  ".join(lines))
 
 
@@ -195,16 +196,16 @@ def _loss_error(run: Pass) -> HvdtrainError | None:
     loss = float(run.result.values["loss"].mean())
     if found := describe_not_finite(run.arrays, run.indices):
         return DataError(
-            f"{found} in the {run.what}, and the loss is {loss}",
+            f"the loss of the first batch of the {run.what} is {loss}: {found}",
             "Remove such samples, or replace the values.",
         )
     outputs = _array_of(run)
     where = ""
     if outputs is not None:
         are_finite = np.isfinite(outputs).all()
-        where = "; the model's outputs are finite" if are_finite else "; so are the model's outputs"
+        where = ", and the model's outputs are finite" if are_finite else ", not the model's outputs"
     return NonFiniteLossError(
-        f"the loss is {loss} for the first batch, before any step; the data of the batch are finite{where}",
+        f"the loss is {loss} for the first batch, before any step; the data are finite{where}",
         "Check the initial weights, the scale of the inputs, and logarithms and divisions in the loss.",
     )
 

@@ -44,16 +44,51 @@ def about_to_fail():
 
 
 class LossRaises(Sound):
-    """On rank 1 the loss raises: in PyTorch at step 3, in TensorFlow when the step is compiled."""
+    """On rank 1 the loss raises: in PyTorch at step 2, in TensorFlow when the step is compiled."""
 
     calls = 0
 
     def loss(self, outputs, batch):
         self.calls += 1
-        if RANK == 1 and (self.calls == 3 or not type(outputs).__module__.startswith("torch")):
+        in_graph = type(outputs).__name__ == "SymbolicTensor"  # not so in the dry run
+        if RANK == 1 and (in_graph or (self.calls == 3 and type(outputs).__module__.startswith("torch"))):
             about_to_fail()
             raise ValueError("the flux capacitor is empty")
         return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+
+class DryRunRaises(Sound):
+    """On rank 1 the model raises before its batch norm, in the dry run."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Failing(nn.Module):
+            def forward(self, x):
+                return about_to_raise(x)
+
+        return nn.Sequential(nn.Linear(INPUTS, OUTPUTS), Failing(), nn.BatchNorm1d(OUTPUTS))
+
+    def tf_model(self):
+        import keras
+
+        class Failing(keras.layers.Layer):
+            def call(self, x):
+                return x if keras.backend.is_keras_tensor(x) else about_to_raise(x)
+
+            def compute_output_shape(self, shape):
+                return shape
+
+        inputs = keras.Input((INPUTS,))
+        hidden = Failing()(keras.layers.Dense(OUTPUTS)(inputs))
+        return keras.Model(inputs, keras.layers.BatchNormalization()(hidden))
+
+
+def about_to_raise(x):
+    if RANK == 1:
+        about_to_fail()
+        raise ValueError("the flux capacitor is empty")
+    return x
 
 
 class Samples:
@@ -125,7 +160,7 @@ class Drifts(Sound):
         import torch
 
         self.calls += 1
-        if RANK == 1 and self.calls == 4:
+        if RANK == 1 and self.calls == 5:  # the dry run has called it once
             with torch.no_grad():
                 model.bias += 1e-6
         return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}

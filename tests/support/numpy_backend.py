@@ -89,9 +89,9 @@ class NumpyBackend:
         return iter(batches)
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
-        x, targets, _ = next(_micro_batches(batch))
         outputs = None
         try:
+            x, targets, _ = next(_micro_batches(batch))
             outputs = self.model.forward(x)[1]
             return DryRun(outputs, _values(outputs, targets))
         except Exception as error:

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker, trained
 
+from hvdtrain.data.order import ShuffledOrder
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
 from hvdtrain.training_plan import Progress
@@ -87,6 +89,25 @@ def test_a_loss_that_is_no_number_stops_training_and_names_step_and_rate(tmp_pat
     assert caught.value.problem == f"the loss is {value} at step {step}, with learning rate 0.25"
     assert caught.value.everywhere
     assert f"train {step + 2}" not in backend.calls
+
+
+def test_data_that_are_not_finite_are_named_in_place_of_the_learning_rate(tmp_path):
+    """Samples of a step are spread over the workers; all of them name the one that is not finite."""
+
+    def work(workers):
+        session = make_loop_session(tmp_path, FakeBackend(workers, losses={2: float("nan")}), train_size=32)
+        order = ShuffledOrder(32, session.config.seed).indices(np.arange(32))
+        bad = int(order[8 + 5])  # of the second step, on rank 1
+        session.train_data._arrays["inputs"][bad] = np.inf
+        with pytest.raises(NonFiniteLossError) as caught:
+            run(session)
+        return str(caught.value).replace(f"sample {bad} ", "sample BAD ")
+
+    outcomes = on_every_rank(["alpha", "beta"], work)
+    assert outcomes == 2 * [
+        "the loss is nan at step 2, with learning rate 0.02: in the training data, 'inputs' of sample BAD "
+        "holds inf\nRemove such samples, or replace the values."
+    ]
 
 
 def test_missing_gradients_are_told_once_with_names_and_ranks(tmp_path):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.objective import check_comparable, check_per_sample, make_objective
+from hvdtrain.backends.objective import check_comparable, check_per_sample, make_objective, shape_of
 from hvdtrain.errors import TaskError
 
 
@@ -58,7 +58,7 @@ def test_the_form_of_an_own_loss_is_checked_elsewhere(result):
 
 
 def test_the_frameworks_own_loss_goes_first():
-    task = SimpleNamespace(loss="cross_entropy", torch_loss=lambda model, batch: ("own", {}))
+    task = SimpleNamespace(loss="cross_entropy", torch_loss=lambda model, batch: ["own", {}])
     assert make_objective(task, "torch", TABLE)(model, BATCH) == ("own", {})
     assert make_objective(task, "tf", TABLE)(model, BATCH)[0][0] == "entropy"
 
@@ -91,6 +91,32 @@ def test_a_loss_or_metric_that_is_none_is_named(task, said):
     with pytest.raises(TaskError) as caught:
         make_objective(task, "torch", TABLE)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (3.5, "a float"),
+        ((1.0, 2.0), "a tuple of (float, float)"),
+        ((1.0,), "a tuple of (float)"),
+        ({"loss": 1}, "a dict"),
+        ([1.0, {}, {}], "a list of (float, dict, dict)"),
+    ],
+)
+def test_an_own_loss_that_returns_no_pair_is_told_what_to_return(returned, found):
+    objective = make_objective(SimpleNamespace(tf_loss=lambda model, batch: returned), "tf", TABLE)
+    with pytest.raises(TaskError) as caught:
+        objective(model, BATCH)
+    assert str(caught.value) == (
+        f"tf_loss must return (loss per sample, {{metric name: value per sample}}), found {found}\n"
+        "Without metrics, return (loss, {})."
+    )
+
+
+def test_what_is_no_tensor_has_no_shape():
+    assert shape_of("loss", SimpleNamespace(shape=[4, 2])) == (4, 2)
+    with pytest.raises(TaskError, match="f1 must give one value per sample, found a float"):
+        shape_of("f1", 0.5)
 
 
 def test_samples_without_inputs_are_named():

@@ -7,9 +7,9 @@ import pytest
 from support.fakes import FakeWorkers, make_session
 from support.states import make_record
 
-from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_plan import describe_plan
+from hvdtrain.jobs.run_plan import describe_model, describe_plan
 
 NEW = ResumePoint()
 
@@ -43,6 +43,12 @@ def plan(
     )
     title, *lines = text.splitlines()
     return {"": title} | {line[2:16].strip(): line[17:] for line in lines}
+
+
+def test_parameters_that_are_not_trained_are_counted():
+    model = ModelInfo({"model/a/kernel": (3, 4)}, 0, "", frozen_parameters=11_176_512)
+    assert describe_model(model) == "11,176,524 parameters, 12 of them trained, in 1 tensor"
+    assert describe_model(replace(model, frozen_parameters=0)) == "12 parameters in 1 tensor"
 
 
 def test_the_title_names_task_and_framework():

@@ -1,0 +1,208 @@
+"""The dry run before the first step: when it comes, what it leaves alone, how findings are shared."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import numpy_backend
+from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+
+from hvdtrain.backends.base import DryRun
+from hvdtrain.config import Layer
+from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
+from hvdtrain.jobs.check import check_job
+from hvdtrain.jobs.dry_run import dry_run, share_findings
+from hvdtrain.jobs.train import run_job
+from hvdtrain.training_plan import Progress
+
+FIELDS = {"framework": "numpy", "steps": 3, "batch_size": 16, "run_dir": "run"}
+
+
+class Task:
+    loss = "cross_entropy"
+
+
+class NumpyDigits(numpy_backend.NumpyDigits):
+    """Handwritten digits; the others change one thing each."""
+
+
+class NoTargets(NumpyDigits):
+    """Evaluation data without targets."""
+
+    def eval_data(self):
+        return {"inputs": np.zeros((40, 8, 8, 1), np.float32)}
+
+
+class FewOutputs(NumpyDigits):
+    """Fewer outputs than classes."""
+
+    def numpy_model(self):
+        return numpy_backend.Mlp(inputs=64, hidden=48, outputs=4)
+
+
+class NotFinite(NumpyDigits):
+    """Every input is infinite."""
+
+    def train_data(self):
+        return {"inputs": np.full((40, 64), np.nan, np.float32), "targets": np.zeros(40, np.int64)}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hvdtrain.host.environment.prepare", dict)
+    numpy_backend.install(monkeypatch)
+    return tmp_path
+
+
+def layers(**fields) -> list[Layer]:
+    return [Layer("test", {"task": "digits", **FIELDS, **fields})]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "said"),
+    [
+        (NoTargets, TaskError, "Unlike the training data, it has no 'targets'."),
+        (FewOutputs, DataError, "targets of the training data reach 9, and the model has 4 outputs"),
+        (NotFinite, DataError, "'inputs' of sample"),
+    ],
+)
+@pytest.mark.parametrize("start", [run_job, check_job])
+def test_what_is_found_ends_the_job_before_anything_is_written(here, task, kind, said, start):
+    with pytest.raises(kind) as caught:
+        start(layers(), task)
+    assert said in str(caught.value)
+    assert list(here.iterdir()) == []
+
+
+def test_a_check_writes_nothing_and_says_what_it_found(here, capsys):
+    check_job(layers(), NumpyDigits)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("on the CPU, 1 worker; nothing was trained")
+    assert lines[1] == "  model       3,610 parameters in 4 tensors"
+    assert lines[2] == "  training    inputs float32 (16, 8, 8, 1), targets int64 (16,)"
+    assert lines[3] == "              outputs float64 (16, 10)" or "outputs float32 (16, 10)" in lines[3]
+    assert lines[5].startswith("  evaluation  inputs float32 (16, 8, 8, 1)")
+    assert [line[2:8] for line in lines[-2:]] == ["memory", "time  "]
+    assert list(here.iterdir()) == []
+
+
+def test_a_check_of_a_run_that_is_there_changes_nothing_in_it(here):
+    run_job(layers(), NumpyDigits)
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    check_job(layers(resume="auto"), NumpyDigits)
+    check_job(layers(), NumpyDigits)
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+class Samples:
+    """Draws its values from the global generators."""
+
+    def __init__(self):
+        self.read: list[int] = []
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return {"inputs": np.asarray([np.random.rand(), random.random()]), "targets": 0}
+
+
+def session_of(tmp_path, workers=None, result=None, **fields):
+    backend = FakeBackend(workers or one_worker())
+    calls = []
+
+    def compute(batch, training):
+        calls.append((batch.step, batch.indices.tolist(), training))
+        return result(training) if result else DryRun(None, {})
+
+    backend.dry_run = compute
+    return make_loop_session(tmp_path, backend, **fields), calls
+
+
+def test_the_batches_are_the_first_ones_from_where_training_stands(tmp_path):
+    session, calls = session_of(tmp_path, eval_size=6, train_size=40)
+    session.state.progress = Progress(3, 12)
+    dry_run(session, Task)
+    with session.train_feed(session.plan()) as feed:
+        first = next(iter(feed))
+    assert calls == [(3, first.indices.tolist(), True), (0, [[0, 1, 2, 3]], False)]
+
+
+def test_a_run_that_is_done_has_no_dry_run(tmp_path):
+    session, calls = session_of(tmp_path, eval_size=6)
+    session.state.progress = Progress(5, 20)
+    assert dry_run(session, Task).passes == []
+    assert calls == []
+
+
+def test_pythons_and_numpys_generators_are_as_before(tmp_path):
+    session, _ = session_of(tmp_path)
+    session.train_data = Samples()
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.Random(1).random(), np.random.RandomState(1).rand()
+    dry_run(session, Task)
+    assert session.train_data.read
+    assert (random.random(), np.random.rand()) == expected
+
+
+def test_a_sample_that_cannot_be_read_is_named_with_the_users_line(tmp_path):
+    class Broken(Samples):
+        def __getitem__(self, index):
+            raise ValueError("cannot decode")
+
+    session, _ = session_of(tmp_path)
+    session.train_data = Broken()
+    with pytest.raises(TaskError) as caught:
+        dry_run(session, Task)
+    line = Broken.__getitem__.__code__.co_firstlineno + 1
+    assert caught.value.problem.startswith(
+        f"the first batch of the training data cannot be read: {__file__}, line {line}: ValueError: cannot "
+        "decode (sample "
+    )
+
+
+def test_what_one_worker_finds_every_worker_raises_with_its_rank():
+    def work(workers):
+        error = NonFiniteLossError("the loss is nan", "Look.") if workers.rank == 1 else None
+        try:
+            return share_findings(workers, error, {})
+        except NonFiniteLossError as raised:
+            return raised.problem, raised.remedy, raised.everywhere
+
+    assert on_every_rank(["a", "b", "c"], work) == 3 * [("the loss is nan (found on rank 1)", "Look.", True)]
+
+
+def test_what_all_workers_find_names_no_rank():
+    def work(workers):
+        try:
+            return share_findings(workers, DataError(f"labels of rank {workers.rank}"), {})
+        except DataError as raised:
+            return raised.problem
+
+    assert on_every_rank(["a", "b"], work) == 2 * ["labels of rank 0"]
+
+
+def test_of_each_kind_of_note_the_first_workers_is_told():
+    def work(workers):
+        notes = [{}, {"data": "sample 3", "loss": "nan"}, {"data": "sample 9"}][workers.rank]
+        return share_findings(workers, None, notes)
+
+    assert on_every_rank(["a", "b", "c"], work) == 3 * [["sample 3", "nan"]]
+
+
+def test_a_worker_whose_model_fails_raises_without_waiting_for_the_others(tmp_path):
+    """The others may wait in a collective of the model."""
+
+    def work(workers):
+        if workers.rank == 0:
+            return None
+        session, _ = session_of(tmp_path, workers, lambda _: DryRun(None, {}, "", ValueError("no")))
+        with pytest.raises(TaskError, match="the first batch of the training data fails: ValueError: no"):
+            dry_run(session, Task)
+        return len(workers.sent)
+
+    assert on_every_rank(["a", "b"], work) == [None, 0]

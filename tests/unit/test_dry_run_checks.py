@@ -1,0 +1,231 @@
+"""What a dry run's results say of data, model and loss."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends.base import DryRun
+from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
+from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
+
+RANDOM = np.random.RandomState(3)
+LOGITS = RANDOM.randn(4, 3).astype(np.float32)
+LABELS = np.asarray([0, 1, 2, 1])
+INDICES = np.asarray([40, 3, 17, 5])
+
+
+def softmax(logits):
+    exponents = np.exp(logits)
+    return (exponents / exponents.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def passed(
+    outputs=LOGITS, targets=LABELS, *, what="training data", loss="cross_entropy", values=None, error=None,
+    last="", **arrays,
+) -> Pass:  # fmt: skip
+    given = {"inputs": np.ones((4, 2), np.float32), "targets": targets, **arrays}
+    given = {name: array for name, array in given.items() if array is not None}
+    loss_values = np.ones(4, np.float32) if values is None else values
+    result = DryRun(outputs, {} if error else {"loss": loss_values}, last, error)
+    return Pass(what, given, INDICES, result, loss)
+
+
+def problem(run, other=None) -> str:
+    error = find_error(run, other)
+    return "" if error is None else str(error)
+
+
+def test_a_sound_batch_has_neither_error_nor_note():
+    assert find_error(passed()) is None
+    assert list(find_notes(passed())) == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ([0, 1, 3, 4], "reach 4, and the model has 3 outputs (classes 0 to 2): sample 17 has 3"),
+        ([0, -1, 2, 1], "go down to -1, and the model has 3 outputs (classes 0 to 2): sample 3 has -1"),
+        (
+            [1, 2, 3, 1],
+            "sample 17 has 3\nThe classes seem to be numbered from 1: subtract 1 from the targets.",
+        ),
+        ([-100, -100, 5, 1], "sample 17 has 5"),
+    ],
+)
+@pytest.mark.parametrize("raised", [None, IndexError("Target 3 is out of bounds.")])
+def test_labels_that_have_no_output_are_refused_with_the_sample(targets, said, raised):
+    found = find_error(passed(targets=np.asarray(targets), error=raised))
+    assert isinstance(found, DataError)
+    assert said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "loss"),
+    [
+        (LOGITS, np.asarray([-100, 0, 2, -100]), "cross_entropy"),
+        (LOGITS, np.asarray([9, 9, 9, 9]), ""),
+        (LOGITS[:, :1], np.asarray([9.0, 9, 9, 9]), "mse"),
+        (RANDOM.randn(4, 3, 5, 5).astype(np.float32), np.full((4, 5, 5), 2), "cross_entropy"),
+        (RANDOM.randn(4, 5, 5, 3).astype(np.float32), np.full((4, 5, 5), 2), "cross_entropy"),
+        (RANDOM.randn(4, 7, 11).astype(np.float32), np.full((4, 7), 10), "cross_entropy"),
+        (LOGITS, np.asarray([[0], [2], [1], [0]]), "cross_entropy"),
+        ({"logits": LOGITS}, np.asarray([9, 9, 9, 9]), "cross_entropy"),
+        (None, np.asarray([9, 9, 9, 9]), "cross_entropy"),
+    ],
+)
+def test_labels_that_are_ignored_or_fit_or_cannot_be_judged_pass(outputs, targets, loss):
+    assert find_error(passed(outputs, targets, loss=loss)) is None
+
+
+def test_classes_on_the_second_axis_are_counted_there():
+    outputs = RANDOM.randn(4, 3, 5, 5).astype(np.float32)
+    assert "the model has 3 outputs" in problem(passed(outputs, np.full((4, 5, 5), 4)))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 6, 3), (4, 2, 2, 2)])
+def test_probabilities_into_cross_entropy_are_refused(shape):
+    outputs = softmax(RANDOM.randn(*shape))
+    found = find_error(passed(outputs, np.zeros(shape[:-1], int)))
+    assert isinstance(found, TaskError)
+    assert "the loss cross_entropy takes logits" in found.problem
+    assert "classifier_activation=None" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss"),
+    [
+        (softmax(LOGITS) * 1.01, "cross_entropy"),
+        (np.vstack([softmax(LOGITS[:3]), LOGITS[:1]]), "cross_entropy"),
+        (np.ones((4, 1), np.float32), "cross_entropy"),
+        (softmax(LOGITS), "mse"),
+        (softmax(LOGITS), ""),
+        (np.zeros((4, 3), np.float32), "cross_entropy"),
+        (np.full((4, 1), 0.3, np.float32), "binary_cross_entropy"),
+    ],
+    ids=["sums", "one row", "one class", "mse", "own", "zeros", "binary"],
+)
+def test_what_may_be_logits_passes(outputs, loss):
+    assert find_error(passed(outputs, np.zeros(4, int), loss=loss)) is None
+
+
+def test_evaluation_is_not_refused_for_what_training_passed():
+    assert find_error(passed(softmax(LOGITS), what="evaluation data"), passed()) is None
+
+
+def test_a_sigmoid_before_binary_cross_entropy_is_refused_if_it_is_the_last_layer():
+    outputs = np.full((4, 1), 0.5, np.float32)
+    run = passed(outputs, np.zeros((4, 1), int), loss="binary_cross_entropy", last="sigmoid")
+    assert "the last layer is a sigmoid" in problem(run)
+
+
+def test_outputs_that_look_like_a_sigmoids_are_noted_if_there_are_many():
+    run = passed(np.full((4, 9), 0.4, np.float32), np.zeros((4, 9), int), loss="binary_cross_entropy")
+    assert find_error(run) is None
+    ((kind, text),) = find_notes(run)
+    assert (kind, "if the model ends in a sigmoid, remove it" in text) == ("probabilities", True)
+
+
+def with_nan(array, row=2, value=np.nan):
+    changed = np.array(array, np.float32)
+    changed[row, 0] = value
+    return changed
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_data_that_are_not_finite_are_named_with_the_loss(value):
+    run = passed(inputs=with_nan(np.ones((4, 2)), value=value), values=np.full(4, np.nan))
+    found = find_error(run)
+    assert isinstance(found, DataError)
+    assert found.problem == (
+        f"the loss of the first batch of the training data is nan: 'inputs' of sample 17 holds {value}"
+    )
+
+
+def test_data_that_are_not_finite_are_only_noted_if_the_loss_is():
+    run = passed(inputs=with_nan(np.ones((4, 2))))
+    assert find_error(run) is None
+    assert [text for _, text in find_notes(run)] == ["in the training data, 'inputs' of sample 17 holds nan"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [(LOGITS, "the model's outputs are finite"), (with_nan(LOGITS), "not the model's outputs")],
+)
+def test_a_loss_that_is_not_finite_on_finite_data_is_refused(outputs, said):
+    found = find_error(passed(outputs, values=np.asarray([1, np.inf, 1, 1])))
+    assert isinstance(found, NonFiniteLossError)
+    assert found.problem.startswith("the loss is inf for the first batch, before any step; the data")
+    assert said in found.problem
+
+
+def test_a_loss_of_evaluation_that_is_not_finite_is_noted():
+    run = passed(what="evaluation data", values=np.full(4, np.nan))
+    assert find_error(run, passed()) is None
+    assert [text for _, text in find_notes(run)] == [
+        "the loss of the first batch of the evaluation data is not finite"
+    ]
+
+
+def test_an_exception_is_shown_with_shapes():
+    found = find_error(passed(error=ValueError("mat1 and mat2")))
+    assert isinstance(found, TaskError)
+    assert found.problem == "the first batch of the training data fails: ValueError: mat1 and mat2"
+    assert found.remedy.splitlines()[0] == (
+        "It has inputs float32 (4, 2), targets int64 (4,); the model's outputs are float32 (4, 3)."
+    )
+    assert isinstance(found.__cause__, ValueError)
+
+
+def test_hvdtrains_own_error_is_not_wrapped():
+    own = TaskError("the loss must give one value per sample")
+    assert find_error(passed(error=own)) is own
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"targets": None}, "Unlike the training data, it has no 'targets'."),
+        (
+            {"inputs": np.ones((4, 5), np.float32)},
+            "it has 'inputs' of float32 (5,) per sample in place of float32 (2,)",
+        ),
+        ({"inputs": np.ones((4, 2), np.float16)}, "'inputs' of float16 (2,) per sample in place of float32"),
+    ],
+)
+def test_evaluation_that_fails_is_compared_with_training(arrays, said):
+    run = passed(what="evaluation data", error=KeyError("targets"), **arrays)
+    assert said in problem(run, passed())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "said"),
+    [
+        (LOGITS, np.eye(4, 3, dtype=np.float32), "use targets.argmax(-1)"),
+        (LOGITS, np.zeros(4, np.float32), "takes class numbers, which are integers"),
+        (RANDOM.randn(4, 3, 6, 7), np.zeros((4, 6, 7), int), "targets of shape (4, 3, 6)"),
+    ],
+)
+def test_a_failing_cross_entropy_is_told_what_it_takes(outputs, targets, said):
+    assert said in problem(passed(outputs, targets, error=ValueError("shapes")))
+
+
+def test_outputs_of_any_structure_are_described():
+    outputs = {"logits": LOGITS, "states": (LOGITS[0], None)}
+    assert passed(outputs).describe_outputs() == "logits float32 (4, 3), states (float32 (3,), )"
+    assert passed(SimpleNamespace()).describe_outputs() == "SimpleNamespace"
+    assert passed(None).describe_outputs() == ""
+
+
+def test_the_first_sample_that_is_not_finite_is_named():
+    arrays = {"ids": np.ones((2, 2), int), "x": np.ones((2, 2, 3), np.float32)}
+    indices = np.asarray([[7, 8], [9, 4]])
+    assert describe_not_finite(arrays, indices) == ""
+    arrays["x"][1, 0, 2] = -np.inf
+    assert describe_not_finite(arrays, indices) == "'x' of sample 9 holds -inf"
+    arrays["x"][0, 1, 0] = np.nan
+    assert describe_not_finite(arrays, indices) == "'x' of sample 8 holds nan, as do 1 more of its batch"
+    assert describe_not_finite({"x": np.full(2, np.nan)}, np.asarray([5, 6])).startswith(
+        "'x' of sample 5 holds nan"
+    )
