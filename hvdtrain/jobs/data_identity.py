@@ -127,6 +127,12 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
     return notes
 
 
+def is_changed(before: Mapping[str, Fingerprint], data: JobData) -> bool:
+    """Return whether data may differ from those with the fingerprints that a checkpoint keeps."""
+    pairs = [(before[method], now) for method, now in data.fingerprints.items() if method in before]
+    return any(one.size != now.size or first_difference(one, now) is not None for one, now in pairs)
+
+
 def _first_difference(
     everyone: _Gathered, method: str, ignored: Sequence[str] = ()
 ) -> tuple[int, str] | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from hvdtrain.jobs.data_identity import (
     JobData,
     compare_with_checkpoint,
     identify_data,
+    is_changed,
 )
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.resume import load_weights, read_weights
@@ -149,16 +151,11 @@ class _Done:
 def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
-    task = new_task(job)
-    data, values = open_data(task, job.config, "eval_data")
-    assert_consistent(backend.workers, values, SAME_DATA)
-    if data is None:
-        raise DataError(
-            f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
-            "Give the task evaluation data.",
-            everywhere=True,
-        )
-    identity = identify_data(backend.workers, {"eval_data": data}, job.config)
+    task, identity = _open_together(job, backend)
+    if any(backend.workers.allgather_object(is_changed(unverified.manifest.data, identity))):
+        # the task may draw a split when its training data are opened
+        task, identity = _open_together(job, backend, training_first=True)
+    data = identity.datasets["eval_data"]
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     manifest = found.manifest
@@ -183,6 +180,29 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     size, bad = len(data), session.skipped.count
     all_notes = (*identity.notes, *notes)
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
+
+
+def _open_together(job: JobSpec, backend: Backend, training_first: bool = False) -> tuple[Any, JobData]:
+    """Collective. Make the task and open its evaluation data, with the checks of both.
+
+    Args:
+        job: the job.
+        backend: the backend.
+        training_first: whether to open the training data before, as training does.
+    """
+    task = new_task(job)
+    if training_first:
+        with suppress(HvdtrainError):  # they may not be there
+            open_data(task, job.config, "train_data")
+    data, values = open_data(task, job.config, "eval_data")
+    assert_consistent(backend.workers, values, SAME_DATA)
+    if data is None:
+        raise DataError(
+            f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
+            "Give the task evaluation data.",
+            everywhere=True,
+        )
+    return task, identify_data(backend.workers, {"eval_data": data}, job.config)
 
 
 def load_verified(

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.jobs import setup as opening
+from hvdtrain.jobs.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.report import RunReport
 
@@ -363,3 +365,39 @@ def test_a_checkpoint_without_fingerprints_resumes(train):
     (newest,) = storage.checkpoints_in(Path("run/checkpoints"))
     assert verification.read_manifest(newest).data == {}
     assert train(resume="auto").steps == 6
+
+
+class Lazy(Small):
+    """Draws its split when data are opened for the first time."""
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        return np.random.permutation(17)
+
+    def train_data(self) -> object:
+        return {"inputs": self.order[:10] * 1.0, "targets": self.order[:10]}
+
+    def eval_data(self) -> object:
+        return {"inputs": self.order[10:] * 1.0, "targets": self.order[10:]}
+
+
+class Unseeded(Lazy):
+    """Draws another one in each process."""
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        return np.random.default_rng().permutation(17)
+
+
+def test_evaluation_has_the_split_that_training_drew(train, monkeypatch):
+    for task in (Lazy, Unseeded):
+        path = Path(task.__name__)
+        given = [Layer("options", {**FIELDS, "run_dir": str(path)})]
+        monkeypatch.setattr(opening, "load_backend", lambda config: Learning())
+        expected = run_job(given, task).final
+        layers = [Layer("evaluate()", {"task": "small"})]
+        if task is Lazy:
+            assert evaluate_checkpoint(path, layers, task) == expected
+        else:
+            with pytest.raises(CheckpointError, match="the evaluation data changed since"):
+                evaluate_checkpoint(path, layers, task)
