@@ -55,8 +55,8 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
             indices = _indices(order, start, min(start + batch, last))
             _check_samples(workers, method, data.datasets[method], indices, data.skip)
         if last > first:
-            compared = f"{last - first:,} samples of the {DATA[method]}"
-            notes.append(f"check_data: {compared} are equal on all workers and at every reading")
+            samples = f"{last - first:,} samples of the {DATA[method]}"
+            notes.append(f"check_data: {samples} are equal on all workers and at every reading")
     return notes
 
 

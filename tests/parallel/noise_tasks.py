@@ -18,6 +18,8 @@ class Noise:
     metrics = {"accuracy": "accuracy"}  # noqa: RUF012
     defaults = {"epochs": 20, "batch_size": 16, "learning_rate": 0.05, "log_every": 1000}  # noqa: RUF012
 
+    state_names = {"torch": {"0": "hidden", "2": "output"}}  # noqa: RUF012
+
     def __init__(self):
         self.indices = self.order()
 
