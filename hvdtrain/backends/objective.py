@@ -47,11 +47,13 @@ class Counting:
 
     Attributes:
         ignore_index: the target that does not count.
+        of_samples: whether it is looked for if a sample has one target, too, and not only if it has several.
         class_weights: the weight of each class, or None if all count alike.
         batch_weights: whether a batch's ``weights`` count.
     """
 
     ignore_index: int = IGNORE_INDEX
+    of_samples: bool = False
     class_weights: tuple[float, ...] | None = None
     batch_weights: bool = False
 
@@ -93,7 +95,7 @@ def make_objective(
     if not isinstance(named, Mapping):
         raise TaskError(f"the task's metrics must be a mapping of names to metrics, found {named!r}")
     check_metric_names(named, "the task's metrics")
-    of_metrics = {"counting": Counting(of_loss.ignore_index), **axis}
+    of_metrics = {"counting": Counting(of_loss.ignore_index, of_loss.of_samples), **axis}
     metrics = {
         name: _look_up(f"metrics[{name!r}]", value, table, of_metrics) for name, value in named.items()
     }
@@ -188,8 +190,8 @@ def check_form_stays(gives_mean: bool) -> None:
         )
 
 
-def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple[int | None, ...]) -> bool:
-    """Return whether a batch's ``weights`` are per position; False if they are per sample.
+def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple[int | None, ...]) -> None:
+    """Check that a batch's ``weights`` are per sample or per target.
 
     Raises:
         TaskError: If their shape is neither (samples,) nor that of the targets.
@@ -200,7 +202,6 @@ def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple
             f"found shape {weights}",
             "Give the samples weights of one of these shapes, or name the key differently.",
         )
-    return len(weights) > 1
 
 
 def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:
@@ -342,10 +343,14 @@ def _check_can_smooth(loss: Any) -> None:
 def _counting(task: Any, loss: Any) -> Counting:
     """Return what the task says of the targets that its loss counts.
 
+    To look for ignored targets among one per sample costs a tenth of a small model's step. It is done if the
+    task has ``ignore_index``, or another loss, which may ignore some. Otherwise cross_entropy refuses them.
+
     Raises:
         TaskError: If ``ignore_index`` or ``class_weights`` cannot be used.
     """
     ignored = getattr(task, "ignore_index", IGNORE_INDEX)
+    of_samples = hasattr(task, "ignore_index") or loss != "cross_entropy"
     if not isinstance(ignored, numbers.Integral) or isinstance(ignored, bool):
         raise TaskError(
             f"the task's ignore_index must be a class number that does not count, found {ignored!r}",
@@ -353,14 +358,14 @@ def _counting(task: Any, loss: Any) -> Counting:
         )
     given = getattr(task, "class_weights", None)
     if given is None:
-        return Counting(int(ignored), batch_weights=True)
+        return Counting(int(ignored), of_samples, batch_weights=True)
     if loss != "cross_entropy":
         found = "a function of its own" if callable(loss) else loss
         raise TaskError(
             f"class_weights acts on the named loss cross_entropy; the task's loss is {found}",
             "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
         )
-    return Counting(int(ignored), _class_weights(given), batch_weights=True)
+    return Counting(int(ignored), of_samples, _class_weights(given), batch_weights=True)
 
 
 def _class_weights(given: Any) -> tuple[float, ...]:

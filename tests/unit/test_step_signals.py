@@ -64,3 +64,12 @@ def test_a_count_is_whole_whatever_rounding_did(unused):
 def test_a_vector_of_another_length_is_an_error(length):
     with pytest.raises(ValueError, match="unpack"):
         StepMetrics.from_vector(["loss", "accuracy"], length * [0.0], 1.0)
+
+
+def test_sums_of_weights_stand_behind_the_sums():
+    signals = encode_signals(ControlFlags(save=True), StepStatistics(2, 0.5))
+    vector = [3.0, 2.0, 1.5, 5.0, 1.0, *signals]
+    metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 4.0, weighted=["loss"])
+    assert (metrics.sums, metrics.weights) == ({"loss": 3.0, "accuracy": 2.0}, {"loss": 1.5})
+    assert (metrics.mean("loss"), metrics.mean("accuracy")) == (2.0, 0.5)
+    assert (metrics.unused_parameters, metrics.overflow_exhausted) == (5, True)

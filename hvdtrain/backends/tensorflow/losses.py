@@ -23,6 +23,7 @@ from hvdtrain.backends.objective import (
 
 Tensor = Any
 Batch = Mapping[str, Tensor]
+PerSample = Tensor  # or Weighted
 
 
 def cross_entropy(
@@ -31,78 +32,83 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     counting: Counting = OF_METRICS,
     class_axis: int | None = None,
-) -> Weighted:
+) -> PerSample:
     """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...) or probabilities.
 
     The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
     applies to the whole of its loss.
     """
     outputs, targets = classes_last("cross_entropy", outputs, batch["targets"], class_axis)
-    weights, soft = _counted(outputs, targets, counting), _is_soft(outputs, targets)
+    soft = _is_soft(outputs, targets)
+    counted = None if soft else _counted(targets, counting)
+    targets = _classes(targets, counted)
     if soft:
         losses = tf.nn.softmax_cross_entropy_with_logits(targets, outputs)
     else:
-        targets = targets * tf.cast(weights > 0, targets.dtype)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
     if label_smoothing:
         of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
         losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+    weights = counted
     if counting.class_weights is not None:
         check_class_weights(counting.class_weights, outputs.shape[-1], soft)
-        weights = weights * tf.gather(tf.constant(counting.class_weights, tf.float32), targets)
-    weights = _times_batch_weights("cross_entropy", weights, batch, counting)
-    return _weighted(losses, weights)
+        table = tf.constant(counting.class_weights, tf.float32)
+        weights = _product(counted, tf.gather(table, targets))
+    weights = _product(weights, _batch_weights("cross_entropy", losses, batch, counting))
+    return _per_sample(losses, weights)
 
 
-def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
+def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Cross-entropy of logits with targets in [0, 1]."""
     outputs, targets = _aligned("binary_cross_entropy", outputs, batch)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(targets, outputs)
-    weights = tf.cast(tf.not_equal(targets, counting.ignore_index), tf.float32)
-    return _weighted(losses, _times_batch_weights("binary_cross_entropy", weights, batch, counting))
+    weights = _batch_weights("binary_cross_entropy", targets, batch, counting)
+    return _per_sample(losses, _product(_counted(targets, counting), weights))
 
 
-def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
+def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean squared error."""
     outputs, targets = _aligned("mse", outputs, batch)
-    return _of_all("mse", tf.math.squared_difference(outputs, targets), batch, counting)
+    losses = tf.math.squared_difference(outputs, targets)
+    return _per_sample(losses, _batch_weights("mse", targets, batch, counting))
 
 
-def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
+def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean absolute error."""
     outputs, targets = _aligned("mae", outputs, batch)
-    return _of_all("mae", tf.abs(outputs - targets), batch, counting)
+    return _per_sample(tf.abs(outputs - targets), _batch_weights("mae", targets, batch, counting))
 
 
 def accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
-) -> Weighted:
+) -> PerSample:
     """Return whether the largest logit is the target's."""
     outputs, targets = classes_last("accuracy", outputs, batch["targets"], class_axis)
-    numbers = _class_numbers(outputs, targets)
-    largest = tf.argmax(outputs, -1, output_type=numbers.dtype)
-    right = tf.cast(tf.equal(largest, numbers), tf.float32)
-    return _weighted(right, _counted(outputs, targets, counting))
+    soft = _is_soft(outputs, targets)
+    counted = None if soft else _counted(targets, counting)
+    targets = tf.argmax(targets, -1) if soft else targets
+    largest = tf.argmax(outputs, -1, output_type=targets.dtype)
+    return _per_sample(tf.cast(tf.equal(largest, targets), tf.float32), counted)
 
 
 def top5_accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
-) -> Weighted:
+) -> PerSample:
     """Return whether the target's logit is among the five largest."""
     outputs, targets = classes_last("top5_accuracy", outputs, batch["targets"], class_axis)
-    weights, numbers = _counted(outputs, targets, counting), _class_numbers(outputs, targets)
-    numbers = numbers * tf.cast(weights > 0, numbers.dtype)
-    of_target = tf.gather(outputs, numbers, batch_dims=numbers.shape.rank)[..., None]
+    soft = _is_soft(outputs, targets)
+    counted = None if soft else _counted(targets, counting)
+    targets = tf.argmax(targets, -1) if soft else _classes(targets, counted)
+    of_target = tf.gather(outputs, targets, batch_dims=targets.shape.rank)[..., None]
     larger = tf.reduce_sum(tf.cast(outputs > of_target, tf.int32), -1)
-    return _weighted(tf.cast(larger < 5, tf.float32), weights)
+    return _per_sample(tf.cast(larger < 5, tf.float32), counted)
 
 
-def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
+def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Return whether the logit's sign agrees with the target, 0 or 1."""
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
-    counted = tf.not_equal(targets, counting.ignore_index)
     right = tf.cast(tf.equal(outputs > 0, targets > 0.5), tf.float32)
-    return _weighted(right, tf.cast(counted, tf.float32))
+    return _per_sample(right, _counted(targets, counting))
 
 
 NAMED = {
@@ -147,48 +153,49 @@ def _is_soft(outputs: Tensor, targets: Tensor) -> bool:
     return bool(targets.shape.rank == outputs.shape.rank)
 
 
-def _class_numbers(outputs: Tensor, targets: Tensor) -> Tensor:
-    return tf.argmax(targets, -1) if _is_soft(outputs, targets) else targets
-
-
-def _counted(outputs: Tensor, targets: Tensor, counting: Counting) -> Tensor:
-    """Return 1 for each target that counts and 0 for the others; probabilities always count."""
-    if _is_soft(outputs, targets):
-        return tf.ones_like(targets[..., 0], tf.float32)
-    return tf.cast(tf.not_equal(targets, counting.ignore_index), tf.float32)
-
-
 def _aligned(name: str, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     targets = batch["targets"]
     check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
     return tf.reshape(outputs, tf.shape(targets)), tf.cast(targets, outputs.dtype)
 
 
-def _times_batch_weights(name: str, weights: Tensor, batch: Batch, counting: Counting) -> Tensor:
-    """Return the targets' weights times those that the batch has, per sample or per target, if it has any."""
+def _counted(targets: Tensor, counting: Counting) -> Tensor | None:
+    """Return 1 for each target that counts and 0 for others; None if all of them do."""
+    if targets.shape.rank == 1 and not counting.of_samples:
+        return None
+    return tf.cast(tf.not_equal(targets, counting.ignore_index), tf.float32)
+
+
+def _classes(targets: Tensor, counted: Tensor | None) -> Tensor:
+    """Return the targets as class numbers, with 0 for those that do not count."""
+    return targets if counted is None else targets * tf.cast(counted, targets.dtype)
+
+
+def _batch_weights(name: str, targets: Tensor, batch: Batch, counting: Counting) -> Tensor | None:
+    """Return the weights that a batch has, of the targets' rank; None if it has none."""
     if not (counting.batch_weights and "weights" in batch):
-        return weights
-    given = tf.cast(batch["weights"], tf.float32)
-    if check_weights_fit(name, tuple(given.shape), tuple(weights.shape)):
-        return weights * given
-    return weights * tf.reshape(given, (-1, *[1] * (weights.shape.rank - 1)))
+        return None
+    weights = tf.cast(batch["weights"], tf.float32)
+    check_weights_fit(name, tuple(weights.shape), tuple(targets.shape))
+    missing = targets.shape.rank - weights.shape.rank
+    return tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones(missing, tf.int32)], 0))
 
 
-def _of_all(name: str, values: Tensor, batch: Batch, counting: Counting) -> Tensor | Weighted:
-    """Return values of which none can be left out, per sample; with weights if the batch has some."""
-    if not (counting.batch_weights and "weights" in batch):
-        return _per_sample(values)
-    weights = tf.ones_like(values, dtype=tf.float32)
-    return _weighted(values, _times_batch_weights(name, weights, batch, counting))
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the product of weights; None stands for weights that are all 1."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one * other
 
 
-def _weighted(values: Tensor, weights: Tensor) -> Weighted:
-    """Return the weighted mean within each sample, and the mean of its weights."""
-    if values.shape.rank == 1:
-        return Weighted(values, weights)
-    parts, shares = _per_sample(values * tf.cast(weights, values.dtype)), _per_sample(weights)
-    return Weighted(parts / tf.cast(tf.where(shares > 0, shares, 1.0), parts.dtype), shares)
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    return values if values.shape.rank == 1 else tf.reduce_mean(values, list(range(1, values.shape.rank)))
+def _per_sample(values: Tensor, weights: Tensor | None) -> PerSample:
+    """Return the mean within each sample: the weighted one with its weight if there are weights."""
+    inner = list(range(1, values.shape.rank))
+    if not inner:
+        return values if weights is None else Weighted(values, weights)
+    if weights is None:
+        return tf.reduce_mean(values, inner)
+    weights = tf.broadcast_to(weights, tf.shape(values))
+    sums = tf.reduce_mean(values * tf.cast(weights, values.dtype), inner)
+    shares = tf.reduce_mean(weights, inner)
+    return Weighted(sums / tf.cast(tf.where(shares > 0, shares, 1.0), sums.dtype), shares)

@@ -16,6 +16,7 @@ from hvdtrain.backends.objective import (
     OF_METRICS,
     Counting,
     Weighted,
+    bad_target,
     check_class_numbers,
     check_class_weights,
     check_comparable,
@@ -24,6 +25,8 @@ from hvdtrain.backends.objective import (
 )
 
 Batch = Mapping[str, Tensor]
+PerSample = Tensor | Weighted
+_NO_CLASS = -(1 << 31)  # as ignore_index it ignores nothing
 
 
 def cross_entropy(
@@ -32,7 +35,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     counting: Counting = OF_METRICS,
     class_axis: int | None = None,
-) -> Weighted:
+) -> PerSample:
     """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...) or probabilities.
 
     The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
@@ -40,67 +43,73 @@ def cross_entropy(
     """
     outputs, targets = classes_last("cross_entropy", outputs, batch["targets"], class_axis)
     classes, soft = outputs.shape[-1], _is_soft(outputs, targets)
-    losses = F.cross_entropy(
-        outputs.reshape(-1, classes),
-        targets.reshape(-1, classes) if soft else targets.reshape(-1),
-        ignore_index=-100 if soft else counting.ignore_index,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    weights = _counted(outputs, targets, counting)
+    counted = None if soft else _counted(targets, counting)
+    try:
+        losses = F.cross_entropy(
+            outputs.reshape(-1, classes),
+            targets.reshape(-1, classes) if soft else targets.reshape(-1),
+            ignore_index=_NO_CLASS if counted is None else counting.ignore_index,
+            reduction="none",
+            label_smoothing=label_smoothing,
+        ).reshape(outputs.shape[:-1])
+    except IndexError as error:
+        raise bad_target(error) or error from None
+    weights = counted
     if counting.class_weights is not None:
         check_class_weights(counting.class_weights, classes, soft)
-        of_class = _table(counting.class_weights, targets.device)
-        weights = weights * of_class[targets * (targets != counting.ignore_index)]
-    weights = _times_batch_weights("cross_entropy", weights, batch, counting)
-    return _weighted(losses.reshape(outputs.shape[:-1]), weights)
+        table = _table(counting.class_weights, targets.device)
+        weights = _product(counted, table[_classes(targets, counted)])
+    weights = _product(weights, _batch_weights("cross_entropy", losses, batch, counting))
+    return _per_sample(losses, weights)
 
 
-def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
+def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Cross-entropy of logits with targets in [0, 1]."""
     outputs, targets = _aligned("binary_cross_entropy", outputs, batch)
     losses = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-    weights = (targets != counting.ignore_index).float()
-    return _weighted(losses, _times_batch_weights("binary_cross_entropy", weights, batch, counting))
+    weights = _batch_weights("binary_cross_entropy", targets, batch, counting)
+    return _per_sample(losses, _product(_counted(targets, counting), weights))
 
 
-def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
+def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean squared error."""
     outputs, targets = _aligned("mse", outputs, batch)
-    return _of_all("mse", F.mse_loss(outputs, targets, reduction="none"), batch, counting)
+    losses = F.mse_loss(outputs, targets, reduction="none")
+    return _per_sample(losses, _batch_weights("mse", targets, batch, counting))
 
 
-def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Tensor | Weighted:
+def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean absolute error."""
     outputs, targets = _aligned("mae", outputs, batch)
-    return _of_all("mae", F.l1_loss(outputs, targets, reduction="none"), batch, counting)
+    losses = F.l1_loss(outputs, targets, reduction="none")
+    return _per_sample(losses, _batch_weights("mae", targets, batch, counting))
 
 
 def accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
-) -> Weighted:
+) -> PerSample:
     """Return whether the largest logit is the target's."""
     outputs, targets = classes_last("accuracy", outputs, batch["targets"], class_axis)
-    right = outputs.argmax(-1) == _class_numbers(outputs, targets)
-    return _weighted(right.float(), _counted(outputs, targets, counting))
+    if _is_soft(outputs, targets):
+        return _per_sample((outputs.argmax(-1) == targets.argmax(-1)).float(), None)
+    return _per_sample((outputs.argmax(-1) == targets).float(), _counted(targets, counting))
 
 
 def top5_accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
-) -> Weighted:
+) -> PerSample:
     """Return whether the target's logit is among the five largest."""
     outputs, targets = classes_last("top5_accuracy", outputs, batch["targets"], class_axis)
-    weights = _counted(outputs, targets, counting)
-    numbers = _class_numbers(outputs, targets) * (weights > 0)
-    of_target = outputs.gather(-1, numbers.unsqueeze(-1))
-    return _weighted(((outputs > of_target).sum(-1) < 5).float(), weights)
+    soft = _is_soft(outputs, targets)
+    counted = None if soft else _counted(targets, counting)
+    of_target = outputs.gather(-1, (targets.argmax(-1) if soft else _classes(targets, counted)).unsqueeze(-1))
+    return _per_sample(((outputs > of_target).sum(-1) < 5).float(), counted)
 
 
-def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Weighted:
+def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Return whether the logit's sign agrees with the target, 0 or 1."""
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
-    counted = targets != counting.ignore_index
-    return _weighted(((outputs > 0) == (targets > 0.5)).float(), counted.float())
+    return _per_sample(((outputs > 0) == (targets > 0.5)).float(), _counted(targets, counting))
 
 
 NAMED = {
@@ -138,21 +147,22 @@ def _is_soft(outputs: Tensor, targets: Tensor) -> bool:
     return targets.dim() == outputs.dim()
 
 
-def _class_numbers(outputs: Tensor, targets: Tensor) -> Tensor:
-    return targets.argmax(-1) if _is_soft(outputs, targets) else targets
-
-
-def _counted(outputs: Tensor, targets: Tensor, counting: Counting) -> Tensor:
-    """Return 1 for each target that counts and 0 for the others; probabilities always count."""
-    if _is_soft(outputs, targets):
-        return torch.ones_like(targets[..., 0], dtype=torch.float32)
-    return (targets != counting.ignore_index).float()
-
-
 def _aligned(name: str, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     targets = batch["targets"]
     check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
     return outputs.reshape(targets.shape), targets.to(outputs.dtype)
+
+
+def _counted(targets: Tensor, counting: Counting) -> Tensor | None:
+    """Return 1 for each target that counts and 0 for others; None if all of them do."""
+    if targets.dim() == 1 and not counting.of_samples:
+        return None
+    return (targets != counting.ignore_index).float()
+
+
+def _classes(targets: Tensor, counted: Tensor | None) -> Tensor:
+    """Return the targets as class numbers, with 0 for those that do not count."""
+    return targets if counted is None else targets * counted.long()
 
 
 @cache
@@ -160,31 +170,28 @@ def _table(weights: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(weights, device=device)
 
 
-def _times_batch_weights(name: str, weights: Tensor, batch: Batch, counting: Counting) -> Tensor:
-    """Return the targets' weights times those that the batch has, per sample or per target, if it has any."""
+def _batch_weights(name: str, targets: Tensor, batch: Batch, counting: Counting) -> Tensor | None:
+    """Return the weights that a batch has, of the targets' rank; None if it has none."""
     if not (counting.batch_weights and "weights" in batch):
-        return weights
-    given = batch["weights"].float()
-    if check_weights_fit(name, tuple(given.shape), tuple(weights.shape)):
-        return weights * given
-    return weights * given.reshape(-1, *[1] * (weights.dim() - 1))
+        return None
+    weights = batch["weights"].float()
+    check_weights_fit(name, tuple(weights.shape), tuple(targets.shape))
+    return weights.reshape(*weights.shape, *[1] * (targets.dim() - weights.dim()))
 
 
-def _of_all(name: str, values: Tensor, batch: Batch, counting: Counting) -> Tensor | Weighted:
-    """Return values of which none can be left out, per sample; with weights if the batch has some."""
-    if not (counting.batch_weights and "weights" in batch):
-        return _per_sample(values)
-    weights = torch.ones_like(values, dtype=torch.float32)
-    return _weighted(values, _times_batch_weights(name, weights, batch, counting))
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the product of weights; None stands for weights that are all 1."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one * other
 
 
-def _weighted(values: Tensor, weights: Tensor) -> Weighted:
-    """Return the weighted mean within each sample, and the mean of its weights."""
+def _per_sample(values: Tensor, weights: Tensor | None) -> PerSample:
+    """Return the mean within each sample: the weighted one with its weight if there are weights."""
     if values.dim() == 1:
-        return Weighted(values, weights)
-    parts, shares = _per_sample(values * weights), _per_sample(weights)
-    return Weighted(parts / shares.where(shares > 0, 1.0), shares)
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    return values if values.dim() == 1 else values.flatten(1).mean(1)
+        return values if weights is None else Weighted(values, weights)
+    if weights is None:
+        return values.flatten(1).mean(1)
+    weights = weights.expand_as(values)
+    sums, shares = (values * weights).flatten(1).mean(1), weights.flatten(1).mean(1)
+    return Weighted(sums / shares.where(shares > 0, 1.0), shares)
