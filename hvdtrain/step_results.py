@@ -15,6 +15,7 @@ from hvdtrain.metrics import StepInfo, Window, is_finite
 from hvdtrain.session import TRAINING_DATA, Session
 from hvdtrain.training_plan import Progress, TrainingPlan
 
+_SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
 
 
@@ -34,6 +35,7 @@ class StepResults:
         self._session = session
         self._plan = plan
         self._unused_are_reported = False
+        self._small_weights_are_reported = False
         session.state.window.started_seconds = time.perf_counter()
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
@@ -73,8 +75,23 @@ class StepResults:
         window, session = self._session.state.window, self._session
         speed = window.samples_per_second()
         session.speeds.append(speed)
+        self._report_small_weights()
         session.report.on_window(step, window.means(), speed, window.data_wait_fraction(step.workers))
         session.state.window = Window(started_seconds=step.clock_seconds)
+
+    def _report_small_weights(self) -> None:
+        """Say once if the loss's weights are so small that gradients vanish when they are rounded to fp16."""
+        window, config = self._session.state.window, self._session.config
+        mean = window.weights.get("loss", window.weight) / window.weight
+        if self._small_weights_are_reported or not 0 < mean < _SMALL_WEIGHT:
+            return
+        if "fp16" in (config.compression, config.precision):
+            self._small_weights_are_reported = True
+            self._session.report.note(
+                f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
+                "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
+                "is near 1"
+            )
 
 
 def check_weights(when: str, metrics: StepMetrics) -> None:

@@ -71,6 +71,8 @@ class Task(Protocol):
     - ``metrics``: mapping of names to metrics, each of the same form as ``loss``;
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
+    - ``ignore_index``: the target that named losses and metrics leave out, -100 by default;
+    - ``class_weights``: for the loss ``cross_entropy``, a weight for each class;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces
       the config's; its learning rates are used if ``learning_rate`` is not set;
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
@@ -84,7 +86,8 @@ class Task(Protocol):
     - ``callbacks``: a list of objects with methods of ``hvdtrain.Callback``, or a method that returns one.
     """
 
-    loss: Any  # a name such as "cross_entropy", or a function (outputs, batch) -> one value per sample
+    # a name such as "cross_entropy", or a function (outputs, batch) -> one value per sample, or Weighted
+    loss: Any
 
     def train_data(self) -> Any:
         """Return the training data: a Dataset, or an object that ``as_dataset`` wraps."""

@@ -141,6 +141,13 @@ def _own_objective(own: Objective, name: str) -> Objective:
     return objective
 
 
+def may_give_mean(task: Any, framework: str) -> bool:
+    """Return whether a task has a loss or metric of its own, which may give the mean of a batch."""
+    if hasattr(task, f"{framework}_loss") or callable(task.loss):
+        return True
+    return any(callable(metric) for metric in getattr(task, "metrics", {}).values())
+
+
 def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
     """Check that a loss or metric gave one value per sample.
 

@@ -39,6 +39,7 @@ from hvdtrain.backends.objective import (
     Weighted,
     check_free,
     make_objective,
+    may_give_mean,
 )
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -161,13 +162,14 @@ class TensorFlowBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
-        # in training or not: whether the objective gave a batch's mean, when it was last traced
-        self._gives_mean: dict[bool, bool] = {}
         self._accumulate = config.accumulate
         self._has_collectives = config.sync_batch_norm and self.workers.size > 1  # the model itself
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
+        # in training or not: whether the objective gave a batch's mean, when it was last traced
+        own = may_give_mean(task, "tf")
+        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
         self.model = self._make_model(task, config)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         tensors = ModelState(self.model, Renaming(task, "tf"))

@@ -26,7 +26,7 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
-from hvdtrain.backends.objective import Objective, Weighted, check_form_stays, make_objective
+from hvdtrain.backends.objective import Objective, Weighted, check_form_stays, make_objective, may_give_mean
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -104,11 +104,12 @@ class TorchBackend:
         # of the sums, and of those with weights of their own; shapes are checked when they change
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
-        # in training or not: whether the objective gave a batch's mean, when it was last called
-        self._gives_mean: dict[bool, bool] = {}
         self._objective: Objective = make_objective(task, "torch", NAMED)
         self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
+        # in training or not: whether the objective gave a batch's mean, when it was last called
+        own = may_give_mean(task, "torch")
+        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
         trainable = [entry for entry in tensors.entries if entry.trainable]
