@@ -4,6 +4,7 @@ import difflib
 import functools
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -209,6 +210,17 @@ def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple
             f"found shape {weights}",
             "Give the samples weights of one of these shapes, or name the key differently.",
         )
+
+
+def bad_target(error: Exception) -> TaskError | None:
+    """Return the error of a target that is no class, if a framework's error says that there is one."""
+    found = re.search(r"(?:Target|a label value of) (-?\d+)", str(error))
+    if found is None:
+        return None
+    return TaskError(
+        f"cross_entropy: target {found[1]} is not the number of a class of the model's outputs",
+        f"If it marks what is to be left out, give the task ignore_index = {found[1]}.",
+    )
 
 
 def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:

@@ -4,7 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.objective import check_comparable, check_per_sample, make_objective, shape_of
+from hvdtrain.backends.objective import (
+    bad_target,
+    check_comparable,
+    check_form_stays,
+    check_per_sample,
+    check_weighted,
+    make_objective,
+    may_give_mean,
+    shape_of,
+)
 from hvdtrain.errors import TaskError
 
 
@@ -149,3 +158,48 @@ def test_shapes_that_would_broadcast_are_refused(outputs, targets):
         TaskError, match=r"mse compares the model's outputs .* with targets .*: shapes differ"
     ):
         check_comparable("mse", outputs, targets)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (None,)])
+def test_a_value_and_a_weight_for_each_sample_or_one_of_each_pass(shape):
+    check_weighted("the loss", shape, shape, shape[0] if shape else 4)
+
+
+@pytest.mark.parametrize(("values", "weights"), [((4,), ()), ((), (4,)), ((3,), (3,)), ((4, 1), (4, 1))])
+def test_values_and_weights_of_other_shapes_are_named(values, weights):
+    with pytest.raises(TaskError) as caught:
+        check_weighted("the loss", values, weights, 4)
+    assert caught.value.problem.endswith(f"found {values} and {weights}")
+
+
+@pytest.mark.parametrize(
+    ("task", "may"),
+    [
+        (SimpleNamespace(loss="cross_entropy", metrics={"a": "accuracy"}, tf_loss=print), False),
+        (SimpleNamespace(loss="cross_entropy", torch_loss=print), True),
+        (SimpleNamespace(loss=print), True),
+        (SimpleNamespace(loss="mse", metrics={"a": print}), True),
+    ],
+)
+def test_functions_of_a_task_may_give_the_mean_of_a_batch(task, may):
+    assert may_give_mean(task, "torch") == may
+
+
+def test_a_mean_over_padding_is_refused():
+    check_form_stays(False)
+    with pytest.raises(TaskError, match="now the mean of a batch with padding"):
+        check_form_stays(True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Target -100 is out of bounds.",
+        "Received a label value of -100 which is outside the valid range of [0, 3).  Label values: 1",
+    ],
+)
+def test_a_target_that_is_no_class_is_named_with_the_remedy(text):
+    error = bad_target(IndexError(text))
+    assert error.problem == "cross_entropy: target -100 is not the number of a class of the model's outputs"
+    assert error.remedy.endswith("ignore_index = -100.")
+    assert bad_target(IndexError("index 3 is out of bounds")) is None

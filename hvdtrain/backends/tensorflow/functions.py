@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.objective import bad_target
+
 Tensor = Any
 Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
@@ -34,7 +36,10 @@ class Compiled:
         if signature not in self._known:
             self._known[signature] = self._function.get_concrete_function(*arguments), self._trace()
         function, trace = self._known[signature]
-        return function(*arguments), trace
+        try:
+            return function(*arguments), trace
+        except tf.errors.InvalidArgumentError as error:
+            raise bad_target(error) or error from None
 
 
 class Phase:
