@@ -60,6 +60,17 @@ EITHER_OR = (
 )
 
 
+class ParameterGroup(BaseModel):
+    """Options of the parameters whose portable names match a pattern."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    match: str = Field(min_length=1)
+    learning_rate_factor: float = Field(1.0, gt=0)
+    weight_decay: float | None = Field(None, ge=0)
+    frozen: bool = False
+
+
 class Config(BaseModel):
     """All options of a job, validated. Instances are immutable.
 
@@ -142,6 +153,14 @@ class Config(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and lars.")
     weight_decay: float = Field(
         0.0, ge=0, description="Weight decay: L2 for sgd and lars, decoupled for adamw and lamb."
+    )
+    decay_norms_and_biases: bool = Field(
+        True, description="Apply the weight decay also to biases and to the parameters of norms."
+    )
+    parameter_groups: tuple[ParameterGroup, ...] = Field(
+        (),
+        description="Options of parameters by name, as a list of mappings with match, learning_rate_factor, "
+        "weight_decay, frozen; the first pattern that matches counts.",
     )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adamw and lamb.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adamw and lamb.")

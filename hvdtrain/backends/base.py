@@ -72,6 +72,7 @@ class ModelInfo:
         own_rates: the learning rates of the task's own optimizer, if it brings one.
         notes: what the user should know of the model before training, in words.
         frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
+        groups: the parameter groups of the config, in words.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -79,6 +80,7 @@ class ModelInfo:
     reduction: str
     own_rates: OwnRates | None = None
     notes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     frozen_parameters: int = 0
 
 

@@ -54,6 +54,7 @@ def describe_plan(
         "length": _length(session, plan),
         "learning rate": _learning_rate(config, plan, model.own_rates),
         "optimizer": _optimizer(config, model.own_rates),
+        "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
         "precision": _precision(config),

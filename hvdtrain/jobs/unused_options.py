@@ -9,7 +9,7 @@ from hvdtrain.training_plan import TrainingPlan
 
 _OF_BUILT_IN_OPTIMIZERS = (
     *("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    "lars_trust_coefficient",
+    *("lars_trust_coefficient", "decay_norms_and_biases"),
 )
 
 
@@ -43,6 +43,12 @@ _BY_OPTIMIZER = (
         ("lars_trust_coefficient",),
         _other_than("optimizer", "lars"),
         "optimizer {optimizer} does not use it",
+    ),
+    _Rule(("decay_norms_and_biases",), lambda config: not config.weight_decay, "weight_decay is 0"),
+    _Rule(
+        ("decay_norms_and_biases",),
+        _other_than("optimizer", "sgd", "adamw"),
+        "optimizer {optimizer} never decays them",
     ),
 )
 _OTHERS = (

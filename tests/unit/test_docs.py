@@ -56,7 +56,7 @@ def _type(field: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        return "list of numbers"
+        return "list of numbers" if get_args(kind)[0] is float else "list of mappings"
     if get_origin(kind) is dict:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}

@@ -55,7 +55,7 @@ def test_a_required_rate_counts_as_set_and_the_optimizer_stays_the_object_that_i
     optimizer = Lion([BODY], 0.3, (0.9, 0.99))
     task = SimpleNamespace(torch_optimizer=lambda parameters: optimizer)
     model = SimpleNamespace(entries=[])
-    assert of_torch.choose_optimizer(task, Config(framework="torch"), model) is optimizer
+    assert of_torch.choose_optimizer(task, Config(framework="torch"), model, {}) is optimizer
     assert of_torch.take_own_rates(optimizer) == OwnRates("Lion", 0.3, is_default=False)
 
 
@@ -77,7 +77,7 @@ def test_a_scheduler_of_pytorch_is_refused(name, options):
         of_torch.take_own_rates(optimizer)
     task = SimpleNamespace(torch_optimizer=lambda parameters: scheduler)
     with pytest.raises(TaskError, match=r"must give an optimizer, found .*\n.*lr_schedule"):
-        of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]))
+        of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
 
 
 def test_a_rate_of_zero_is_refused():

@@ -25,6 +25,12 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ({"adam_beta2": 0.99, "adam_epsilon": 1e-6}, ["adam_beta2 0.99", "adam_epsilon 1e-06"]),
         ({"optimizer": "lars", "lars_trust_coefficient": 0.02, "momentum": 0.9}, []),
         ({"lars_trust_coefficient": 0.02}, ["lars_trust_coefficient 0.02"]),
+        ({"decay_norms_and_biases": False}, ["decay_norms_and_biases False"]),
+        ({"decay_norms_and_biases": False, "weight_decay": 0.1}, []),
+        (
+            {"decay_norms_and_biases": False, "weight_decay": 0.1, "optimizer": "lamb"},
+            ["decay_norms_and_biases False"],
+        ),
         ({"lr_final_fraction": 0.2}, ["lr_final_fraction 0.2"]),
         ({"lr_final_fraction": 0.2, "lr_schedule": "linear"}, []),
         ({"lr_final_fraction": 0.2, "lr_schedule": "one_cycle"}, ["lr_final_fraction 0.2"]),

@@ -41,6 +41,7 @@ from hvdtrain.backends.objective import (
     make_objective,
     may_give_mean,
 )
+from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -173,11 +174,15 @@ class TensorFlowBackend:
         self.model = self._make_model(task, config)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         tensors = ModelState(self.model, Renaming(task, "tf"))
+        own_optimizer = "tf_optimizer" if hasattr(task, "tf_optimizer") else ""
+        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        groups = ParameterGroups(config, shapes, own_optimizer)
+        tensors.freeze(groups.frozen)
         trainable = list(tensors.trainable_fields())
         if not trainable:
             raise TaskError("the model has no trainable variable")
-        self._optimizer = choose_optimizer(task, config, tensors)
-        own_rates = take_own_rates(self._optimizer) if hasattr(task, "tf_optimizer") else None
+        self._optimizer = choose_optimizer(task, config, tensors, groups.options)
+        own_rates = take_own_rates(self._optimizer) if own_optimizer else None
         self._optimizer.build([field.variable for field in trainable])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizer, self._ema)
@@ -194,14 +199,14 @@ class TensorFlowBackend:
         self._compile(config)
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
-        shapes = {field.name: field.shape for field in trainable}
         return ModelInfo(
-            shapes,
+            {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
             reducer.describe(),
             own_rates,
-            tuple(unused_methods(self.model)),
-            count_frozen(self.model),
+            notes=tuple(unused_methods(self.model)),
+            groups=tuple(groups.lines),
+            frozen_parameters=count_frozen(self.model),
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:

@@ -1,5 +1,6 @@
 """Optimizers for Keras 3 by PyTorch's formulas, as native operations of TensorFlow: sgd and adamw."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,6 +10,21 @@ from hvdtrain.backends.tensorflow.functions import native
 
 Tensor = Any
 Variable = Any
+
+
+# for each variable, in the order in which the optimizer is built: what the learning rate is multiplied by,
+# and the weight decay
+Groups = Sequence[tuple[float, float]]
+
+
+def rate_and_decay(
+    optimizer: Any, variable: Variable, learning_rate: Tensor, decay: float
+) -> tuple[Tensor, float]:
+    """Return the learning rate and the weight decay of one variable, by the optimizer's ``groups``."""
+    if optimizer.groups is None:
+        return learning_rate, decay
+    factor, own_decay = optimizer.groups[optimizer._get_variable_index(variable)]
+    return (learning_rate if factor == 1 else learning_rate * factor), own_decay
 
 
 class SGD(keras.optimizers.Optimizer):
@@ -25,11 +41,17 @@ class SGD(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self, learning_rate: float = 0.01, momentum: float = 0.0, l2: float = 0.0, name: str = "sgd"
+        self,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        l2: float = 0.0,
+        name: str = "sgd",
+        groups: Groups | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name)
         self.momentum = momentum
         self.l2 = l2
+        self.groups = groups
 
     def build(self, variables: list[Variable]) -> None:
         """Make the slots."""
@@ -42,10 +64,14 @@ class SGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
+        rate, decay = rate_and_decay(self, variable, learning_rate, self.l2)
         w = native(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        if self.l2:
-            g += self.l2 * w
+        self.move(variable, g + decay * w if decay else g, rate)
+
+    def move(self, variable: Variable, g: Tensor, learning_rate: Tensor) -> None:
+        """Update one variable by a gradient that has its decay already."""
+        w = native(variable)
         rate = tf.cast(learning_rate, w.dtype)
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=g)
@@ -58,7 +84,7 @@ class SGD(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = {"learning_rate": float(self.learning_rate.numpy()), "name": self.name}
-        return {**config, "momentum": self.momentum, "l2": self.l2}
+        return {**config, "momentum": self.momentum, "l2": self.l2, "groups": self.groups}
 
 
 class TwoMoments(keras.optimizers.Optimizer):
@@ -117,18 +143,21 @@ class AdamW(TwoMoments):
         epsilon: float = 1e-8,
         decoupled_decay: float = 0.0,
         name: str = "adamw",
+        groups: Groups | None = None,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
+        self.groups = groups
         self.decoupled_decay = decoupled_decay
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
+        learning_rate, decay = rate_and_decay(self, variable, learning_rate, self.decoupled_decay)
         rate = tf.cast(learning_rate, tf.float64)
         correction1, root2 = self.corrections()
-        if self.decoupled_decay:
-            w.assign_sub(w * tf.cast(rate * self.decoupled_decay, w.dtype))
+        if decay:
+            w.assign_sub(w * tf.cast(rate * decay, w.dtype))
         # the operation corrects no bias when both powers are 0, and adds epsilon to the uncorrected
         # sqrt(v): with these values its formula is the one above
         zero = tf.zeros((), w.dtype)
@@ -147,4 +176,4 @@ class AdamW(TwoMoments):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {**super().get_config(), "decoupled_decay": self.decoupled_decay}
+        return {**super().get_config(), "decoupled_decay": self.decoupled_decay, "groups": self.groups}

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
-from hvdtrain.backends.tensorflow.formulas import SGD, TwoMoments
+from hvdtrain.backends.tensorflow.formulas import SGD, Groups, TwoMoments, rate_and_decay
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.config import Config
@@ -16,8 +16,16 @@ Tensor = Any
 Variable = Any
 
 
-def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> keras.optimizers.Optimizer:
-    """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
+def large_batch_optimizer(
+    config: Config, fields: Iterable[Field], groups: Groups | None = None
+) -> keras.optimizers.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable variables, in their order.
+
+    Args:
+        config: the config.
+        fields: the variables.
+        groups: the options of each variable; those of the config if not given.
+    """
     adapted = [adapts(field.path, field.shape) for field in fields]
     if config.optimizer == "lars":
         return LARS(
@@ -25,6 +33,7 @@ def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> keras.opti
             decay=config.weight_decay,
             trust_coefficient=config.lars_trust_coefficient,
             adapted=adapted,
+            groups=groups,
         )
     return LAMB(
         beta1=config.adam_beta1,
@@ -32,6 +41,7 @@ def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> keras.opti
         epsilon=config.adam_epsilon,
         decay=config.weight_decay,
         adapted=adapted,
+        groups=groups,
     )
 
 
@@ -59,23 +69,25 @@ class LARS(SGD):
         trust_coefficient: float = 0.001,
         adapted: Sequence[bool] | None = None,
         name: str = "lars",
+        groups: Groups | None = None,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, momentum=momentum, name=name)
+        super().__init__(learning_rate=learning_rate, momentum=momentum, name=name, groups=groups)
         self.decay = decay
         self.trust_coefficient = trust_coefficient
         self.adapted = adapted
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
+        rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
         w = native(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         if _is_adapted(self.adapted, self._get_variable_index(variable), w):
             w_norm, g_norm = tf.norm(w), tf.norm(g)
-            factor = self.trust_coefficient * w_norm / (g_norm + self.decay * w_norm + LARS_EPSILON)
-            if self.decay:
-                g += self.decay * w
+            factor = self.trust_coefficient * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
+            if decay:
+                g += decay * w
             g *= _where_both(w_norm, g_norm, factor)
-        super().update_step(g, variable, learning_rate)
+        self.move(variable, g, rate)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -109,13 +121,16 @@ class LAMB(TwoMoments):
         decay: float = 0.0,
         adapted: Sequence[bool] | None = None,
         name: str = "lamb",
+        groups: Groups | None = None,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
+        self.groups = groups
         self.decay = decay
         self.adapted = adapted
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
+        rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
         w = native(variable)
         index = self._get_variable_index(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
@@ -126,15 +141,15 @@ class LAMB(TwoMoments):
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
         if _is_adapted(self.adapted, index, w):
-            if self.decay:
-                update += self.decay * w
+            if decay:
+                update += decay * w
             w_norm, u_norm = tf.norm(w), tf.norm(update)
             update *= _where_both(w_norm, u_norm, w_norm / u_norm)
-        w.assign_sub(tf.cast(learning_rate, w.dtype) * update)
+        w.assign_sub(tf.cast(rate, w.dtype) * update)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {**super().get_config(), "decay": self.decay, "adapted": self.adapted}
+        return {**super().get_config(), "decay": self.decay, "adapted": self.adapted, "groups": self.groups}
 
 
 def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:

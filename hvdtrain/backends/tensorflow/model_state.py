@@ -4,8 +4,8 @@
 in ``layouts.py``.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,15 @@ class ModelState:
     def trainable_fields(self) -> Iterator[Field]:
         """Return the portable arrays that training changes."""
         return (field for field in self.fields if field.trainable)
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Take the parameters of these portable names out of what training changes."""
+        for field in self.fields:
+            if field.name in names:
+                field.variable.trainable = False
+        self.fields = [
+            replace(field, trainable=False) if field.name in names else field for field in self.fields
+        ]
 
 
 def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:

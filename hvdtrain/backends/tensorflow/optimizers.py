@@ -1,5 +1,6 @@
 """The optimizer that a task brings or the config names; ``torch/optimizers.py`` does so for PyTorch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -12,14 +13,23 @@ from hvdtrain.backends.own_optimizer import (
     constructor_default,
     scheduled,
 )
+from hvdtrain.backends.parameter_groups import ParameterOptions
 from hvdtrain.backends.tensorflow.formulas import SGD, AdamW
 from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer
 from hvdtrain.backends.tensorflow.model_state import ModelState
 from hvdtrain.config import Config
 
 
-def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.optimizers.Optimizer:
+def choose_optimizer(
+    task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
+) -> keras.optimizers.Optimizer:
     """Make the optimizer of a job, for the model's trainable variables.
+
+    Args:
+        task: the task.
+        config: the config.
+        model: the model's variables.
+        options: the options of each trainable parameter, for the built-in optimizers.
 
     Raises:
         TaskError: If the task gives something else than an optimizer.
@@ -29,16 +39,20 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> keras.opti
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
         assert isinstance(optimizer, keras.optimizers.Optimizer)  # that it is one was checked
         return optimizer
+    own = [options[field.name] for field in model.trainable_fields()]
+    is_plain = set(own) == {ParameterOptions(1.0, config.weight_decay)}
+    groups = None if is_plain else [(each.factor, each.weight_decay) for each in own]
     if config.optimizer in ("lars", "lamb"):
-        return large_batch_optimizer(config, model.trainable_fields())
+        return large_batch_optimizer(config, model.trainable_fields(), groups)
     if config.optimizer == "adamw":
         return AdamW(
             beta1=config.adam_beta1,
             beta2=config.adam_beta2,
             epsilon=config.adam_epsilon,
             decoupled_decay=config.weight_decay,
+            groups=groups,
         )
-    return SGD(momentum=config.momentum, l2=config.weight_decay)
+    return SGD(momentum=config.momentum, l2=config.weight_decay, groups=groups)
 
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer) -> OwnRates:

@@ -27,6 +27,7 @@ from hvdtrain.backends.base import (
     PortableState,
 )
 from hvdtrain.backends.objective import Objective, Weighted, check_form_stays, make_objective, may_give_mean
+from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
@@ -112,12 +113,16 @@ class TorchBackend:
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
+        own_optimizer = "torch_optimizer" if hasattr(task, "torch_optimizer") else ""
+        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        groups = ParameterGroups(config, shapes, own_optimizer)
+        tensors.freeze(groups.frozen)
         trainable = [entry for entry in tensors.entries if entry.trainable]
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
-        self._optimizer = choose_optimizer(task, config, tensors)
-        own_rates = take_own_rates(self._optimizer) if hasattr(task, "torch_optimizer") else None
-        if not hasattr(task, "torch_optimizer"):
+        self._optimizer = choose_optimizer(task, config, tensors, groups.options)
+        own_rates = take_own_rates(self._optimizer) if own_optimizer else None
+        if not own_optimizer:
             fill_slots(self._optimizer)
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizer, self._ema)
@@ -133,14 +138,14 @@ class TorchBackend:
         )
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
-        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
         return ModelInfo(
-            shapes,
+            {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
             reducer.describe(),
             own_rates,
-            tuple(unused_methods(self.model)),
-            count_frozen(self.model),
+            notes=tuple(unused_methods(self.model)),
+            groups=tuple(groups.lines),
+            frozen_parameters=count_frozen(self.model),
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:

@@ -4,12 +4,13 @@ Norms are those of portable arrays: where a tensor holds several (the projection
 part of it has a norm of its own. Nothing waits for the device.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
+from hvdtrain.backends.parameter_groups import ParameterOptions
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.config import Config
 
@@ -17,9 +18,18 @@ Group = dict[str, Any]
 Tensors = list[torch.Tensor]
 
 
-def large_batch_optimizer(config: Config, fields: Iterable[Field]) -> torch.optim.Optimizer:
-    """Make lars or lamb, as the config says, for a model's trainable arrays."""
-    groups = _groups(fields)
+def large_batch_optimizer(
+    config: Config, fields: Iterable[Field], options: Mapping[torch.Tensor, ParameterOptions] | None = None
+) -> torch.optim.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable arrays.
+
+    Args:
+        config: the config.
+        fields: the arrays.
+        options: the options of each tensor; those of the config if not given.
+    """
+    plain = ParameterOptions(1.0, config.weight_decay)
+    groups = _groups(fields, lambda tensor: plain if options is None else options[tensor])
     if config.optimizer == "lars":
         return LARS(groups, config.momentum, config.weight_decay, config.lars_trust_coefficient)
     betas = config.adam_beta1, config.adam_beta2
@@ -53,7 +63,7 @@ class LARS(torch.optim.SGD):
         # a loss scaler must give gradients of their own size, not leave that to sgd's operation
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
-            group.setdefault("l2", l2)
+            group.setdefault("decay", l2)
             group.setdefault("trust_coefficient", trust_coefficient)
 
     def step(self, closure: Any = None) -> Any:
@@ -62,7 +72,7 @@ class LARS(torch.optim.SGD):
             for group in self.param_groups:
                 weights, gradients = _parts(group)
                 if weights:
-                    _scale_gradients(weights, gradients, group["l2"], group["trust_coefficient"])
+                    _scale_gradients(weights, gradients, group["decay"], group["trust_coefficient"])
         return super().step(closure)
 
 
@@ -101,8 +111,11 @@ class LAMB(torch.optim.Optimizer):
         return loss
 
 
-def _groups(fields: Iterable[Field]) -> list[Group]:
-    """Return two groups of tensors: those that the optimizer adapts to, with the parts that have norms."""
+def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
+    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others.
+
+    Each group has the options of its tensors.
+    """
     adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
     others: dict[torch.Tensor, None] = {}
     for field in fields:
@@ -114,11 +127,15 @@ def _groups(fields: Iterable[Field]) -> list[Group]:
                 adapted.setdefault(tensor, []).append((start, stop))
             else:
                 others[tensor] = None
-    groups: list[Group] = [
-        {"params": list(adapted), "parts": tuple(map(tuple, adapted.values()))},
-        {"params": [tensor for tensor in others if tensor not in adapted], "parts": ()},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[tuple[bool, ParameterOptions], Group] = {}
+    for tensor in [*adapted, *(tensor for tensor in others if tensor not in adapted)]:
+        own = options(tensor)
+        empty = {"params": [], "parts": (), "decay": own.weight_decay, "lr_scale": own.factor}
+        group = groups.setdefault((tensor in adapted, own), empty)
+        group["params"].append(tensor)
+        if tensor in adapted:
+            group["parts"] += (tuple(adapted[tensor]),)
+    return list(groups.values())
 
 
 def _parts(group: Group) -> tuple[Tensors, Tensors]:

@@ -4,7 +4,7 @@
 types in ``layouts.py``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.parameter_groups import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
 from hvdtrain.backends.torch.layouts import SAME, Layout, Rule, left_out, rules
 from hvdtrain.errors import TaskError
@@ -175,6 +176,24 @@ class ModelState:
         """Return the portable arrays that training changes."""
         trainable = {id(entry.tensor) for entry in self.entries if entry.trainable}
         return (f for f in self.fields if any(id(t) in trainable for t in f.tensors))
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Take the parameters of these portable names out of what training changes.
+
+        Raises:
+            ConfigError: If one is a part of a tensor of which another part is not among them.
+        """
+        frozen = {id(t): field.name for field in self.fields if field.name in names for t in field.tensors}
+        for field in self.fields:
+            shared = [frozen[id(t)] for t in field.tensors if id(t) in frozen and field.name not in names]
+            if shared:
+                raise in_one_tensor([shared[0], field.name])
+        for entry in self.entries:
+            if id(entry.tensor) in frozen:
+                entry.tensor.requires_grad_(False)
+        self.entries = [
+            replace(entry, trainable=False) if id(entry.tensor) in frozen else entry for entry in self.entries
+        ]
 
 
 def _renamed(field: Field, renaming: Renaming) -> Field:

@@ -1,5 +1,6 @@
 """The optimizer that a task brings or the config names; ``tensorflow/optimizers.py`` does so for Keras."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,16 +12,26 @@ from hvdtrain.backends.own_optimizer import (
     constructor_default,
     scheduled,
 )
+from hvdtrain.backends.parameter_groups import ParameterOptions, in_one_tensor
 from hvdtrain.backends.torch.large_batch import large_batch_optimizer
 from hvdtrain.backends.torch.model_state import ModelState
 from hvdtrain.config import Config
 
 
-def choose_optimizer(task: Any, config: Config, model: ModelState) -> torch.optim.Optimizer:
+def choose_optimizer(
+    task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
+) -> torch.optim.Optimizer:
     """Make the optimizer of a job, for the model's trainable parameters.
+
+    Args:
+        task: the task.
+        config: the config.
+        model: the model's tensors.
+        options: the options of each trainable parameter, for the built-in optimizers.
 
     Raises:
         TaskError: If the task gives something else than an optimizer, or one with a scheduler.
+        ConfigError: If parameters that are parts of one tensor have different options.
     """
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
@@ -28,20 +39,33 @@ def choose_optimizer(task: Any, config: Config, model: ModelState) -> torch.opti
         check_own_optimizer(optimizer, torch.optim.Optimizer, "torch_optimizer", "an optimizer")
         assert isinstance(optimizer, torch.optim.Optimizer)  # that it is one was checked
         return optimizer
+    by_tensor = _options_by_tensor(model, options)
     if config.optimizer in ("lars", "lamb"):
-        return large_batch_optimizer(config, model.trainable_fields())
-    decay, fused = config.weight_decay, all(p.is_floating_point() for p in parameters)
+        return large_batch_optimizer(config, model.trainable_fields(), by_tensor)
+    groups: dict[ParameterOptions, dict[str, Any]] = {}
+    for parameter in parameters:
+        own = by_tensor[parameter]
+        empty = {"params": [], "weight_decay": own.weight_decay, "lr_scale": own.factor}
+        groups.setdefault(own, empty)["params"].append(parameter)
+    fused = all(p.is_floating_point() for p in parameters)
     if config.optimizer == "adamw":
         betas = (config.adam_beta1, config.adam_beta2)
-        return torch.optim.AdamW(
-            parameters, betas=betas, eps=config.adam_epsilon, weight_decay=decay, fused=fused
-        )
-    return torch.optim.SGD(
-        parameters,
-        momentum=config.momentum,
-        weight_decay=decay,
-        fused=fused,
-    )
+        return torch.optim.AdamW(list(groups.values()), betas=betas, eps=config.adam_epsilon, fused=fused)
+    return torch.optim.SGD(list(groups.values()), momentum=config.momentum, fused=fused)
+
+
+def _options_by_tensor(
+    model: ModelState, options: Mapping[str, ParameterOptions]
+) -> dict[torch.Tensor, ParameterOptions]:
+    """Return the options of each trainable tensor, of which several parameters may be parts."""
+    names: dict[torch.Tensor, list[str]] = {}
+    for field in model.trainable_fields():
+        for tensor in field.tensors:
+            names.setdefault(tensor, []).append(field.name)
+    for of_one in names.values():
+        if len({options[name] for name in of_one}) > 1:
+            raise in_one_tensor(of_one)
+    return {tensor: options[of_one[0]] for tensor, of_one in names.items()}
 
 
 def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
