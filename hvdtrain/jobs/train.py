@@ -200,9 +200,10 @@ def _train_session(
         in_order = True
     except Interrupted as interruption:
         status, problem = "stopped", f"interrupted by {interruption}"
-        newest = session.saver.newest
-        next_step = f"; --resume continues from {newest.name}" if newest else ""
-        session.report.say(f"{problem} {_where_it_stood(session)}{next_step}")
+        session.report.say(f"{problem} {_where_it_stood(session)}")
+        session.saver.finish(_LAST_SAVE_SECONDS)  # the summary then names what is being written
+        if session.saver.newest is None:
+            session.report.say("no checkpoint was saved")
         raise
     except HvdtrainError as error:
         problem = error.problem

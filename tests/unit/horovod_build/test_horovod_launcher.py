@@ -352,10 +352,57 @@ def test_an_mpirun_that_does_not_end_in_time_gets_sigterm(horovodrun):
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
 
 
-def test_sigint_reaches_mpirun_without_a_terminal(horovodrun):
-    process, _ = horovodrun(STAYS.replace("signal.SIGUSR1,", "signal.SIGUSR1, signal.SIGINT,"))
+def test_sigint_ends_an_mpirun_without_workers_here_as_ctrl_c_ends_a_command(horovodrun):
+    process, _ = horovodrun(STAYS)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 128 + signal.SIGINT
+
+
+# as mpirun does, it starts its worker in a group of its own and without a mask, and tells its exit code
+MPIRUN_WITH_WORKER = """
+import os, signal, subprocess, sys
+def prepare():
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+command = [sys.executable, "-c", {worker!r}]
+environ = {{**os.environ, "OMPI_COMM_WORLD_RANK": "0"}}
+worker = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
+worker.stdout.readline()
+print(os.getpid(), flush=True)
+for line in worker.stdout:
+    print(line, end="", flush=True)
+sys.exit(worker.wait())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "received", "code"),
+    [
+        (signal.SIGTERM, "SIGTERM", 75),
+        (signal.SIGHUP, "SIGTERM", 75),
+        (signal.SIGINT, "SIGINT", 75),
+    ],
+    ids=str,
+)
+def test_workers_on_this_host_receive_the_signal_themselves(horovodrun, number, received, code):
+    process, _ = horovodrun(MPIRUN_WITH_WORKER.format(worker=TELLS))
+    process.send_signal(number)
+    assert process.stdout.readline() == f"{received}\n"
+    assert process.wait(timeout=30) == code
+
+
+def test_ctrl_c_ends_with_130_whatever_mpirun_makes_of_it(horovodrun):
+    process, _ = horovodrun(MPIRUN_WITH_WORKER.format(worker=TELLS).replace("worker.wait()", "1"))
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "SIGINT\n"
+    assert process.wait(timeout=30) == 128 + signal.SIGINT
+
+
+def test_the_terminal_does_not_interrupt_mpirun(horovodrun):
+    process, mpirun = horovodrun(STAYS)
+    mpirun.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "SIGUSR1\n"
 
 
 def test_a_hangup_is_ignored_under_nohup(horovodrun):
