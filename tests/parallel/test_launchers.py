@@ -33,6 +33,16 @@ def test_a_task_file_trains(framework, controller, workers, said, tmp_path):
     assert job.summary["final"].keys() == {"loss", "mae"}
 
 
+def test_a_launch_that_mpi_does_not_see_is_refused(tmp_path):
+    # as srun --mpi=pmi2 or another MPI's mpiexec starts a process: MPI sees it alone
+    command = ["python", "-m", "hvdtrain", "--framework", "torch", "--run-dir", "run"]
+    result = run(command, tmp_path, PMI_SIZE="2", PMI_RANK="0")
+    assert result.returncode == 3, result.output
+    assert "started 2 processes (PMI_SIZE=2), but Horovod sees one worker" in result.output
+    assert "horovodrun -np 2 python -m hvdtrain" in result.output
+    assert not (tmp_path / "run").exists()
+
+
 SCRIPT = """
 import json
 from pathlib import Path

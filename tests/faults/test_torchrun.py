@@ -1,0 +1,27 @@
+"""Jobs of torchrun that are stopped or fail: it ends with 1, and the workers do as under other launchers."""
+
+import signal
+
+from endings import command_for, ended, run_to_end, steps_logged, wait_until
+from support.jobs import started
+
+
+def test_after_sigterm_the_workers_save(tmp_path):
+    with started(command_for(2, "torchrun", "Slow", "--framework", "torch"), tmp_path) as job:
+        wait_until(lambda: steps_logged(tmp_path) >= 3)
+        job.process.send_signal(signal.SIGTERM)
+        ending = ended(job, tmp_path, 60)
+        assert not job.pids()
+    assert ending.returncode == 1
+    assert ending.output.count("SIGTERM came at step") == 1
+    assert ending.summary["status"] == "stopped"
+    assert ending.summary["checkpoint"] == f"run/checkpoints/step-{ending.summary['steps']:08}"
+
+
+def test_a_users_mistake_is_said_once(tmp_path):
+    command = command_for(2, "torchrun", "Sound", "--framework", "torch", "--epochs", "-1")
+    ending = run_to_end(command, tmp_path)
+    assert ending.returncode == 1
+    assert ending.output.count("hvdtrain: rank ") == 1
+    assert "rank 0" in ending.output
+    assert "epochs: should be greater than 0" in ending.output
