@@ -19,27 +19,38 @@ OF_LOSS = (*TARGETS, "weights")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+Prepare = Callable[[Batch], Batch]
+Call = Callable[[Any, Batch], Any]
+
+
 class ModelCall:
     """Calls a model on batches with flat names.
 
     Args:
         framework: "torch" or "tf".
+        needs_targets: the named loss or metric that compares outputs with one array; empty if none does.
     """
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self, framework: str, needs_targets: str = "") -> None:
         self._framework = framework
-        self._known: dict[tuple[str, ...], tuple[Callable[[Batch], Batch], Callable[[Any, Batch], Any]]] = {}
+        self._needs_targets = needs_targets
+        self._known: dict[tuple[str, ...], tuple[Prepare | None, Call]] = {}
 
     def __call__(self, model: Any, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch as the loss is given it: nested, with "targets"."""
-        names = tuple(batch)
-        if names not in self._known:
-            nested = nested_batch(batch)
-            call = _call(self._framework, model, nested)
-            self._known[names] = _preparation(names), call
-        prepare, call = self._known[names]
-        batch = prepare(batch)
+        prepare, call = self._known.get(tuple(batch)) or self._decide(model, batch)
+        if prepare is not None:
+            batch = prepare(batch)
         return call(model, batch), batch
+
+    def _decide(self, model: Any, batch: Batch) -> tuple[Prepare | None, Call]:
+        """Decide how batches with these names are given to the model."""
+        prepare = _preparation(batch)
+        call = _call(self._framework, model, nested_batch(batch))
+        if self._needs_targets:
+            _check_targets(self._needs_targets, batch if prepare is None else prepare(batch))
+        self._known[tuple(batch)] = prepare, call
+        return self._known[tuple(batch)]
 
 
 def nested_batch(batch: Batch) -> Batch:
@@ -118,19 +129,13 @@ def _symbolic_names(model: Any) -> list[str]:
     return [str(n) for n in structure] if isinstance(structure, Mapping) else [t.name for t in tensors]
 
 
-def _preparation(names: Iterable[str]) -> Callable[[Batch], Batch]:
-    """Return the function that nests a batch and names its targets."""
+def _preparation(names: Iterable[str]) -> Prepare | None:
+    """Return the function that nests a batch and names its targets; None if it can stay as it is."""
     nest = nesting(names)
     tops = {name.partition("/")[0] for name in names}
     found = [name for name in TARGETS if name in tops]
-    if found[:1] == ["targets"] or not found:
-        return nest or (lambda batch: batch)
-    if len(found) > 1:
-        raise TaskError(
-            f"a batch has {found}, of which either can be the targets",
-            "Name one: hvdtrain.as_dataset(data, targets='labels').",
-            everywhere=True,
-        )
+    if "targets" in found or len(found) != 1:  # of labels and label, either can be the targets
+        return nest
     key = found[0]
 
     def prepare(batch: Batch) -> Batch:
@@ -140,7 +145,7 @@ def _preparation(names: Iterable[str]) -> Callable[[Batch], Batch]:
     return prepare
 
 
-def _call(framework: str, model: Any, batch: Batch) -> Callable[[Any, Batch], Any]:
+def _call(framework: str, model: Any, batch: Batch) -> Call:
     """Return how the model is called with batches such as this one.
 
     Raises:
@@ -155,10 +160,29 @@ def _call(framework: str, model: Any, batch: Batch) -> Callable[[Any, Batch], An
         return _call_with_mapping(framework, accepted, list(inputs))
     if isinstance(inputs, tuple):
         return _call_with_tuple(framework, accepted, model, len(inputs))
-    return lambda model, batch: model(batch["inputs"])
+    return _call_with_inputs
 
 
-def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Callable[[Any, Batch], Any]:
+def _check_targets(name: str, batch: Batch) -> None:
+    """Check that a batch has targets that a named loss or metric can compare with.
+
+    Raises:
+        TaskError: on every worker alike, if it has none or several.
+    """
+    if "targets" not in batch or isinstance(batch["targets"], (Mapping, tuple)):
+        found = "several of them" if "targets" in batch else sorted(batch)
+        raise TaskError(
+            f"{name} compares the model's outputs with one array, batch['targets']; the batch has {found}",
+            "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
+            everywhere=True,
+        )
+
+
+def _call_with_inputs(model: Any, batch: Batch) -> Any:
+    return model(batch["inputs"])
+
+
+def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Call:
     names = accepted.columns(batch)
     if not names or not accepted.takes(names):
         raise TaskError(
@@ -173,14 +197,14 @@ def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Calla
     return lambda model, batch: model(**{name: batch[name] for name in names})
 
 
-def _call_with_mapping(framework: str, accepted: _Accepted, names: list[str]) -> Callable[[Any, Batch], Any]:
+def _call_with_mapping(framework: str, accepted: _Accepted, names: list[str]) -> Call:
     if accepted.symbolic:
         if set(names) == set(accepted.names):
-            return lambda model, batch: model(batch["inputs"])
+            return _call_with_inputs
     elif accepted.takes(names):
         return lambda model, batch: model(**batch["inputs"])
     elif accepted.positional == 1 and len(accepted.required) == 1 and not set(names) & set(accepted.names):
-        return lambda model, batch: model(batch["inputs"])
+        return _call_with_inputs
     raise TaskError(
         f"the model takes {list(accepted.names)}, of which {list(accepted.required)} must be given; "
         f"batch['inputs'] has {names}",
@@ -189,9 +213,7 @@ def _call_with_mapping(framework: str, accepted: _Accepted, names: list[str]) ->
     )
 
 
-def _call_with_tuple(
-    framework: str, accepted: _Accepted, model: Any, count: int
-) -> Callable[[Any, Batch], Any]:
+def _call_with_tuple(framework: str, accepted: _Accepted, model: Any, count: int) -> Call:
     if accepted.symbolic:
         if isinstance(getattr(model, "input", None), Mapping) or len(accepted.names) != count:
             raise TaskError(

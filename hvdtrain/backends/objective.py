@@ -100,7 +100,7 @@ def make_objective(
     metrics = {
         name: _look_up(f"metrics[{name!r}]", value, table, of_metrics) for name, value in named.items()
     }
-    call = ModelCall(framework)
+    call = ModelCall(framework, next((str(v) for v in (given, *named.values()) if not callable(v)), ""))
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         outputs, batch = call(model, batch)
@@ -429,15 +429,6 @@ def _of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def of_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
         if not hasattr(outputs, "shape"):
             outputs = _logits(name, outputs)
-        if not hasattr(batch.get("targets"), "shape"):
-            found = (
-                sorted(batch) if "targets" not in batch else f"targets of type {type_name(batch['targets'])}"
-            )
-            raise TaskError(
-                f"{name} compares the model's outputs with batch['targets'], an array; the batch has {found}",
-                "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
-                everywhere=True,
-            )
         return function(outputs, batch)
 
     return of_outputs

@@ -87,6 +87,10 @@ class Pad:
         columns: the columns to pad, with the value that fills each.
         multiple: pad to the next multiple of this length.
         longest: the greatest length.
+
+    Attributes:
+        columns: the columns that are padded.
+        notes: what to tell the user.
     """
 
     def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
@@ -96,6 +100,11 @@ class Pad:
             if value is not None and value < 1:
                 raise DataError(f"pad: {name} must be 1 or more, found {value}")
         self.columns = dict(columns)
+        self.notes: tuple[str, ...] = ()
+        if not any("mask" in name for name in columns):
+            self.notes = (
+                f"no mask among the padded columns {', '.join(columns)}: the model must ignore padding",
+            )
         self._multiple = multiple
         self._longest = longest
 

@@ -111,10 +111,10 @@ def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> Collat
         source = {str(name): source[name].to_numpy() for name in source.columns}
     if isinstance(source, tuple) and len(source) == 2 and all(map(_has_length, source)):
         source = _pair(source)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = getattr(collate, "notes", ())
     if hasattr(source, "features") and hasattr(source, "select_columns") and hasattr(collate, "columns"):
         kept, left_out = number_columns(source)
-        source, notes = source.select_columns(kept), left_out_notes(left_out)
+        source, notes = source.select_columns(kept), (*notes, *left_out_notes(left_out))
     return CollatedDataset(source, collate, lambda batch: named(batch, names), notes)
 
 

@@ -19,6 +19,8 @@ def renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]
     Raises:
         DataError: If two of its keys would have the same name, or one that is to be renamed is missing.
     """
+    if not names:
+        return flatten(item)
     result = {names.get(str(key), str(key)): value for key, value in item.items()}
     if len(result) < len(item):
         raise DataError(

@@ -106,7 +106,6 @@ def test_a_model_is_given_what_it_takes(framework, model, batch, expected):
         ("tf", functional("a", "b", "c"), TUPLE, "is a tuple of 2"),
         ("tf", functional("b", "a", mapping=True), TUPLE, r"takes the inputs \['b', 'a'\]"),
         ("tf", functional("ids", "mask"), {"inputs": A, "mask": B}, r"takes \['mask'\] by name"),
-        ("torch", Torch(one), {"inputs": A, "label": Y, "labels": Y}, "of which either can be the targets"),
     ],
 )
 def test_what_a_model_does_not_take_is_named_by_every_worker(framework, model, batch, said):
@@ -120,6 +119,14 @@ def test_labels_are_the_targets(key):
     batch = ModelCall("torch")(Torch(one), {"inputs": A, key: Y})[1]
     assert batch["targets"] is Y
     assert batch[key] is Y
+
+
+def test_of_labels_and_label_neither_is_taken_unnamed():
+    batch = {"inputs": A, "label": Y, "labels": Y}
+    assert ModelCall("torch")(Torch(one), batch)[1] is batch
+    said = r"mse compares .* one array, batch\['targets'\]; the batch has \['inputs', 'label', 'labels'\]"
+    with pytest.raises(TaskError, match=said):
+        ModelCall("torch", "mse")(Torch(one), batch)
 
 
 def test_a_flat_batch_stays_the_same_object():

@@ -268,6 +268,11 @@ def test_what_cannot_be_padded_is_named(columns, samples, said):
         hvdtrain.pad(columns)(samples)
 
 
+def test_padding_without_a_mask_is_told():
+    dataset = as_dataset({"ids": WORDS}, collate=hvdtrain.pad({"ids": 0}))
+    assert dataset.notes == ("no mask among the padded columns ids: the model must ignore padding",)
+
+
 def test_pad_refuses_what_is_longer_than_the_longest():
     with pytest.raises(DataError, match=r"a sample has length 3, and longest is 2\nTruncate"):
         hvdtrain.pad({"ids": 0}, longest=2)([{"ids": [1, 2, 3]}])
