@@ -7,6 +7,7 @@ names of a batch.
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hvdtrain.data.nesting import TARGETS, nesting
@@ -151,6 +152,8 @@ def _call(framework: str, model: Any, batch: Batch) -> Call:
     Raises:
         TaskError: on every worker alike, if it does not take what the batch holds.
     """
+    if isinstance(model, partial):  # a phase is set, as exports do
+        model = model.func
     accepted = _Accepted.of(framework, model)
     if "inputs" not in batch:
         return _call_by_columns(framework, accepted, batch)

@@ -1,5 +1,7 @@
 """How a model is called with a batch, and what is said if it does not take what the batch has."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -80,6 +82,7 @@ BOTH = {"ids": A, "mask": B, "labels": None}
         ("tf", functional("mask", "ids"), MAPPING, {"ids": A, "mask": B}),
         ("tf", functional("mask", "ids", mapping=True), COLUMNS, {"ids": A, "mask": B}),
         ("tf", functional("anything"), {"inputs": A}, A),
+        ("tf", partial(functional("mask", "ids"), training=False), MAPPING, {"ids": A, "mask": B}),
     ],
 )
 def test_a_model_is_given_what_it_takes(framework, model, batch, expected):
