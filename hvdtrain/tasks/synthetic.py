@@ -31,6 +31,7 @@ class Synthetic:
     """
 
     loss = "cross_entropy"
+    class_axis = -1  # a context can be as long as the vocabulary
     metrics: ClassVar = {"accuracy": "accuracy"}
     defaults: ClassVar = {
         "steps": 100,

@@ -33,6 +33,7 @@ class Text:
     """
 
     loss = "cross_entropy"
+    class_axis = -1  # a context can be as long as the vocabulary
     metrics: ClassVar = {"accuracy": "accuracy"}
     defaults: ClassVar = {
         "epochs": 2,

@@ -19,6 +19,7 @@ LEFT_OUT = (
     r"test_export\.py::test_a_program_takes.*\[tf-",
     r"test_fine_tuning\.py::.*tf-torch",
     r"test_images_task\.py::test_a_wrong_label",
+    r"test_inputs\.py::test_inputs_by_position",
     r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-|tf-torchrun-)",
     r"test_launchers\.py::test_a_(worker|task_may)",
     r"test_own_rates\.py::.*tf-Lion",

@@ -8,6 +8,8 @@ import pytest
 
 from hvdtrain.backends.objective import make_objective
 from hvdtrain.errors import TaskError
+from hvdtrain.tasks.synthetic import Synthetic
+from hvdtrain.tasks.text import Text
 
 RANDOM = np.random.RandomState(5)
 
@@ -77,6 +79,13 @@ def test_layouts_that_shapes_do_not_tell_apart_need_class_axis(side):
     onehot = np.eye(3)[targets]
     for axis, expected in ((-1, entropy(logits, onehot)), (1, entropy(np.moveaxis(logits, 1, -1), onehot))):
         np.testing.assert_allclose(values(side, logits, targets, class_axis=axis)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", [Text, Synthetic])
+def test_a_context_can_be_as_long_as_the_vocabulary(side, task):
+    logits, targets = RANDOM.randn(4, 3, 3), RANDOM.randint(0, 3, (4, 3))
+    losses, _ = values(side, logits, targets, class_axis=task.class_axis, metrics=task.metrics)
+    np.testing.assert_allclose(losses, entropy(logits, np.eye(3)[targets]), rtol=1e-5)
 
 
 def test_targets_of_shape_n_1_are_class_numbers(side):
