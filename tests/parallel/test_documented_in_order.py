@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 from support import pool
 from support.documents import ROOT, hvdtrain_commands
 from support.jobs import Result, run
@@ -17,7 +18,12 @@ def run_page(page: str, folder: Path) -> list[Result]:
     """
     results = []
     for words in hvdtrain_commands(ROOT / "docs" / page):
-        launched = words[:3] == ["python", "-m", "hvdtrain"] and words[3] in ("evaluate", "export", "import")
+        launched = words[:3] == ["python", "-m", "hvdtrain"] and words[3] in (
+            "evaluate",
+            "predict",
+            "export",
+            "import",
+        )
         results.append(run(words, folder) if launched else pool.documented(tuple(words), folder))
         assert results[-1].returncode == 0, f"{words}\n{results[-1].output[-3000:]}"
         assert not (launched and results[-1].stderr), results[-1].stderr
@@ -26,8 +32,10 @@ def run_page(page: str, folder: Path) -> list[Result]:
 
 def test_the_page_on_serving(tmp_path):
     shutil.copytree(trained("torch").folder, tmp_path / "runs" / "digits")
-    assert len(run_page("serving.md", tmp_path)) == 6
+    assert len(run_page("serving.md", tmp_path)) == 8
     assert (tmp_path / "digits.onnx").is_file()
+    assert np.load(tmp_path / "digits.npz")["outputs"].shape == (359, 10)
+    assert (tmp_path / "digits.parquet").is_file()
     assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
     assert len((tmp_path / "runs" / "digits" / "evaluations.jsonl").read_text().splitlines()) == 2
 

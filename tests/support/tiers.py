@@ -24,6 +24,7 @@ LEFT_OUT = (
     r"test_launchers\.py::test_a_(worker|task_may)",
     r"test_own_rates\.py::.*tf-Lion",
     r"test_precision\.py",
+    r"test_predict\.py::.*\[tf\]",
     r"test_reading\.py::(?!test_by_default)",
     r"test_resume_anywhere\.py::.*1-3-2-workers",
     r"test_resume_exact\.py::.*\[(torch-2-gloo-1|torch-1-none-7|tf-2-gloo-1)\]",

@@ -33,10 +33,8 @@ from hvdtrain.data.feed import HostBatch
 
 Model = Any
 
-_REMEDY = (
-    "Give the task tf_serve(model, batch), which returns the outputs to serve, or export the whole model: "
-    "--to keras."
-)
+_SERVE = "Give the task tf_serve(model, batch), which returns the outputs to serve."
+_REMEDY = f"{_SERVE} Or export the whole model: --to keras."
 
 
 def export_program(
@@ -101,7 +99,7 @@ def predicted(
     Raises:
         TaskError: If the task's loss does not call the model once.
     """
-    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _REMEDY)
+    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _SERVE)
 
 
 def batch_of(batch: HostBatch) -> dict[str, Any]:

@@ -31,10 +31,8 @@ from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.data.feed import HostBatch
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie beside it
-_REMEDY = (
-    "Give the task torch_serve(model, batch), which returns the outputs to serve, or export the weights: "
-    "--to safetensors."
-)
+_SERVE = "Give the task torch_serve(model, batch), which returns the outputs to serve."
+_REMEDY = f"{_SERVE} Or export the weights: --to safetensors."
 
 
 def export_program(  # noqa: PLR0917 - passed on by export_model as they are
@@ -102,7 +100,7 @@ def predicted(
     Raises:
         TaskError: If the task's loss does not call the model once.
     """
-    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _REMEDY)
+    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _SERVE)
 
 
 def batch_of(batch: HostBatch) -> dict[str, torch.Tensor]:
