@@ -24,7 +24,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
-from hvdtrain.jobs.dry_run import Dry, dry_run
+from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.learning_rate import with_learning_rate
@@ -110,8 +110,8 @@ def _train(
     point = replace(point, notes=(*notes, *filter(None, [watching.note])))
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
-    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, found):
-        point = replace(point, notes=(*point.notes, *found.notes))
+    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, notes):
+        point = replace(point, notes=(*point.notes, *notes))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         notes = (*point.notes, *_notes_on_options(job, session, own_optimizer=model.own_rates is not None))
@@ -127,8 +127,8 @@ def _entered(
     callbacks: Sequence[Any],
     *,
     signals: Signals,
-) -> Iterator[tuple[Session, Dry]]:
-    """Collective. Return a context with the run and its services, which it closes, and its dry run's results.
+) -> Iterator[tuple[Session, Sequence[str]]]:
+    """Collective. Return a context with the run and its services, which it closes, and the dry run's notes.
 
     The dry run precedes whatever is written.
 
@@ -147,7 +147,7 @@ def _entered(
             fingerprints=task_data.identity.fingerprints,
             state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
         )
-        found = dry_run(session, task_data.task)
+        notes = dry_run(session, task_data.task).notes  # its batches need not stay in memory
         context = RunContext(
             rank=backend.workers.rank,
             workers=backend.workers.size,
@@ -171,7 +171,7 @@ def _entered(
             )
         with signals.defer_to_step_boundary():
             try:
-                yield session, found
+                yield session, notes
             finally:
                 session.saver.finish(_LAST_SAVE_SECONDS)
                 report.close()  # last: what is being written waits for the log to be on the disk

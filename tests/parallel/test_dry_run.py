@@ -1,0 +1,69 @@
+"""The dry run in real jobs: what it refuses, in both frameworks, and what ``--check`` shows."""
+
+from pathlib import Path
+
+import pytest
+from support.jobs import FRAMEWORKS
+from support.pool import command
+
+TASKS = Path(__file__).with_name("mistaken_tasks.py")
+SOURCE = TASKS.read_text().splitlines()
+
+# task: what its message must hold
+REFUSED = {
+    "Softmax": ["the loss cross_entropy takes logits", "classifier_activation=None"],
+    "Sigmoid": ["the last layer is a sigmoid", "Remove it"],
+    "FewOutputs": [
+        "targets of the training data reach 2, and the model has 2 outputs (classes 0 to 1): sample"
+    ],
+    "WrongWidth": ["the first batch of the training data fails: ", "It has inputs float32 (16, 8)"],
+    "EvalOfAnotherWidth": [
+        "the first batch of the evaluation data fails: ",
+        "Unlike the training data, it has 'inputs' of float32 (5,) per sample in place of float32 (8,).",
+    ],
+    "EvalWithoutTargets": ["Unlike the training data, it has no 'targets'."],
+    "OwnLine": [
+        f"{TASKS}, line {1 + SOURCE.index('        return outputs.no_such_attribute')}: AttributeError",
+        "the model's outputs are float32 (16, 3)",
+    ],
+    "NoPair": ["_loss must return (loss per sample, {metric name: value per sample}), found a"],
+    "FloatMetric": ["f1 must give one value per sample, found a float"],
+    "Unreadable": [f"{TASKS}, line ", "ValueError: cannot decode (sample "],
+}
+
+
+@pytest.mark.parametrize("task", REFUSED)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_task_is_refused_before_the_first_step(framework, task, tmp_path):
+    words = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", str(tmp_path / "run")]
+    result = command(1, "none", framework, *words, cwd=tmp_path)
+    assert result.returncode == 2, result.output
+    for text in REFUSED[task]:
+        assert result.stderr.count(text) == 1, result.output
+    assert "Traceback" not in result.output
+    assert "\x1b" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 6
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_check_of_two_workers_shows_what_training_would_compute(framework, tmp_path):
+    words = [
+        "--framework",
+        framework,
+        "--task",
+        f"{TASKS}:Frozen",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--check",
+    ]
+    result = command(2, "mpi", framework, *words, cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert "2 workers; nothing was trained" in lines[0]
+    assert lines[1] == "model       73 parameters, 18 of them trained, in 2 tensors"
+    assert lines[2] == "training    inputs float32 (16, 8), targets int64 (16,)"
+    assert lines[3] == "outputs float32 (16, 3)"
+    assert lines[4].startswith("loss ")
+    assert result.spoke == {0}
+    assert list(tmp_path.iterdir()) == []
