@@ -32,6 +32,12 @@ _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
     str(Path(__file__).resolve().parent),
 )
+# arguments of the task's methods, for those that are given any
+_ARGUMENTS = {
+    "torch_loss": ("model", "batch"),
+    "tf_loss": ("model", "batch"),
+    "torch_optimizer": ("parameters",),
+}
 
 # prefix for modules of task files, which other processes cannot import by name
 FILE_MODULE_PREFIX = "hvdtrain_task_"
@@ -156,7 +162,31 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
     if not hasattr(task, "loss") and not hasattr(task, FRAMEWORKS[framework].loss_method):
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)")
+    _check_signatures(task, spec, framework)
     return task
+
+
+def _check_signatures(task: Any, spec: str, framework: str) -> None:
+    """Check that the task's methods for a framework take the arguments that they are called with.
+
+    Raises:
+        TaskError: naming the method and how to write it.
+    """
+    row = FRAMEWORKS[framework]
+    for method in ("train_data", "eval_data", row.model_method, row.loss_method, row.optimizer_method):
+        arguments = _ARGUMENTS.get(method, ())
+        try:
+            signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # there is none, or it is not written in Python
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            call = f"{method}({', '.join(arguments)})"
+            raise TaskError(
+                f"task {spec}: {method}{signature} cannot be called as {call}: {error}",
+                f"Write def {method}({', '.join(('self', *arguments))}).",
+            ) from None
 
 
 class GivenTask:

@@ -110,8 +110,8 @@ def _train(
     point = replace(point, notes=(*notes, *filter(None, [watching.note])))
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
-    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, notes):
-        point = replace(point, notes=(*point.notes, *notes))
+    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, found):
+        point = replace(point, notes=(*point.notes, *found))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         notes = (*point.notes, *_notes_on_options(job, session, own_optimizer=model.own_rates is not None))

@@ -167,5 +167,26 @@ def test_shapes_that_differ_have_no_line_to_paste():
     assert "state_names" not in remedy
 
 
+def test_nothing_is_proposed_for_unrelated_models():
+    """Some of their layers have equal shapes by chance."""
+    expected = {f"model/layer{i}/kernel": (8, 8) for i in range(4)} | {
+        f"model/block{i}/kernel": (3, 3, i + 1, 8) for i in range(6)
+    }
+    found = {f"model/dense{i}/kernel": (8, 8) for i in range(4)} | {"model/out/kernel": (8, 10)}
+    assert refused(expected, found) == ""
+    assert refused(found, expected) == ""
+
+
+def test_a_proposal_may_leave_a_few_tensors_out():
+    layers = {f"block{i}/kernel": (i + 1, 8) for i in range(20)}
+    remedy = refused(
+        {f"model/encoder/{name}": shape for name, shape in layers.items()}
+        | {"model/new_head/kernel": (8, 3)},
+        {f"model/backbone/{name}": shape for name, shape in layers.items()}
+        | {"model/old_head/kernel": (8, 9)},
+    )
+    assert remedy.splitlines()[-1].strip() == 'state_names = {"torch": {"encoder": "backbone"}}'
+
+
 def test_private_names_are_nobodys_problem():
     check_state({"model/a": (1,)}, {"model/a": np.zeros(1), "torch/model/b": np.zeros(2)}, "tf")

@@ -274,12 +274,51 @@ def test_a_task_without_any_model_is_named():
 
 
 class OwnLoss:
-    train_data = eval_data = torch_model = tf_model = torch_loss = lambda self: None
+    train_data = eval_data = torch_model = tf_model = lambda self: None
+    torch_loss = lambda self, model, batch: None  # noqa: E731
 
 
 def test_a_task_needs_a_loss_for_its_framework():
     assert make_task(OwnLoss, "it", {}, "torch")
     assert why(OwnLoss, {}, "tf") == "task it has neither loss nor tf_loss(model, batch)"
+
+
+@pytest.mark.parametrize(
+    ("framework", "method", "function", "said"),
+    [
+        (
+            "torch",
+            "torch_optimizer",
+            lambda self: None,
+            "torch_optimizer() cannot be called as torch_optimizer(parameters)",
+        ),
+        ("tf", "tf_optimizer", lambda self, x: None, "tf_optimizer(x) cannot be called as tf_optimizer()"),
+        (
+            "torch",
+            "torch_loss",
+            lambda self, batch: None,
+            "torch_loss(batch) cannot be called as torch_loss(model, batch)",
+        ),
+        (
+            "tf",
+            "tf_loss",
+            lambda self, batch: None,
+            "tf_loss(batch) cannot be called as tf_loss(model, batch)",
+        ),
+        (
+            "torch",
+            "torch_model",
+            lambda self, size: None,
+            "torch_model(size) cannot be called as torch_model()",
+        ),
+        ("tf", "train_data", lambda self, rank: [], "train_data(rank) cannot be called as train_data()"),
+    ],
+)
+def test_methods_that_take_other_arguments_are_named(framework, method, function, said):
+    task_class = type("Part", (Base,), {"tf_model": lambda self: None, method: function})
+    message = why(task_class, {}, framework)
+    assert message.startswith(f"task it: {said}: ")
+    assert f"\nWrite def {method}(self" in message
 
 
 def test_the_spec_of_a_name_is_the_name():

@@ -15,6 +15,7 @@ from hvdtrain.errors import TaskError
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
 
 _SHOWN = 3  # lines of each kind of problem
+_NEARLY_ALL = 0.9  # part of the tensors, on both sides, that must fit for names to be proposed
 _ALIKE = 0.6  # difflib's ratio from which two names count as close
 
 
@@ -200,20 +201,24 @@ def _role(name: str) -> str:
 
 
 def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[str, str]) -> str:
-    """Return a line of ``state_names`` that makes the names fit; nothing where shapes and roles tell none."""
+    """Return a line of ``state_names`` that makes nearly all names fit; empty if there is none."""
     missing, unexpected = _unmatched(expected, found)
     free = [name for name in unexpected if name.startswith("model/")]
     kept = {own_names.get(name, name).removeprefix("model/") for name in expected if name in found}
     mapping: dict[str, str] = {}
+    paired = 0
     for name in missing:
         fitting = {o: found[o] for o in free if found[o] == expected[name] and _role(o) == _role(name)}
         if not name.startswith("model/") or not fitting:
             continue
         chosen = _closest(name, expected[name], fitting)[0]
         free.remove(chosen)
+        paired += 1
         own = own_names.get(name, name)
         _add(mapping, kept, own.removeprefix("model/").split("/"), chosen.removeprefix("model/").split("/"))
-    if not mapping:
+    wanted = sum(name.startswith("model/") for name in missing)
+    # of unrelated models, some layers fit by chance
+    if paired < _NEARLY_ALL * max(wanted, paired + len(free)) or not mapping:
         return ""
     entries = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
     return (
