@@ -17,6 +17,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.batch_limits import check_eval_batch
 from hvdtrain.jobs.data_identity import (
     NO_DATA,
     SAME_DATA,
@@ -168,6 +169,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
         run_dir=checkpoint_config.run_dir_of(found),
         state=RunState(Progress(manifest.step, manifest.samples)),
     )
+    check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
     begun = time.perf_counter()
     try:
         with readers_for(job.config, None, data) as session.readers:

@@ -22,6 +22,7 @@ from hvdtrain.host import environment
 from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
+from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
 from hvdtrain.jobs.capabilities import check_capabilities
 from hvdtrain.jobs.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data
 from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
@@ -248,8 +249,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     assert_consistent(backend.workers, task_data.common_values, SAME_DATA)
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
-    # raises before anything is written
-    TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
+    _check_plan(job.config, backend, task_data)  # before anything is written
     _check_metrics(job.config, task_data)
     model = build_together(job.config, task_data.task, backend)
     return _with_call_note(job.config, task_data, backend), model, hosts
@@ -265,6 +265,15 @@ def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> Ta
     ]
     note = describe_columns(config.framework, backend.model, columns)
     return replace(task_data, notes=(*task_data.notes, note)) if note else task_data
+
+
+def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
+    """Check that the batches and the length of the training can be meant. Local: no collective."""
+    workers = backend.workers
+    plan = TrainingPlan.of(config, workers.size, len(task_data.train_data))
+    check_training_length(config, plan)
+    check_train_batch(config, plan, task_data.train_data, workers.local_size)
+    check_eval_batch(config, plan, task_data.eval_data, workers.local_size)
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:

@@ -24,6 +24,8 @@ from hvdtrain.errors import CheckpointError, TaskError
 Model = Any
 Outputs = list[NDArray[Any]]
 
+_MOST_TIMES = 10  # optimizers keep several numbers for each weight
+_SPARE_BYTES = 1_000_000  # of an HDF5 file's own structure
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
 
@@ -88,7 +90,7 @@ def load_weights_file(model: Model, path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
-        file = _weights_in(path, Path(folder))
+        file = _weights_in(path, Path(folder), _MOST_TIMES * own.stat().st_size + _SPARE_BYTES)
         try:
             expected, found = _shapes(own), _shapes(file)
             check_fit(path, expected, found)
@@ -99,14 +101,22 @@ def load_weights_file(model: Model, path: Path) -> str:
     return f"{len(found)} arrays, {numbers:,} numbers"
 
 
-def _weights_in(path: Path, folder: Path) -> Path:
-    """Return the .weights.h5 file that a file is or holds."""
+def _weights_in(path: Path, folder: Path, limit_bytes: int) -> Path:
+    """Return the .weights.h5 file that a file is or holds; one that unpacks to more bytes is refused."""
     if path.suffix != ".keras":
         return path
     inside = folder / "file.weights.h5"
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS_FILE) as source:
-            inside.write_bytes(source.read())
+        with zipfile.ZipFile(path) as archive:
+            size = archive.getinfo(_WEIGHTS_FILE).file_size
+            if size > limit_bytes:
+                raise CheckpointError(
+                    f"{path}: {_WEIGHTS_FILE} in it has {size:,} bytes; with the optimizer's state, this "
+                    f"model's weights have at most {limit_bytes:,}",
+                    "Import it with the task that has its model.",
+                )
+            archive.extract(_WEIGHTS_FILE, folder)
+            (folder / _WEIGHTS_FILE).rename(inside)
     except (zipfile.BadZipFile, KeyError, OSError, EOFError) as error:
         raise _damaged(path, error) from None
     return inside

@@ -1,0 +1,101 @@
+"""Batches and lengths that cannot be meant, and those that can."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.config import Config
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.errors import ConfigError
+from hvdtrain.jobs import batch_limits
+from hvdtrain.training_plan import TrainingPlan
+
+
+def data(size: int, width: int = 2) -> object:
+    return as_dataset({"inputs": np.zeros((size, width), np.float32), "targets": np.zeros(size, np.int64)})
+
+
+def checked(size: int = 3, workers: int = 1, width: int = 2, **fields: object) -> None:
+    config = Config(**{"framework": "torch", "epochs": 1, **fields})
+    plan = TrainingPlan.of(config, workers, size)
+    batch_limits.check_training_length(config, plan)
+    batch_limits.check_train_batch(config, plan, data(size, width), workers)
+    batch_limits.check_eval_batch(config, plan, data(size, width), workers)
+
+
+def refused(**fields: object) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        checked(**fields)
+    return caught.value
+
+
+def test_a_batch_far_beyond_the_data_is_refused_on_every_worker():
+    error = refused(size=3, batch_size=10**8)
+    assert error.everywhere
+    assert error.problem == (
+        "batch_size: a batch of all workers has 100,000,000 samples, which is 33,333,333 times the training "
+        "data (size 3); at most 65,536 are allowed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"global_batch_size": 10**8}, "global_batch_size"),
+        ({"batch_size": 100, "accumulate": 10**6}, "batch_size"),
+        ({"eval_batch_size": 10**8}, "eval_batch_size"),
+    ],
+)
+def test_the_field_that_makes_the_batch_is_named(fields, field):
+    assert refused(**fields).problem.startswith(f"{field}: a batch of all workers has 100,000,000 samples")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": 1, "batch_size": 32, "workers": 3},
+        {"size": 1, "batch_size": 32, "accumulate": 64, "epochs": 1e-7},
+        {"size": 1, "batch_size": 65_536},
+        {"size": 1000, "batch_size": 10**6, "epochs": 3},
+        {"size": 5, "steps": 10**12},
+    ],
+    ids=str,
+)
+def test_a_batch_may_go_through_the_data_many_times(fields):
+    checked(**fields)
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(batch_limits.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
+    checked(size=3000, width=1000, batch_size=12_000, workers=2)
+    error = refused(size=3000, width=1000, batch_size=13_000, workers=2)
+    assert not error.everywhere
+    assert error.problem == (
+        "batch_size: a batch of 13,000 samples of 4,008 bytes takes 0.1 GB in each worker; this host has 2 "
+        "of them and 0.1 GB of memory"
+    )
+    assert (
+        "eval_batch_size: a batch of 13,000"
+        in refused(size=3000, width=1000, eval_batch_size=13_000, workers=2).problem
+    )
+
+
+def test_a_training_whose_samples_cannot_be_counted_is_refused():
+    error = refused(size=1000, steps=10**12, batch_size=50_000, accumulate=200)
+    assert error.problem.startswith(
+        "steps: 1,000,000,000,000 steps would be 10,000,000,000,000,000,000 samples in "
+    )
+    assert error.everywhere
+
+
+def test_a_small_batch_reads_no_sample():
+    class Unreadable:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> object:
+            raise AssertionError("read")
+
+    config = Config(framework="torch", epochs=1)
+    batch_limits.check_train_batch(config, TrainingPlan.of(config, 1, 10), Unreadable(), 1)
