@@ -102,6 +102,94 @@ def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):
     assert refused(Layer("run.yaml", {name: 1})) == f"run.yaml: there is no field {name!r}\n{hint}"
 
 
+def test_all_unknown_fields_of_all_sources_are_named_at_once():
+    layers = [TORCH, Layer("run.yaml", {"lr": 1, "seed": 1}), Layer("--set", {"gpus": 2, "qqq": 3})]
+    with pytest.raises(ConfigError) as caught:
+        resolve(layers)
+    lines = caught.value.problem.splitlines()
+    assert lines[0] == "run.yaml: there is no field 'lr'. Did you mean 'learning_rate'?"
+    assert lines[1].startswith("--set: there is no field 'gpus'. The launcher starts the workers")
+    assert lines[2:] == ["--set: there is no field 'qqq'"]
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [("train()", "task_options={'hidden': 4}"), ("run.yaml", "task_options: {hidden: 4}")],
+)
+def test_an_option_of_the_task_among_the_fields_is_recognized(source, written):
+    with pytest.raises(ConfigError) as caught:
+        resolve([TORCH, Layer(source, {"hidden": 4})], task_parameters=["hidden"])
+    assert caught.value.remedy == f"The task's constructor takes it: write {written}."
+
+
+def test_home_and_variables_are_expanded_in_the_fields_that_hold_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    fields = {"run_dir": "~/r", "init": "$HOME/i", "resume": Path("~/c"), "task": "~/t.py:T"}
+    config = resolved(**fields, task_options={"path": "~/mine"})
+    assert {name: getattr(config, name) for name in fields} == {
+        "run_dir": "/home/me/r", "init": "/home/me/i", "resume": "/home/me/c", "task": "/home/me/t.py:T",
+    }  # fmt: skip
+    assert config.task_options == {"path": "~/mine"}
+
+
+def test_an_undefined_variable_in_a_path_is_refused(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert refused(Layer("run.yaml", {"run_dir": "$NOT_SET/x"})) == (
+        "run_dir: the environment variable NOT_SET is not set, found '$NOT_SET/x' (run.yaml)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("clip_norm", "None", "write null for no value"),
+        ("save_every", "none", "write null for no value"),
+        ("optimizer", "adam", "adamw with weight_decay 0 is Adam"),
+    ],
+)
+def test_values_of_other_trainers_get_a_hint(field, value, hint):
+    assert refused(Layer("run.yaml", {field: value})).endswith(f"found {value!r} (run.yaml); {hint}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("seed", 10**5000, "found a value of type int that is too large to show"),
+        ("learning_rate", 10**400, f"found 1{'0' * 199}... (run.yaml)"),
+        ("task", ["x"] * 10**5, f"found {str(['x'] * 100)[:200]}... (run.yaml)"),
+    ],
+    ids=["seed", "learning_rate", "task"],
+)
+def test_an_endless_value_is_shown_shortened(field, value, said):
+    assert said in refused(Layer("run.yaml", {field: value}))
+
+
+def nested(depth: int) -> dict:
+    options: dict = {}
+    for _ in range(depth):
+        options = {"a": options}
+    return options
+
+
+@pytest.mark.parametrize(
+    "options", [{"a": object()}, {"a": {1, object()}}, nested(3000)], ids=["object", "set", "deep"]
+)
+def test_task_options_that_yaml_cannot_hold_are_refused(options):
+    said = refused(Layer("train()", {"task_options": options}))
+    assert said.startswith("task_options: cannot be written to config.yaml: ")
+    assert said.endswith("(train())\nUse numbers, text, lists and mappings.")
+
+
+def test_a_config_file_that_never_ends_is_refused():
+    with pytest.raises(ConfigError, match="the config file /dev/zero has more than 10,000,000 characters"):
+        read_file(Path("/dev/zero"))
+
+
+def test_a_key_with_endless_dots_is_refused():
+    with pytest.raises(ConfigError, match="the key has more than 20 dots"):
+        parse_assignments([f"task_options{'.a' * 3000}=1"])
+
+
 OUT_OF_RANGE = [
     ("check_data", -1, "should be greater than or equal to 0"),
     ("epochs", 0, "should be greater than 0"),

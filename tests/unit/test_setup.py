@@ -81,6 +81,39 @@ def test_a_task_without_defaults_has_the_fields_own():
     assert prepared(type("Bare", (), {**vars(Small), "defaults": {}})).config.epochs == 10.0
 
 
+NO_TASK = ("no task is given: training the built-in task digits",)
+
+
+@pytest.mark.parametrize(
+    ("layers", "notes"),
+    [
+        ([Layer("run.yaml", {"framework": "torch"})], NO_TASK),
+        ([Layer("train()", {"framework": "torch"})], NO_TASK),
+        (
+            [Layer("--set", {"task_options": {"split_seed": 1}}), Layer("options", {"framework": "torch"})],
+            NO_TASK,
+        ),
+        ([Layer("--set", {}), Layer("options", {"framework": "torch"})], ()),
+        ([Layer("run.yaml", {}), Layer("options", {"framework": "torch"})], ()),
+        ([Layer("run.yaml", {"framework": "torch", "task": "digits"})], ()),
+        ([Layer("run.yaml", {"framework": "torch"}), Layer("options", {"task": "digits"})], ()),
+    ],
+)
+def test_a_config_without_a_task_is_noted(layers, notes):
+    assert prepare(layers).notes == notes
+
+
+@pytest.mark.parametrize("task", [["digits"], 3, {"a": 1}])
+def test_a_task_that_is_no_text_is_refused(task):
+    with pytest.raises(ConfigError, match="task: should be a name or a path with a class, found "):
+        prepare([Layer("run.yaml", {"framework": "torch", "task": task})])
+
+
+def test_an_option_of_the_task_that_is_no_field_is_recognized():
+    with pytest.raises(ConfigError, match=r"there is no field 'size'\nThe task's constructor takes it"):
+        prepared(size=3)
+
+
 def test_data_becomes_data_sets():
     found = opened()
     assert len(found.train_data) == 11

@@ -1,0 +1,63 @@
+"""Paths as users write them."""
+
+import pytest
+
+from hvdtrain.paths import expand_path, expand_task
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("DATA", "/data")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("NOT_SET", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("~/runs", "/home/me/runs"),
+        ("~", "/home/me"),
+        ("$DATA/x", "/data/x"),
+        ("${DATA}x", "/datax"),
+        ("$HOME/$DATA", "/home/me//data"),
+        ("a~b", "a~b"),
+        ("./~b", "./~b"),
+        ("runs/x", "runs/x"),
+        ("cost$", "cost$"),
+        ("auto", "auto"),
+    ],
+)
+def test_home_and_variables_are_replaced(text, path):
+    assert expand_path(text) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("$NOT_SET/x", "the environment variable NOT_SET is not set"),
+        ("${NOT_SET}", "the environment variable NOT_SET is not set"),
+        ("$EMPTY/x", "the environment variable EMPTY is not set"),
+        ("${}", r"the environment variable \$\{\} is not set"),
+        ("~nobody-of-that-name/x", "no home directory ~nobody-of-that-name; write ./~nobody-of-that-name"),
+        ("a\0b", "null character"),
+    ],
+)
+def test_what_cannot_be_replaced_is_named(text, said):
+    with pytest.raises(ValueError, match=said):
+        expand_path(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expanded"),
+    [
+        ("digits", "digits"),
+        ("~/mine.py:Task", "/home/me/mine.py:Task"),
+        ("$DATA/mine.py:Outer.Task", "/data/mine.py:Outer.Task"),
+        ("package.module:Task", "package.module:Task"),
+        ("$DATA/mine.py", "/data/mine.py"),
+        ("a:b:$X", "a:b:$X"),
+    ],
+)
+def test_only_the_path_of_a_task_is_replaced(spec, expanded):
+    assert expand_task(spec) == expanded
