@@ -24,6 +24,8 @@ with h5py.File("old.weights.h5", "w") as file:
     file.attrs["layer_names"] = np.array([b"conv1"])
 with zipfile.ZipFile("no_weights.keras", "w") as archive:
     archive.writestr("config.json", "{}")
+with zipfile.ZipFile("bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("model.weights.h5", bytes(50_000_000))
 for whole, cut in (("good.weights.h5", "cut.weights.h5"), ("compiled.keras", "cut.keras")):
     content = Path(whole).read_bytes()
     Path(cut).write_bytes(content[: len(content) // 2])
