@@ -11,6 +11,7 @@ from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
@@ -58,6 +59,7 @@ def open_run(
             if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
                 AppendFile(path / METRICS_FILE).close()
             write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
+            forget_causes(path)
             if resumed_step is not None:
                 _cut_back(path, resumed_step)
             report = RunReport(open_console(), replace(context, run_dir=path), resumed_step, callbacks)

@@ -1,6 +1,7 @@
 """Training: one job, from its configuration to its summary; what every way of starting one goes through."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
+from hvdtrain.jobs.failure_cause import exchange_cause
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.learning_rate import with_learning_rate
@@ -212,6 +214,8 @@ def _train_session(
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
+        workers = session.backend.workers
+        problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])
         summary = _summarise(session, status, problem, verified=in_order)
         session.report.on_end(summary)
     return _end_together(session, summary)

@@ -44,5 +44,7 @@ def test_the_error_appears_whole(ending):
     assert f'File "{TASKS}", line ' in ending.output
 
 
-def test_the_summary_says_that_the_run_failed(ending):
+def test_the_summary_says_that_the_run_failed_and_why(ending):
     assert ending.summary["status"] == "failed"
+    assert re.match(rf"rank 1 on {socket.gethostname()}: training failed at step ", ending.summary["error"])
+    assert ending.summary["error"].endswith("ValueError: the flux capacitor is empty")
