@@ -144,20 +144,21 @@ def _stated(launch: Launch) -> str:
 
 
 def _remedy(launch: Launch, build: str) -> str:
+    count = launch.size if launch.variable != "PMIX_RANK" else "N"
+    start = f"Start with `horovodrun -np {count} python -m hvdtrain ...`"
+    over_mpi = launch.launcher in (MPIRUN, SRUN)
+    if over_mpi and not build:
+        return (
+            f"{start.replace('horovodrun', 'horovodrun --gloo')}, or install an MPI and run "
+            "`python -m hvdtrain build-horovod --mpi require`: Horovod was built without MPI."
+        )
+    if over_mpi and os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo":
+        return f"Unset HOROVOD_CONTROLLER, which hides MPI from Horovod. {start}, or with {launch.launcher}."
     if launch.launcher == SRUN:
         return (
             "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
             "docs/clusters.md says what else works."
         )
-    count = launch.size if launch.variable != "PMIX_RANK" else "N"
-    start = f"Start with `horovodrun -np {count} python -m hvdtrain ...`"
-    if launch.launcher == MPIRUN and not build:
-        return (
-            f"{start.replace('horovodrun', 'horovodrun --gloo')}, or install an MPI and run "
-            "`python -m hvdtrain build-horovod --mpi require`."
-        )
-    if launch.launcher == MPIRUN and os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo":
-        return f"Unset HOROVOD_CONTROLLER, which hides MPI from Horovod. {start}, or with mpirun."
     if build:
         start += f", or with the mpirun of {build}, which Horovod was built with"
     unset = "TF_CONFIG" if launch.variable == "TF_CONFIG" else "WORLD_SIZE and RANK"

@@ -142,6 +142,7 @@ def test_another_rank_or_fewer_workers_are_refused(size, rank):
         (MPIRUN, "", "horovodrun --gloo -np 2 "),
         (PMI, "Open MPI 5", "horovodrun -np 2 python -m hvdtrain ...`, or with the mpirun of Open MPI 5"),
         (STEP, "Open MPI 5", "srun --mpi=pmix"),
+        ({**STEP, "PMIX_RANK": "1"}, "", "Horovod was built without MPI"),
         (
             PODS,
             "",
