@@ -129,7 +129,8 @@ def _own_objective(own: Objective, name: str) -> Objective:
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         result = own(model, nested_batch(batch))
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
+        if not is_pair:
             raise TaskError(
                 f"{name} must return (loss per sample, {{metric: value per sample}}); "
                 f"found {_kinds_of(result)}",
@@ -137,7 +138,7 @@ def _own_objective(own: Objective, name: str) -> Objective:
                 everywhere=True,
             )
         check_metric_names(result[1], f"{name}()")
-        return result
+        return result[0], dict(result[1])
 
     return objective
 

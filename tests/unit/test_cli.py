@@ -53,7 +53,7 @@ def test_help_lists_every_option_of_the_design(invoke, words, option):
 
 
 def test_every_option_is_a_config_field_spelled_with_dashes():
-    own = {"config_file", "assignments", "debug"}
+    own = {"config_file", "assignments", "debug", "check"}
     options = {parameter.name: parameter for parameter in cli.train.params if parameter.name not in own}
     assert set(options) <= set(Config.model_fields)
     assert all(option.opts == [f"--{name.replace('_', '-')}"] for name, option in options.items())

@@ -60,12 +60,6 @@ def test_metrics_cannot_have_the_names_of_other_numbers(name):
         make_objective(own, "tf", TABLE)(model, BATCH)
 
 
-@pytest.mark.parametrize("result", ["text", (1, 2, 3), (1, None), None])
-def test_the_form_of_an_own_loss_is_checked_elsewhere(result):
-    task = SimpleNamespace(torch_loss=lambda model, batch: result)
-    assert make_objective(task, "torch", TABLE)(model, BATCH) == result
-
-
 def test_the_frameworks_own_loss_goes_first():
     task = SimpleNamespace(loss="cross_entropy", torch_loss=lambda model, batch: ["own", {}])
     assert make_objective(task, "torch", TABLE)(model, BATCH) == ("own", {})
@@ -106,6 +100,7 @@ def test_a_loss_or_metric_that_is_none_is_named(task, said):
     ("returned", "found"),
     [
         (3.5, "a float"),
+        (None, "a NoneType"),
         ((1.0, 2.0), "a tuple of (float, float)"),
         ((1.0,), "a tuple of (float)"),
         ({"loss": 1}, "a dict"),
@@ -117,8 +112,8 @@ def test_an_own_loss_that_returns_no_pair_is_told_what_to_return(returned, found
     with pytest.raises(TaskError) as caught:
         objective(model, BATCH)
     assert str(caught.value) == (
-        f"tf_loss must return (loss per sample, {{metric name: value per sample}}), found {found}\n"
-        "Without metrics, return (loss, {})."
+        f"tf_loss must return (loss per sample, {{metric: value per sample}}); found {found}\n"
+        "Return (loss, {}) if there are no metrics, and a loss with reduction='none'."
     )
 
 

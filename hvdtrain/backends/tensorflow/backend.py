@@ -54,7 +54,7 @@ from hvdtrain.backends.tensorflow.device import choose_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.tensorflow.functions import Compiled, Phase
+from hvdtrain.backends.tensorflow.functions import Compiled, Phase, add_to_loss
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
@@ -67,7 +67,6 @@ from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.backends.tensorflow.weighting import (
     Values,
-    add_to_loss,
     check_values,
     is_batch_mean,
     weigh,

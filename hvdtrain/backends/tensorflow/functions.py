@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.objective import bad_target
+from hvdtrain.backends.objective import Weighted, bad_target
 
 Tensor = Any
 Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
@@ -78,6 +78,13 @@ class Phase:
         if self._are_losses_read or not losses:
             return None
         return tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses])
+
+
+def add_to_loss(losses: Any, added: Tensor) -> Any:
+    """Return a loss to which a number has been added for every sample, so that it counts once per step."""
+    if isinstance(losses, Weighted):
+        return Weighted(tf.cast(losses.values, tf.float32) + added, losses.weights)
+    return tf.cast(losses, tf.float32) + added
 
 
 def native(variable: Any) -> Any:

@@ -45,13 +45,6 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
             check_per_sample(what, shape_of(what, value), samples)
 
 
-def add_to_loss(losses: Any, added: Tensor) -> Any:
-    """Return a loss to which a number has been added for every sample, so that it counts once per step."""
-    if isinstance(losses, Weighted):
-        return Weighted(tf.cast(losses.values, tf.float32) + added, losses.weights)
-    return tf.cast(losses, tf.float32) + added
-
-
 def weigh(given: Mapping[str, Any], samples: Tensor) -> Values:
     """Return values and weights of a loss, the first, and of metrics, for each sample.
 
