@@ -11,7 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
-_MAX_DIGITS = 30
+_MAX_DIGITS = 100
 _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
 
 
