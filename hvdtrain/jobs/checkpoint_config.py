@@ -89,10 +89,12 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     trained_on = str(config.get("task"))
     task = _value(given, "task")
     if task is None and trained_on not in built_in_names():
+        # a name of somebody else's may hold what controls the terminal
+        shown = trained_on if trained_on.isprintable() else ascii(trained_on)
         raise UsageError(
-            f"checkpoint {found.path} was trained on the task {trained_on}, which is not built in; "
+            f"checkpoint {found.path} was trained on the task {shown}, which is not built in; "
             "it runs only if you name it",
-            f"If you trust it, add: --task {shlex.quote(trained_on)}",
+            f"If you trust it, add: --task {shlex.quote(shown)}",
         )
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either

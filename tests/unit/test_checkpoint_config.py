@@ -85,6 +85,13 @@ def test_a_task_of_the_users_own_must_be_named():
     assert resolved(made, Layer("options", {"task": "elsewhere.py:Mine"})).task == "elsewhere.py:Mine"
 
 
+def test_the_name_of_a_foreign_task_does_not_reach_the_terminals_controls():
+    with pytest.raises(UsageError) as caught:
+        resolved(manifest(task="a.py:\x1b[31mX"))
+    assert "\x1b" not in str(caught.value)
+    assert "a.py:\\x1b[31mX" in caught.value.problem
+
+
 @pytest.mark.parametrize(
     ("task", "options"),
     [("/moved/mine.py:Mine", {"size": 3}), ("mine.py:Other", {}), ("digits", {})],
