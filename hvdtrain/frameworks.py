@@ -10,6 +10,7 @@ ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
     "compression",
 )
 EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
+PARAMETER_GROUPS = "parameter_groups"
 ALL_CAPABILITIES = frozenset(
     {
         EXPORT,
@@ -21,6 +22,7 @@ ALL_CAPABILITIES = frozenset(
         EMA,
         LARGE_BATCH,
         LABEL_SMOOTHING,
+        PARAMETER_GROUPS,
     }
 )
 

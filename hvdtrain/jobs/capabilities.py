@@ -11,6 +11,7 @@ from hvdtrain.frameworks import (
     HALF_PRECISION,
     LABEL_SMOOTHING,
     LARGE_BATCH,
+    PARAMETER_GROUPS,
     SYNC_BATCH_NORM,
 )
 
@@ -23,6 +24,8 @@ _ASKS = (
     ("compression", "none", COMPRESSION),
     ("ema_decay", None, EMA),
     ("label_smoothing", 0.0, LABEL_SMOOTHING),
+    ("parameter_groups", (), PARAMETER_GROUPS),
+    ("decay_norms_and_biases", True, PARAMETER_GROUPS),
 )
 
 

@@ -43,6 +43,7 @@ def test_a_job_that_was_stopped_continues_to_the_same_curve(train, tmp_path):
         ({"precision": "bf16"}, "precision"),
         ({"optimizer": "lamb"}, "optimizer"),
         ({"label_smoothing": 0.1}, "label_smoothing"),
+        ({"decay_norms_and_biases": False}, "decay_norms_and_biases"),
         ({"checkpoint_activations": True}, "checkpoint_activations"),
     ],
     ids=str,
