@@ -32,6 +32,12 @@ def test_outputs_are_compared_by_their_largest_difference(found, difference):
     assert (done.difference, done.scale) == (difference, 4.0)
 
 
+def test_each_output_is_compared_relative_to_its_own_numbers():
+    large, small = 100 * ONE, ONE
+    assert compare([large, small], [large, small + 0.01]).relative == pytest.approx(0.01 / 4)
+    assert compare([1e6 * ONE, small], [1e6 * ONE, small + 0.01]).relative == pytest.approx(0.01 / 4e3)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_equal_themselves(value):
     array = np.where(ONE == 2, value, ONE)

@@ -16,6 +16,8 @@ _LINES = 10
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 
+_SMALL_OUTPUT = 1e-3  # beside the largest; such an output may be what is left of large numbers
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -24,7 +26,7 @@ class Exported:
     Attributes:
         difference: largest difference between outputs of the model and of what was loaded back;
             infinite where they do not compare.
-        scale: the model's largest output.
+        scale: largest number in the output that differs most.
         batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
         inputs: the program's inputs, each with its type and shape; none where it holds weights only.
         outputs: its outputs, likewise.
@@ -46,7 +48,7 @@ class Exported:
 
     @property
     def relative(self) -> float:
-        """The difference relative to the largest output."""
+        """The difference relative to the output's largest number."""
         return self.difference / self.scale if self.difference else 0.0
 
     def joined(self, other: "Exported") -> "Exported":
@@ -55,13 +57,20 @@ class Exported:
 
 
 def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
-    """Compare two models' outputs on one batch; NaN equals NaN."""
+    """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN.
+
+    An output that is small beside the others is compared relative to a thousandth of their largest.
+    """
     pairs = list(zip(expected, found, strict=False))
-    scale = max((_largest(array) for array in expected), default=0.0)
-    alike = len(expected) == len(found) and all(one.shape == other.shape for one, other in pairs)
-    if not alike:
+    scales = [_largest(array) for array in expected]
+    scale = max(scales, default=0.0)
+    if len(expected) != len(found) or any(one.shape != other.shape for one, other in pairs):
         return Exported(np.inf, scale or 1.0)
-    return Exported(max((_difference(*pair) for pair in pairs), default=0.0), scale or 1.0)
+    least = _SMALL_OUTPUT * scale
+    done = Exported(0.0, scale or 1.0)
+    for pair, own in zip(pairs, scales, strict=True):
+        done = done.joined(Exported(_difference(*pair), max(own, least) or 1.0))
+    return done
 
 
 def _largest(array: NDArray[Any]) -> float:
