@@ -82,13 +82,30 @@ def record_batches(record: Callable[[HostBatch], Recording], batches: Sequence[H
     return recordings
 
 
-def outputs_of(recording: Recording, tensors: Tensors, remedy: str) -> dict[str, Any]:
-    """Return the outputs of the only call of the model, by name.
+def outputs_of(
+    recording: Recording,
+    model: Callable[..., Any],
+    signature: inspect.Signature,
+    tensors: Tensors,
+    remedy: str,
+) -> dict[str, Any]:
+    """Return the outputs of the only call of the model, by name; without labels, if the loss gives it some.
+
+    Args:
+        recording: what was recorded on one batch.
+        model: called again without the labels if they are among the arguments.
+        signature: of the model's forward method.
+        tensors: functions of the framework.
+        remedy: what to do if there is no such call.
 
     Raises:
-        TaskError: If there is another number of calls, or it returns no tensor.
+        TaskError: If there is another number of calls, it needs labels, or it returns no tensor.
     """
-    outputs = _only_call(recording, remedy).outputs
+    call = _only_call(recording, remedy)
+    outputs, bound = call.outputs, signature.bind(*call.args, **call.kwargs)
+    sources = {id(leaf): path for path, leaf in leaves(recording.batch, tensors.is_tensor)}
+    if _leave_out_labels(bound, signature, sources, tensors, remedy):
+        outputs = model(*bound.args, **bound.kwargs)
     named, _ = named_outputs(outputs, tensors)
     if not named:
         raise TaskError(f"the model returns no tensor, but a {type(outputs).__name__}", remedy)

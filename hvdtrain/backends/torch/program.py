@@ -100,7 +100,9 @@ def predicted(
     Raises:
         TaskError: If the task's loss does not call the model once.
     """
-    return outputs_of(recorded(model, objective, tensors, serve, is_one_call), TENSORS, _SERVE)
+    recording = recorded(model, objective, tensors, serve, is_one_call)
+    signature = inspect.signature(model.forward if serve is None else partial(serve, model))
+    return outputs_of(recording, model, signature, TENSORS, _SERVE)
 
 
 def batch_of(batch: HostBatch) -> dict[str, torch.Tensor]:
