@@ -80,6 +80,14 @@ def test_train_is_the_default_command(layers):
     assert layers("--seed", "3") == layers("train", "--seed", "3")
 
 
+def test_check_is_another_job_with_the_same_layers(layers, monkeypatch, invoke):
+    checked: list[list[Layer]] = []
+    monkeypatch.setattr("hvdtrain.jobs.check.check_job", checked.append)
+    trained = layers("--seed", "3")
+    assert invoke("--seed", "3", "--check").exit_code == 0
+    assert checked == [trained]
+
+
 def test_layers_come_weakest_first(layers, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("seed: 1\nmomentum: 0.1\nepochs: 1\n")

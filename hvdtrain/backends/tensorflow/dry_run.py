@@ -63,8 +63,9 @@ def state_kept(model: Layer) -> Iterator[None]:
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         if generator is not None:
             generator.state.assign(seeds)
-        eager.context()._rng.setstate(operations)
-        eager.context().clear_kernel_cache()  # its kernels have generators of their own
+        if eager.context()._rng.getstate() != operations:
+            eager.context()._rng.setstate(operations)
+            eager.context().clear_kernel_cache()  # random operations keep generators of their own there
 
 
 def last_activation(model: Layer) -> str:
