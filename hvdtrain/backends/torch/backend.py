@@ -374,7 +374,7 @@ class TorchBackend:
             self.model.train(training)
         self._names = ()  # so that shapes are checked
         if not training:
-            with torch.inference_mode():
+            with torch.no_grad():  # a model may keep tensors, which a step could not use in inference mode
                 rows = self._per_sample(micro_batch, len(weights)).rows
         else:
             self._update.begin(reduces=False)
