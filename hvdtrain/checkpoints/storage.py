@@ -180,6 +180,9 @@ def _read_arrays(path: Path) -> PortableState:
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
         # the last three: of a type that numpy does not have, such as an 8-bit float
         raise CorruptCheckpoint(f"{path.name}: {error}") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc":  # a type that numpy has only because TensorFlow is loaded
+            raise CorruptCheckpoint(f"{path.name}: {name} has the type {array.dtype}")
     return arrays
 
 
