@@ -14,7 +14,7 @@ LEFT_OUT = (
     r"test_data_identity\.py::test_(a_split|one_worker).*\[tf\]",
     r"test_documented\.py",
     r"test_documented_in_order\.py",
-    r"test_dry_run\.py::.*\[tf(-|\])",
+    r"test_(dry_run|first_batch_fails)\.py::.*\[tf(-|\])",
     r"test_evaluate\.py::test_a_worker_that_lacks",
     r"test_export\.py::test_several_workers",
     r"test_export\.py::test_a_program_takes.*\[tf-",
