@@ -200,7 +200,7 @@ def export(
 @click.option("--split", type=click.Choice(["train", "eval", "predict"]),
               help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@_config_options("framework", "task", "device", defaults=False)
+@_config_options("framework", "task", "device", "on_changed_data", defaults=False)
 def predict(
     checkpoint: Path,
     *,

@@ -30,7 +30,7 @@ from hvdtrain.field_names import name_hint, value_hint
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.schedule import Cadence
-from hvdtrain.yaml_reader import parse_yaml
+from hvdtrain.yaml_reader import parse_yaml, write_yaml
 
 MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
 
@@ -308,7 +308,7 @@ class Config(BaseModel):
         displaced |= set() if self.warmup_steps is None else {"warmup_epochs"}
         # null values are written too: null is what resets a field that the task's defaults set
         values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return write_yaml(values)
 
 
 def is_nullable(name: str) -> bool:

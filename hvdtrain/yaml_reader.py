@@ -87,9 +87,21 @@ class _Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, str(error), node.start_mark) from None
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads back as the same: it quotes texts such as 1e5."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+        list("-+0123456789."),
+    )
+
+
+def write_yaml(values: Any) -> str:
+    """Return values as YAML that ``parse_yaml`` reads back as the same."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _check_keys(mapping: yaml.MappingNode) -> None:

@@ -51,9 +51,10 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
     """
     if isinstance(loss, str) and loss == "model":
         raise TaskError(
-            "loss 'model' is not known: the loss that a model returns is a mean over the batch, and a loss "
-            "gives one value per sample",
-            f"Use loss = 'cross_entropy' with the column labels, or write {framework}_loss(model, batch).",
+            "loss 'model' is not known: the loss that a model returns is a mean over the batch, but over "
+            "how many samples or tokens is not known",
+            f"Use loss = 'cross_entropy' with the column labels, or write {framework}_loss(model, batch) and "
+            "return hvdtrain.Weighted(mean, number of samples or tokens) from it.",
         )
     kind = type(loss)
     if not callable(loss) or not _module(loss).startswith(_PACKAGES[framework]):
@@ -72,7 +73,8 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
             raise TaskError(
                 f"the task's loss is {_described(loss)} with {field}={settings[field]!r}; it can be taken "
                 f"only with {field}={plain[0]!r}",
-                f"Use loss = {name!r} and its options, or write {framework}_loss(model, batch).",
+                f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or "
+                f"write {framework}_loss(model, batch).",
             )
     smoothing = settings.get("label_smoothing", 0.0)
     if smoothing and name != "cross_entropy":

@@ -39,19 +39,17 @@ class ModelCall:
 
     def __call__(self, model: Any, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch as the loss is given it: nested, with "targets"."""
-        prepare, call = self._known.get(tuple(batch)) or self._decide(model, batch)
+        names = tuple(batch)
+        known = self._known.get(names)
+        prepare, call = known or (_preparation(batch), _call(self._framework, model, nested_batch(batch)))
         if prepare is not None:
             batch = prepare(batch)
-        return call(model, batch), batch
-
-    def _decide(self, model: Any, batch: Batch) -> tuple[Prepare | None, Call]:
-        """Decide how batches with these names are given to the model."""
-        prepare = _preparation(batch)
-        call = _call(self._framework, model, nested_batch(batch))
-        if self._needs_targets:
-            _check_targets(self._needs_targets, batch if prepare is None else prepare(batch))
-        self._known[tuple(batch)] = prepare, call
-        return self._known[tuple(batch)]
+        outputs = call(model, batch)
+        if known is None:  # after the call, which is all that a prediction needs: its data may lack targets
+            if self._needs_targets:
+                _check_targets(self._needs_targets, batch)
+            self._known[names] = prepare, call
+        return outputs, batch
 
 
 def nested_batch(batch: Batch) -> Batch:
@@ -152,8 +150,8 @@ def _call(framework: str, model: Any, batch: Batch) -> Call:
     Raises:
         TaskError: on every worker alike, if it does not take what the batch holds.
     """
-    if isinstance(model, partial):  # a phase is set, as exports do
-        model = model.func
+    # exports set the phase, and watch the model
+    model = inspect.unwrap(model.func if isinstance(model, partial) else model)
     accepted = _Accepted.of(framework, model)
     if "inputs" not in batch:
         return _call_by_columns(framework, accepted, batch)

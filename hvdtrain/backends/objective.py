@@ -1,7 +1,6 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
 import difflib
-import functools
 import math
 import numbers
 import re
@@ -150,6 +149,21 @@ def may_give_mean(task: Any, framework: str) -> bool:
     return any(callable(metric) for metric in getattr(task, "metrics", {}).values())
 
 
+def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:
+    """Return name to array (samples,), whose plain mean over the samples is the mean over what counts.
+
+    Args:
+        names: the loss and the metrics.
+        weighted: those of them that have weights of their own.
+        rows: (numbers, samples): for each name the values, times their weights; then the weights.
+        weights: (samples,), 0 for padding.
+    """
+    found = dict(zip(names, rows, strict=False))
+    for name, own in zip(weighted, rows[len(names) :], strict=True):
+        found[name] = found[name] / ((weights * own).sum() / (weights.sum() or 1.0) or 1.0)
+    return found
+
+
 def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
     """Check that a loss or metric gave one value per sample.
 
@@ -247,20 +261,6 @@ def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> N
         )
 
 
-def check_free(name: str, metrics: Mapping[str, Any]) -> None:
-    """Check that the task has no metric of a name that hvdtrain logs.
-
-    Raises:
-        TaskError: If it has one.
-    """
-    if name in metrics:
-        raise TaskError(
-            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
-            "Give the metric another name.",
-        )
-
-
-@functools.lru_cache
 def class_axis_of(
     name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
 ) -> int:
@@ -277,8 +277,9 @@ def class_axis_of(
     """
     last = len(outputs) - 1
     given = None if class_axis is None or last < 1 else class_axis % len(outputs)
-    if None in outputs:  # TensorFlow does not know it while it traces the step
-        return last if given is None else given
+    if None in outputs:  # TensorFlow does not know all of it while it traces the step
+        fits_first = last > 1 and _may_lack(outputs, targets, 1) and not _may_lack(outputs, targets, last)
+        return given if given is not None else 1 if fits_first else last
     if last < 1:
         fitting = set()
     elif outputs == targets:
@@ -300,6 +301,14 @@ def class_axis_of(
         f"{name} takes logits (batch, ..., classes) or (batch, classes, ...) and class numbers (batch, ...), "
         f"or probabilities of the logits' shape; found {shapes}"
         + ("" if class_axis is None else f" with class_axis {class_axis}")
+    )
+
+
+def _may_lack(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], axis: int) -> bool:
+    """Return whether targets can have the shape of the outputs without an axis, as far as it is known."""
+    rest = outputs[:axis] + outputs[axis + 1 :]
+    return len(rest) == len(targets) and all(
+        None in (a, b) or a == b for a, b in zip(rest, targets, strict=True)
     )
 
 

@@ -70,6 +70,10 @@ class ParameterGroups:
             undecayed += spared
             self.options[name] = ParameterOptions(group.learning_rate_factor if group else 1.0, decay)
         self.lines = [_line(group, _count(group, chosen, shapes)) for group in config.parameter_groups]
+        if config.optimizer in ("lars", "lamb") and any(
+            group.weight_decay for group in config.parameter_groups
+        ):
+            self.lines.append(f"norms and biases: {config.optimizer} never decays them")
         if undecayed and config.weight_decay and not own_optimizer:
             self.lines.append(f"norms and biases ({undecayed}): weight decay 0")
 

@@ -2,23 +2,30 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
+from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.unused_options import unreached_parts, unused_options
 from hvdtrain.reporting.console import counted
 from hvdtrain.reporting.report import SilentReport
+from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
+from hvdtrain.training_plan import Progress, TrainingPlan
 
 _WIDTH = 11
 _MEBIBYTE = 1 << 20
@@ -36,17 +43,32 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
     Raises:
         HvdtrainError: as training would raise it.
     """
-    with interruptible() as signals:
+    with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
             begun_seconds = time.perf_counter()
             task_data, model, _ = open_together(job, backend)
+            job = replace(job, config=with_learning_rate(job.config, model.own_rates))
+            find_callbacks(task_data.task, job.config.task, ())
+            checked = check_batches(backend.workers, task_data.identity, job.config, Progress())
             found = _dry_run(job, backend, task_data)
+            notes = (*job.notes, *model.notes, *task_data.notes, *task_data.identity.notes, *checked)
+            options = _notes_on_options(job, backend, task_data, own_optimizer=model.own_rates is not None)
+            found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
             memory = backend.workers.allgather_object(psutil.Process().memory_info().rss)
             if backend.workers.rank == 0:
                 text = _describe(job, backend, model, found, seconds=seconds, memory_bytes=max(memory))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _notes_on_options(
+    job: JobSpec, backend: Backend, task_data: TaskData, *, own_optimizer: bool
+) -> list[str]:
+    has_eval_data = task_data.eval_data is not None
+    notes = unused_options(job.config, job.given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+    plan = TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
+    return [*notes, *unreached_parts(plan)]
 
 
 def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData) -> Dry:
@@ -83,7 +105,7 @@ def _describe(
 def _describe_pass(one: Pass) -> Iterator[tuple[str, str]]:
     """Yield the lines of a data set: its first micro-batch on rank 0."""
     name = one.what.removesuffix(" data")
-    values = ", ".join(f"{metric} {value.mean():.4f}" for metric, value in one.result.values.items())
+    values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
     yield name, one.describe_data()
     if outputs := one.describe_outputs():
         yield "", f"outputs {outputs}"

@@ -100,6 +100,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either
     values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
     values["initial_parameters"] = "model"  # they are about to be replaced
+    values["parameter_groups"] = []  # options of training's optimizer
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]

@@ -188,7 +188,8 @@ def _changes_note(method: str, keys: Sequence[str]) -> str:
 def _changed_remedy(seed_before: Any, seed: int) -> str:
     causes = (
         "a split or an order that is random and has no seed or is drawn outside the task's constructor, "
-        "the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files"
+        "the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files, another "
+        "collate or padding"
     )
     if seed_before != seed:
         causes += f", another seed ({seed_before} then, {seed} now)"

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.objective import IGNORE_INDEX
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
@@ -84,8 +86,11 @@ def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping
 def _passes(session: Session, task: Any) -> Iterator[Pass]:
     """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
     plan, own_loss = session.plan(), FRAMEWORKS[session.config.framework].loss_method
-    loss = getattr(task, "loss", None)
-    named_loss = loss if isinstance(loss, str) and not hasattr(task, own_loss) else ""
+    loss = None if hasattr(task, own_loss) else getattr(task, "loss", None)
+    if loss is not None:  # a loss object may be that of a name
+        loss, _ = named_loss(loss, session.config.framework)
+    name = loss if isinstance(loss, str) else ""
+    ignored = getattr(task, "ignore_index", IGNORE_INDEX)
     sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
         (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))
     ]
@@ -97,7 +102,7 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         if batch is None:  # training is done
             return
         result = session.backend.dry_run(batch, training=what == TRAINING_DATA)
-        done.append(Pass.of(what, batch, result, named_loss))
+        done.append(Pass.of(what, batch, result, name, ignored))
         if result.error is not None and (error := find_error(done[-1], *done[:-1])):
             raise error
         yield done[-1]

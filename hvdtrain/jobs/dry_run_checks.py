@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import DryRun
+from hvdtrain.backends.objective import IGNORE_INDEX
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.data.nesting import TARGETS
 from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError
 from hvdtrain.task import where_raised
 
-_IGNORED_LABEL = -100  # PyTorch's number for a target that does not count
 _SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in half precision
 _FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance
 
@@ -30,6 +31,8 @@ class Pass:
         indices: (samples,), the samples' indices in the data set.
         result: what came of it.
         named_loss: name of the task's loss; empty if it is a function.
+        ignore_index: the target that does not count.
+        is_sample: (samples,), whether a row is a sample and not padding; None if all are.
     """
 
     what: str
@@ -37,16 +40,26 @@ class Pass:
     indices: NDArray[np.int64]
     result: DryRun
     named_loss: str = ""
+    ignore_index: int = IGNORE_INDEX
+    is_sample: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, what: str, batch: HostBatch, result: DryRun, named_loss: str) -> "Pass":
+    def of(
+        cls, what: str, batch: HostBatch, result: DryRun, named_loss: str, ignore_index: int = IGNORE_INDEX
+    ) -> "Pass":
         """Return the pass of a batch's first micro-batch."""
         arrays = {name: array[0] for name, array in batch.arrays.items()}
-        return cls(what, arrays, batch.indices[0], result, named_loss)
+        is_sample = batch.weights[0] > 0
+        return cls(what, arrays, batch.indices[0], result, named_loss, ignore_index, is_sample)
 
     def describe_data(self) -> str:
         """Return types and shapes of the samples, in words."""
         return ", ".join(f"{name} {_shape(array)}" for name, array in self.arrays.items())
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the loss and the metrics over the samples, by name."""
+        chosen = slice(None) if self.is_sample is None else self.is_sample
+        return {name: float(value[chosen].mean()) for name, value in self.result.values.items()}
 
     def describe_outputs(self) -> str:
         """Return types and shapes of the model's outputs, in words; empty if they are not known."""
@@ -106,17 +119,13 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
 
 def _hints(run: Pass) -> Iterator[str]:
     """Yield what may help if the named loss fails."""
-    outputs, targets = _array_of(run), run.arrays.get("targets")
+    outputs, targets = _array_of(run), _targets(run)
     if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
         return
-    if targets.shape == outputs.shape:
-        yield "cross_entropy takes class numbers; for targets with a value per class, use targets.argmax(-1)."
-    elif targets.dtype.kind == "f":
-        yield "cross_entropy takes class numbers, which are integers."
-    elif targets.shape != outputs.shape[:-1]:
+    if targets.dtype.kind == "f" and targets.shape != outputs.shape:
         yield (
-            f"cross_entropy takes targets of shape {outputs.shape[:-1]} for these outputs: classes are on "
-            "their last axis."
+            "cross_entropy takes class numbers, which are integers, or a probability for each class, of the "
+            "outputs' shape."
         )
 
 
@@ -135,17 +144,17 @@ def _difference(run: Pass, other: Pass) -> str:
 
 def _label_error(run: Pass) -> HvdtrainError | None:
     """Return the error of class numbers that the model has no output for."""
-    outputs, targets = _array_of(run), run.arrays.get("targets")
+    outputs, targets = _array_of(run), _targets(run)
     if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
         return None
     if targets.dtype.kind not in "iu" or not (classes := _classes(outputs.shape, targets.shape)):
         return None
-    wrong = (targets >= classes) | ((targets < 0) & (targets != _IGNORED_LABEL))
+    wrong = ((targets >= classes) | (targets < 0)) & (targets != run.ignore_index)
     if not wrong.any():
         return None
     first = int(np.flatnonzero(wrong.reshape(len(targets), -1).any(axis=1))[0])
     value = int(targets[first][wrong[first]].flat[0])
-    counted = targets[targets != _IGNORED_LABEL]
+    counted = targets[targets != run.ignore_index]
     reach = f"reach {counted.max()}" if value >= classes else f"go down to {counted.min()}"
     remedy = f"Give the model an output for each class, or number classes from 0 to {classes - 1}."
     if counted.max() == classes and counted.min() == 1:
@@ -169,8 +178,9 @@ def _probabilities_error(run: Pass) -> HvdtrainError | None:
     outputs, last = _array_of(run), run.result.last_activation
     if outputs is None or not outputs.size or not _in_unit_interval(outputs):
         return None
-    if run.named_loss == "cross_entropy" and outputs.ndim > 1 and outputs.shape[-1] > 1:
-        if np.abs(outputs.sum(-1, dtype=np.float64) - 1).max() > _SUM_TOLERANCE:
+    if run.named_loss == "cross_entropy" and outputs.ndim > 1:
+        axes = [axis for axis in (1, outputs.ndim - 1) if outputs.shape[axis] > 1]
+        if all(np.abs(outputs.sum(axis, dtype=np.float64) - 1).max() > _SUM_TOLERANCE for axis in axes):
             return None
         found, layer = "all are between 0 and 1, and each row adds up to 1", "softmax"
         remedy = (
@@ -221,7 +231,13 @@ def _in_unit_interval(outputs: NDArray[Any]) -> bool:
 
 def _array_of(run: Pass) -> NDArray[Any] | None:
     outputs = run.result.outputs
+    if isinstance(outputs, Mapping):  # a structured output, as of Hugging Face transformers
+        outputs = outputs.get("logits")
     return outputs if isinstance(outputs, np.ndarray) and outputs.dtype.kind == "f" else None
+
+
+def _targets(run: Pass) -> NDArray[Any] | None:
+    return next((run.arrays[name] for name in TARGETS if name in run.arrays), None)
 
 
 def _structure(outputs: Any) -> str:

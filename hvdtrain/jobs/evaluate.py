@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,25 +9,23 @@ from typing import Any
 
 from rich.console import Console
 
-from hvdtrain.agreement import assert_consistent, run_on_rank_zero
+from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.batch_limits import check_eval_batch
+from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import (
     NO_DATA,
-    SAME_DATA,
     JobData,
     compare_with_checkpoint,
-    identify_data,
-    is_changed,
 )
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.resume import load_weights, read_weights
-from hvdtrain.jobs.setup import JobSpec, build_together, handshake, new_task, open_data, prepare, started
+from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.paths import expand_path
@@ -71,10 +68,15 @@ def evaluate(
         given["task"] = task_spec(task)
     if framework is not None:
         given["framework"] = framework
-    return evaluate_checkpoint(_path(checkpoint), [Layer("evaluate()", given)], task_class_of(task))
+    return evaluate_checkpoint(checkpoint_path(checkpoint), [Layer("evaluate()", given)], task_class_of(task))
 
 
-def _path(text: str | Path) -> Path:
+def checkpoint_path(text: str | Path) -> Path:
+    """Return the path of a checkpoint as a user gave it, with ``~`` and variables replaced.
+
+    Raises:
+        UsageError: If a variable is not set.
+    """
     try:
         return Path(expand_path(str(text)))
     except ValueError as error:
@@ -152,11 +154,8 @@ class _Done:
 def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
-    task, identity = _open_together(job, backend)
-    if any(backend.workers.allgather_object(is_changed(unverified.manifest.data, identity))):
-        # the task may draw a split when its training data are opened
-        task, identity = _open_together(job, backend, training_first=True)
-    data = identity.datasets["eval_data"]
+    task, method, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
+    data = identity.datasets[method]
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     manifest = found.manifest
@@ -182,29 +181,6 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     size, bad = len(data), session.skipped.count
     all_notes = (*identity.notes, *notes)
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
-
-
-def _open_together(job: JobSpec, backend: Backend, training_first: bool = False) -> tuple[Any, JobData]:
-    """Collective. Make the task and open its evaluation data, with the checks of both.
-
-    Args:
-        job: the job.
-        backend: the backend.
-        training_first: whether to open the training data before, as training does.
-    """
-    task = new_task(job)
-    if training_first:
-        with suppress(HvdtrainError):  # they may not be there
-            open_data(task, job.config, "train_data")
-    data, values = open_data(task, job.config, "eval_data")
-    assert_consistent(backend.workers, values, SAME_DATA)
-    if data is None:
-        raise DataError(
-            f"eval_data() of task {job.config.task} gave None: there is nothing to evaluate on",
-            "Give the task evaluation data.",
-            everywhere=True,
-        )
-    return task, identify_data(backend.workers, {"eval_data": data}, job.config)
 
 
 def load_verified(

@@ -29,7 +29,9 @@ def exchange_cause(
     """
     if rank == 0:
         return _find_cause(run_dir) or problem if isinstance(error, PeerLostError) else problem
-    failed_itself = isinstance(error, HvdtrainError) and not isinstance(error, PeerLostError)
+    failed_itself = isinstance(error, HvdtrainError) and not (
+        isinstance(error, PeerLostError) or error.everywhere
+    )
     if failed_itself and problem and run_dir.is_dir():
         with contextlib.suppress(OSError, ValueError):
             write_whole(run_dir / f"{_NAME}{rank}", f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])

@@ -7,15 +7,18 @@ from hvdtrain.backends import model_files
 from hvdtrain.config import Layer
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs import checkpoint_config
-from hvdtrain.jobs.evaluate import load_verified
+from hvdtrain.jobs.evaluate import checkpoint_path, load_verified
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.setup import build, check_alone, new_task, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
-from hvdtrain.task import task_spec
+from hvdtrain.task import task_class_of, task_spec
 
 # how training computed is no part of the model
-_PLAIN = Layer("load", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
+_PLAIN = Layer(
+    "load",
+    {"precision": "fp32", "checkpoint_activations": False, "compile": False, "sync_batch_norm": False},
+)
 
 
 def load(checkpoint: str | Path, task: Any = None, *, framework: str | None = None, **fields: Any) -> Any:
@@ -43,8 +46,7 @@ def load(checkpoint: str | Path, task: Any = None, *, framework: str | None = No
         given["task"] = task_spec(task)
     if framework is not None:
         given["framework"] = framework
-    task_class = None if task is None or isinstance(task, str) else task
-    path = Path(checkpoint)
+    task_class, path = task_class_of(task), checkpoint_path(checkpoint)
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, [_PLAIN, Layer("load()", given)]), task_class)

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import assert_consistent, run_on_rank_zero
+from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, TaskError, UsageError, WorkerFailure
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
-from hvdtrain.jobs.data_identity import DATA, identify_data
+from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
+from hvdtrain.jobs.data_identity import DATA
 from hvdtrain.jobs.evaluate import load_verified
 from hvdtrain.jobs.export import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.prediction_files import PredictionFile, Rows, check_suffix, prediction_file
@@ -28,8 +29,6 @@ from hvdtrain.jobs.setup import (
     JobSpec,
     build_together,
     handshake,
-    new_task,
-    open_data,
     prepare,
     started,
 )
@@ -125,10 +124,8 @@ def _predict(
     """
     output, split = wanted
     handshake(job, backend)
-    task = new_task(job)
-    split = split or ("predict" if hasattr(task, "predict_data") else "eval")
-    data = _data(task, job, backend, f"{split}_data")
-    identity = identify_data(backend.workers, {f"{split}_data": data}, job.config)
+    task, method, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
+    data = identity.datasets[method]
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = Session(
@@ -140,7 +137,7 @@ def _predict(
         run_dir=checkpoint_config.run_dir_of(found),
         state=RunState(Progress(found.manifest.step, found.manifest.samples)),
     )
-    done = _Done(found, is_ema, output, DATA[f"{split}_data"], notes=(*identity.notes, *notes))
+    done = _Done(found, is_ema, output, DATA[method], notes=(*identity.notes, *notes))
     try:
         with _opened(backend, output, len(data)) as file, backend.ema_weights():
             for part in _parts(session, job, done):
@@ -151,21 +148,6 @@ def _predict(
     except Exception as error:
         raise WorkerFailure(f"prediction failed: {where_raised(error)}") from error
     return done
-
-
-def _data(task: Any, job: JobSpec, backend: Backend, method: str) -> Any:
-    """Collective. Open the data; check that all workers have the same."""
-    if not hasattr(task, method):
-        raise DataError(f"task {job.config.task} has no {method}()", "Use another --split.", everywhere=True)
-    data, values = open_data(task, job.config, method)
-    assert_consistent(backend.workers, values)
-    if data is None:
-        raise DataError(
-            f"{method}() of task {job.config.task} gave None: there is nothing to predict",
-            "Use another --split.",
-            everywhere=True,
-        )
-    return data
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.model_call import describe_columns
+from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.bad_samples import LocalFetch
@@ -318,6 +319,8 @@ def _check_metric(field: str, metric: str, config: Config, task_data: TaskData) 
             everywhere=True,
         )
     known = ["loss", *getattr(task_data.task, "metrics", {})]
+    if config.framework == "tf":  # if the model adds losses, which is known when it is called
+        known.append(REGULARIZATION_LOSS)
     own_loss = hasattr(
         task_data.task, FRAMEWORKS[config.framework].loss_method
     )  # names its metrics when it is called

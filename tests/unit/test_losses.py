@@ -50,9 +50,10 @@ def values(side, outputs, targets, **task):
 
 
 def per_sample(given):
-    """Return the values of a loss or metric; of weighted ones, all weights must be 1."""
+    """Return the values of a loss or metric; of weighted ones, all weights must be equal."""
     if isinstance(given, Weighted):
-        np.testing.assert_array_equal(np.asarray(given.weights), 1.0)
+        weights = np.asarray(given.weights)
+        np.testing.assert_array_equal(weights, weights.flat[0])
         given = given.values
     return np.asarray(given)
 

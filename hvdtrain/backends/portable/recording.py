@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hvdtrain.backends.model_call import nested_batch
 from hvdtrain.backends.portable.trees import (
     KeyPath,
     Tensors,
@@ -65,7 +66,8 @@ def record_serving(
         batch: a batch; its labels are withheld.
         size: number of samples.
     """
-    read = _KeysRead({name: value for name, value in batch.items() if name not in _LABELS})
+    given = {name: value for name, value in batch.items() if name.partition("/")[0] not in _LABELS}
+    read = _KeysRead(nested_batch(given))
     outputs = serve(model, read)
     return Recording(batch, size, [Call((read.values_read,), {}, outputs)])
 
@@ -236,7 +238,8 @@ def _leave_out_labels(
     left_out = []
     for path, leaf in list(_argument_leaves(bound, signature, tensors)):
         source = sources.get(id(leaf), ())
-        is_label = path[-1] in _LABELS or (len(source) == 1 and source[0] in _LABELS)
+        top = str(source[0]).partition("/")[0] if source else ""  # of a flat name, such as "inputs/label"
+        is_label = top in _LABELS or (path[-1] in _LABELS and top != "inputs")
         if not (is_label and tensors.is_tensor(leaf)):
             continue
         if not _remove(bound, signature, path):

@@ -37,9 +37,10 @@ from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
     Objective,
     Weighted,
-    check_free,
+    bad_target,
     make_objective,
     may_give_mean,
+    sample_values,
 )
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
@@ -228,6 +229,8 @@ class TensorFlowBackend:
                 values = self._dry_run(self._wrap(batch), training)
         except PeerLostError:
             raise
+        except tf.errors.InvalidArgumentError as raised:
+            error = bad_target(raised) or raised
         except Exception as raised:
             error = raised
         finally:
@@ -470,7 +473,7 @@ class TensorFlowBackend:
                 rows = None
             if rows is None:
                 raise
-        return dict(zip(self._names, rows.numpy(), strict=False))  # weights follow the values
+        return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what workers tell one another, as a tensor."""
@@ -536,7 +539,6 @@ class TensorFlowBackend:
         phase = Phase(self._called, training)
         losses, metrics = objective(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
-            check_free(REGULARIZATION_LOSS, metrics)
             losses = add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         given = {"loss": losses, **metrics}

@@ -51,6 +51,7 @@ class Phase:
 
     def __init__(self, model: Any, training: bool) -> None:
         self._model = model
+        self.__wrapped__ = model  # inspect.unwrap finds the model, whose signature says how it is called
         self._call = partial(model, training=training)
         self._of_earlier_calls: list[Tensor] = []
         self._are_losses_read = False

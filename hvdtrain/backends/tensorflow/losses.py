@@ -189,13 +189,18 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _per_sample(values: Tensor, weights: Tensor | None) -> PerSample:
-    """Return the mean within each sample: the weighted one with its weight if there are weights."""
+    """Return the mean within each sample: the weighted one with its weight if there are weights.
+
+    The weight is a sum over axis 1, so that it does not depend on how far a batch is padded.
+    """
     inner = list(range(1, values.shape.rank))
     if not inner:
         return values if weights is None else Weighted(values, weights)
     if weights is None:
         return tf.reduce_mean(values, inner)
     weights = tf.broadcast_to(weights, tf.shape(values))
-    sums = tf.reduce_mean(values * tf.cast(weights, values.dtype), inner)
-    shares = tf.reduce_mean(weights, inner)
+    parts = (values * tf.cast(weights, values.dtype), weights)
+    sums, shares = (
+        tf.reduce_sum(tf.reduce_mean(part, inner[1:]) if inner[1:] else part, 1) for part in parts
+    )
     return Weighted(sums / tf.cast(tf.where(shares > 0, shares, 1.0), sums.dtype), shares)

@@ -26,7 +26,14 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
-from hvdtrain.backends.objective import Objective, Weighted, check_form_stays, make_objective, may_give_mean
+from hvdtrain.backends.objective import (
+    Objective,
+    Weighted,
+    check_form_stays,
+    make_objective,
+    may_give_mean,
+    sample_values,
+)
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -384,7 +391,7 @@ class TorchBackend:
             finally:
                 self._optimizer.zero_grad()
                 self._update.begin()
-        return dict(zip(self._names, rows.cpu().numpy(), strict=False))  # weights follow the values
+        return sample_values(self._names, self._weighted, rows.cpu().numpy(), weights.cpu().numpy())
 
     def _numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
         """Return what stands after the sums in a vector that is reduced: findings and signals."""

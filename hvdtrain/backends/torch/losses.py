@@ -187,11 +187,16 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _per_sample(values: Tensor, weights: Tensor | None) -> PerSample:
-    """Return the mean within each sample: the weighted one with its weight if there are weights."""
+    """Return the mean within each sample: the weighted one with its weight if there are weights.
+
+    The weight is a sum over axis 1, so that it does not depend on how far a batch is padded.
+    """
     if values.dim() == 1:
         return values if weights is None else Weighted(values, weights)
     if weights is None:
         return values.flatten(1).mean(1)
     weights = weights.expand_as(values)
-    sums, shares = (values * weights).flatten(1).mean(1), weights.flatten(1).mean(1)
+    sums, shares = (
+        (part.flatten(2).mean(2) if part.dim() > 2 else part).sum(1) for part in (values * weights, weights)
+    )
     return Weighted(sums / shares.where(shares > 0, 1.0), shares)

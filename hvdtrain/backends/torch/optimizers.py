@@ -91,6 +91,6 @@ def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
     for group, rate in zip(groups, rates, strict=True):
         own = 1.0 if rate is None or base is None else rate / base
         factors.append(own * float(group.get("lr_scale", 1.0)))
-        if factors[-1] != 1.0:
+        if factors[-1] != 1.0 or "lr_scale" in group:
             group["lr_scale"] = factors[-1]
     return OwnRates(type(optimizer).__name__, base, is_default, tuple(factors))

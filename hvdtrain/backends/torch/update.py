@@ -112,9 +112,7 @@ class Update:
         """
         if counted is None or (not counted.is_cuda and counted.item() in (total_weight, 0.0)):
             return
-        factor = torch.where(counted > 0, total_weight / counted, 1.0)
-        for gradient in self._gradients():
-            gradient.mul_(factor)
+        torch._foreach_mul_(self._gradients(), torch.where(counted > 0, total_weight / counted, 1.0))
 
     def clip(self) -> None:
         """Scale the gradients so that their joint norm is at most the config's."""
