@@ -1,6 +1,7 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
 import difflib
+import functools
 import math
 import numbers
 import re
@@ -261,6 +262,20 @@ def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> N
         )
 
 
+def check_free(name: str, metrics: Mapping[str, Any]) -> None:
+    """Check that the task has no metric of a name that hvdtrain logs for some models.
+
+    Raises:
+        TaskError: If it has one.
+    """
+    if name in metrics:
+        raise TaskError(
+            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
+            "Give the metric another name.",
+        )
+
+
+@functools.lru_cache
 def class_axis_of(
     name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
 ) -> int:

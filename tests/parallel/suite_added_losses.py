@@ -189,7 +189,7 @@ def test_two_calls_add_their_losses_and_an_objective_that_reads_them_adds_them_i
 
 
 def test_a_metric_of_that_name_is_refused(started):
-    with pytest.raises(TaskError, match="'regularization_loss' is the name of a number that hvdtrain logs"):
+    with pytest.raises(TaskError, match="the task has a metric 'regularization_loss'"):
         curve(started, Taken())
 
 

@@ -38,6 +38,7 @@ from hvdtrain.backends.objective import (
     Objective,
     Weighted,
     bad_target,
+    check_free,
     make_objective,
     may_give_mean,
     sample_values,
@@ -539,6 +540,7 @@ class TensorFlowBackend:
         phase = Phase(self._called, training)
         losses, metrics = objective(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
+            check_free(REGULARIZATION_LOSS, metrics)
             losses = add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         given = {"loss": losses, **metrics}
