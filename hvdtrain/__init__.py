@@ -30,7 +30,7 @@ _HOMES = {
     "Dataset": "hvdtrain.task",
     "RunContext": "hvdtrain.callbacks",
     "Summary": "hvdtrain.reporting.summary",
-    "Weighted": "hvdtrain.backends.objective",
+    "Weighted": "hvdtrain.backends.counting",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
     "pad": "hvdtrain.data.collate",
@@ -39,7 +39,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.objective import Weighted
+    from hvdtrain.backends.counting import Weighted
     from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset

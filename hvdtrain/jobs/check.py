@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,15 +15,15 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.resume import restore
+from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.train import new_session
 from hvdtrain.jobs.unused_options import unreached_parts, unused_options
 from hvdtrain.reporting.console import counted
-from hvdtrain.reporting.report import SilentReport
 from hvdtrain.seeding import seeded_frameworks
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import readers_for
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 _WIDTH = 11
@@ -75,16 +74,7 @@ def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData) -> Dry:
     config = job.config
     restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = Session(
-            config=config,
-            backend=backend,
-            train_data=task_data.train_data,
-            eval_data=task_data.eval_data,
-            report=SilentReport(),
-            run_dir=Path(config.run_dir or ""),
-            readers=readers,
-        )
-        return dry_run(session, task_data.task)
+        return dry_run(new_session(config, backend, task_data, ResumePoint(), readers), task_data.task)
 
 
 def _describe(

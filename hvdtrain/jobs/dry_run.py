@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
-from hvdtrain.backends.objective import IGNORE_INDEX
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import DryRun
-from hvdtrain.backends.objective import IGNORE_INDEX
+from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.data.nesting import TARGETS

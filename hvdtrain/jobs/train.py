@@ -15,7 +15,8 @@ from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.checkpoints.verification import newest_verified
-from hvdtrain.config import Layer
+from hvdtrain.config import Config, Layer
+from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
     HvdtrainError,
     Interrupted,
@@ -40,7 +41,7 @@ from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
-from hvdtrain.seeding import seed_host_generators, seeded_frameworks
+from hvdtrain.seeding import seed_generators, seed_host_generators, seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
 
@@ -110,6 +111,8 @@ def _train(
     checked = check_batches(workers, data, config, point.progress)
     notes = (*job.notes, *model.notes, *task_data.notes, *data.notes, *point.notes, *checked)
     point = replace(point, notes=(*notes, *filter(None, [watching.note])))
+    if config.check_data:  # it has seeded them for each sample
+        seed_generators(config.seed, "training")
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
     with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, found):
@@ -138,17 +141,7 @@ def _entered(
     """
     config = job.config
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = Session(
-            config=config,
-            backend=backend,
-            train_data=task_data.train_data,
-            eval_data=task_data.eval_data,
-            report=SilentReport(),
-            run_dir=Path(config.run_dir or ""),
-            readers=readers,
-            fingerprints=task_data.identity.fingerprints,
-            state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
-        )
+        session = new_session(config, backend, task_data, point, readers)
         notes = dry_run(session, task_data.task).notes  # its batches need not stay in memory
         context = RunContext(
             rank=backend.workers.rank,
@@ -177,6 +170,23 @@ def _entered(
             finally:
                 session.saver.finish(_LAST_SAVE_SECONDS)
                 report.close()  # last: what is being written waits for the log to be on the disk
+
+
+def new_session(
+    config: Config, backend: Backend, task_data: TaskData, point: ResumePoint, readers: Readers
+) -> Session:
+    """Return the run as it stands before anything is written."""
+    return Session(
+        config=config,
+        backend=backend,
+        train_data=task_data.train_data,
+        eval_data=task_data.eval_data,
+        report=SilentReport(),
+        run_dir=Path(config.run_dir or ""),
+        readers=readers,
+        fingerprints=task_data.identity.fingerprints,
+        state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+    )
 
 
 def _train_session(

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective import Weighted, make_objective
+from hvdtrain.backends.counting import Weighted
+from hvdtrain.backends.objective import make_objective
 from hvdtrain.errors import ConfigError
 
 SMOOTHING, CLASSES = 0.1, 5

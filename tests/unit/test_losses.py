@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective import Weighted, make_objective
+from hvdtrain.backends.counting import Weighted
+from hvdtrain.backends.objective import make_objective
 from hvdtrain.errors import TaskError
 from hvdtrain.tasks.synthetic import Synthetic
 from hvdtrain.tasks.text import Text

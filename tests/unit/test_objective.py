@@ -4,16 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.objective import (
-    bad_target,
-    check_comparable,
-    check_form_stays,
-    check_per_sample,
-    check_weighted,
-    make_objective,
-    may_give_mean,
-    shape_of,
-)
+from hvdtrain.backends.counting import check_form_stays, check_weighted
+from hvdtrain.backends.logits import bad_target, check_comparable
+from hvdtrain.backends.objective import check_per_sample, make_objective, may_give_mean, shape_of
 from hvdtrain.errors import TaskError
 
 

@@ -33,15 +33,14 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
+from hvdtrain.backends.counting import Weighted, sample_values
+from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
     Objective,
-    Weighted,
-    bad_target,
     check_free,
     make_objective,
     may_give_mean,
-    sample_values,
 )
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
@@ -166,12 +165,7 @@ class TensorFlowBackend:
         self._unused: list[str] = []
         self._accumulate = config.accumulate
         self._has_collectives = config.sync_batch_norm and self.workers.size > 1  # the model itself
-        self._objective: Objective = make_objective(task, "tf", NAMED)
-        self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
-        self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
-        # in training or not: whether the objective gave a batch's mean, when it was last traced
-        own = may_give_mean(task, "tf")
-        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+        self._make_objectives(task, config)
         self.model = self._make_model(task, config)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         tensors = ModelState(self.model, Renaming(task, "tf"))
@@ -338,6 +332,15 @@ class TensorFlowBackend:
     def plain_model(self) -> keras.Model:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model)
+
+    def _make_objectives(self, task: Any, config: Config) -> None:
+        """Make what a step differentiates, and what an evaluation and a prediction compute."""
+        self._objective: Objective = make_objective(task, "tf", NAMED)
+        self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
+        self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
+        # in training or not: whether the objective gave a batch's mean, when it was last traced
+        own = may_give_mean(task, "tf")
+        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
     def _make_model(self, task: Any, config: Config) -> keras.Model:
         """Return the task's model, changed as the config asks."""

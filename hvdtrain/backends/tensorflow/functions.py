@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.objective import Weighted, bad_target
+from hvdtrain.backends.counting import Weighted
+from hvdtrain.backends.logits import bad_target
 
 Tensor = Any
 Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]

@@ -10,16 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.backends.objective import (
-    OF_METRICS,
-    Counting,
-    Weighted,
-    check_class_numbers,
-    check_class_weights,
-    check_comparable,
-    check_weights_fit,
-    class_axis_of,
-)
+from hvdtrain.backends.counting import OF_METRICS, Counting, Weighted, check_class_weights, check_weights_fit
+from hvdtrain.backends.logits import check_class_numbers, check_comparable, class_axis_of
 
 Tensor = Any
 Batch = Mapping[str, Tensor]

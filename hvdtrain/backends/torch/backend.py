@@ -26,14 +26,8 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
-from hvdtrain.backends.objective import (
-    Objective,
-    Weighted,
-    check_form_stays,
-    make_objective,
-    may_give_mean,
-    sample_values,
-)
+from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
+from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -112,12 +106,7 @@ class TorchBackend:
         # of the sums, and of those with weights of their own; shapes are checked when they change
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
-        self._objective: Objective = make_objective(task, "torch", NAMED)
-        self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
-        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
-        # in training or not: whether the objective gave a batch's mean, when it was last called
-        own = may_give_mean(task, "torch")
-        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+        self._make_objectives(task, config)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
         own_optimizer = "torch_optimizer" if hasattr(task, "torch_optimizer") else ""
@@ -294,6 +283,15 @@ class TorchBackend:
     def plain_model(self) -> torch.nn.Module:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model, self._new_model)
+
+    def _make_objectives(self, task: Any, config: Config) -> None:
+        """Make what a step differentiates, and what an evaluation and a prediction compute."""
+        self._objective: Objective = make_objective(task, "torch", NAMED)
+        self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
+        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
+        # in training or not: whether the objective gave a batch's mean, when it was last called
+        own = may_give_mean(task, "torch")
+        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
     def _make_model(self, task: Any, config: Config) -> torch.nn.Module:
         """Return the task's model on its device, changed as the config asks."""

@@ -12,17 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hvdtrain.backends.objective import (
-    OF_METRICS,
-    Counting,
-    Weighted,
-    bad_target,
-    check_class_numbers,
-    check_class_weights,
-    check_comparable,
-    check_weights_fit,
-    class_axis_of,
-)
+from hvdtrain.backends.counting import OF_METRICS, Counting, Weighted, check_class_weights, check_weights_fit
+from hvdtrain.backends.logits import bad_target, check_class_numbers, check_comparable, class_axis_of
 
 Batch = Mapping[str, Tensor]
 PerSample = Tensor | Weighted

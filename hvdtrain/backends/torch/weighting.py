@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hvdtrain.backends.objective import Weighted, check_per_sample, check_weighted, shape_of
+from hvdtrain.backends.counting import Weighted, check_weighted
+from hvdtrain.backends.objective import check_per_sample, shape_of
 from hvdtrain.errors import TaskError
 
 

@@ -1,0 +1,182 @@
+"""What counts in a loss or metric, and how much: ignored targets, weights of samples, targets and classes."""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hvdtrain.errors import TaskError
+
+
+class Weighted(NamedTuple):
+    """Values that count with weights: what a loss or metric may return in place of one value per sample.
+
+    The result of a step is sum(weights * values) / sum(weights), over all samples of all workers. Both
+    have the shape (samples,); or both are single numbers: the mean of a batch, and what it is a mean over,
+    such as the number of its rows or tokens. No gradient flows through weights.
+
+    Attributes:
+        values: the values; the loss is differentiated through them.
+        weights: their weights, finite and not negative.
+    """
+
+    values: Any
+    weights: Any
+
+
+IGNORE_INDEX = -100  # as in PyTorch
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Which targets a named loss or metric counts, and how much.
+
+    Attributes:
+        ignore_index: the target that does not count.
+        of_samples: whether it is looked for if a sample has one target, too, and not only if it has several.
+        class_weights: the weight of each class, or None if all count alike.
+        batch_weights: whether a batch's ``weights`` count.
+    """
+
+    ignore_index: int = IGNORE_INDEX
+    of_samples: bool = False
+    class_weights: tuple[float, ...] | None = None
+    batch_weights: bool = False
+
+
+OF_METRICS = Counting()
+
+
+def counting_of(task: Any, loss: Any) -> Counting:
+    """Return what the task says of the targets that its loss counts.
+
+    To look for ignored targets among one per sample costs a tenth of a small model's step. It is done if the
+    task has ``ignore_index``, or another loss, which may ignore some. Otherwise cross_entropy refuses them.
+
+    Raises:
+        TaskError: If ``ignore_index`` or ``class_weights`` cannot be used.
+    """
+    ignored = getattr(task, "ignore_index", IGNORE_INDEX)
+    of_samples = hasattr(task, "ignore_index") or loss != "cross_entropy"
+    if not isinstance(ignored, numbers.Integral) or isinstance(ignored, bool):
+        raise TaskError(
+            f"the task's ignore_index must be a class number that does not count, found {ignored!r}",
+            f"Give an integer, or leave it out: the default is {IGNORE_INDEX}.",
+        )
+    given = getattr(task, "class_weights", None)
+    if given is None:
+        return Counting(int(ignored), of_samples, batch_weights=True)
+    if loss != "cross_entropy":
+        found = "a function of its own" if callable(loss) else loss
+        raise TaskError(
+            f"class_weights acts on the named loss cross_entropy; the task's loss is {found}",
+            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
+        )
+    return Counting(int(ignored), of_samples, _class_weights(given), batch_weights=True)
+
+
+def _class_weights(given: Any) -> tuple[float, ...]:
+    """Return the weights of the classes, with a mean of 1: only their ratios matter.
+
+    Raises:
+        TaskError: If they are not finite numbers of at least 0, or all of them are 0.
+    """
+    try:
+        found = tuple(float(weight) for weight in given)
+    except (TypeError, ValueError):
+        found = ()
+    is_right = not isinstance(given, Mapping | str) and all(0 <= w < math.inf for w in found)
+    if not is_right or not sum(found):
+        raise TaskError(
+            f"the task's class_weights must be numbers of at least 0, one for each class; found {given!r}",
+            "Give a list of finite numbers, such as [1.0, 4.0], of which at least one is not 0.",
+        )
+    return tuple(weight * len(found) / sum(found) for weight in found)
+
+
+def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple[int | None, ...]) -> None:
+    """Check that a batch's ``weights`` are per sample or per target.
+
+    Raises:
+        TaskError: If their shape is neither (samples,) nor that of the targets.
+    """
+    if weights not in (targets[:1], targets):
+        raise TaskError(
+            f"{name} takes batch['weights'] per sample, {targets[:1]}, or per target, {targets}; "
+            f"found shape {weights}",
+            "Give the samples weights of one of these shapes, or name the key differently.",
+        )
+
+
+def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:
+    """Check that there is a weight for each class of the outputs, and that targets are class numbers.
+
+    Args:
+        weights: the task's class weights.
+        classes: number of classes of the outputs.
+        soft: whether the targets are a probability for each class.
+
+    Raises:
+        TaskError: If the numbers differ, or the targets are probabilities.
+    """
+    if soft:
+        raise TaskError(
+            "class_weights takes class numbers as targets; found a probability for each class",
+            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
+        )
+    if len(weights) != classes:
+        raise TaskError(
+            f"class_weights has {len(weights)} numbers; the model's outputs have {classes} classes",
+            "Give class_weights one number for each class.",
+        )
+
+
+def check_weighted(
+    name: str, values: tuple[int | None, ...], weights: tuple[int | None, ...], samples: int | None
+) -> None:
+    """Check that a loss or metric that is Weighted has a value and a weight per sample, or one of each.
+
+    Args:
+        name: the loss or metric, in messages.
+        values: shape of its values.
+        weights: shape of its weights.
+        samples: number of samples; None if it is not known yet.
+
+    Raises:
+        TaskError: naming it and the shapes that it gave.
+    """
+    if values != weights or values not in ((), (samples,)):
+        raise TaskError(
+            f"{name} is Weighted: values and weights must both have the shape ({samples},), or be one number "
+            f"each; found {values} and {weights}",
+            "Give a value and a weight for each sample, or the batch's mean and what it is a mean over.",
+        )
+
+
+def check_form_stays(gives_mean: bool) -> None:
+    """Check that no batch's mean was taken over padding, where a value per sample was given before.
+
+    Raises:
+        TaskError: If it was.
+    """
+    if gives_mean:
+        raise TaskError(
+            "the loss or a metric gave one value per sample before, and now the mean of a batch with padding",
+            "Give the same in every step: a value per sample, or hvdtrain.Weighted of one number each.",
+        )
+
+
+def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:
+    """Return name to array (samples,), whose plain mean over the samples is the mean over what counts.
+
+    Args:
+        names: the loss and the metrics.
+        weighted: those of them that have weights of their own.
+        rows: (numbers, samples): for each name the values, times their weights; then the weights.
+        weights: (samples,), 0 for padding.
+    """
+    found = dict(zip(names, rows, strict=False))
+    for name, own in zip(weighted, rows[len(names) :], strict=True):
+        found[name] = found[name] / ((weights * own).sum() / (weights.sum() or 1.0) or 1.0)
+    return found
