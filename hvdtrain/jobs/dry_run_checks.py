@@ -78,7 +78,8 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     if error is None:
         return problem or (None if other else _probabilities_error(run) or _loss_error(run))
     if problem is None and isinstance(error, HvdtrainError):
-        return error
+        difference = _difference(run, other) if other else ""
+        return type(error)(error.problem, f"{difference}\n  {error.remedy}") if difference else error
     problem = problem or _failure(run, other, error)
     problem.__cause__ = error
     return problem

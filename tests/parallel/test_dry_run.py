@@ -26,7 +26,7 @@ REFUSED = {
         f"{TASKS}, line {1 + SOURCE.index('        return outputs.no_such_attribute')}: AttributeError",
         "the model's outputs are float32 (16, 3)",
     ],
-    "NoPair": ["_loss must return (loss per sample, {metric name: value per sample}), found a"],
+    "NoPair": ["_loss must return (loss per sample, {metric: value per sample}); found a"],
     "FloatMetric": ["f1 must give one value per sample, found a float"],
     "Unreadable": [f"{TASKS}, line ", "ValueError: cannot decode (sample "],
 }

@@ -98,7 +98,7 @@ def test_a_users_task_runs_only_where_it_is_named(tmp_path):
     other.write_text("from small_task import Small\nclass Bare(Small):\n    eval_data = lambda self: None\n")
     refused = launched(source.folder, "--task", f"{other}:Bare", cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.count("gave None: there is nothing to evaluate on") == 1
+    assert refused.stderr.count("gave None: there are no samples") == 1
 
 
 def test_a_worker_that_lacks_the_checkpoint_says_so_with_its_host(tmp_path):
