@@ -132,7 +132,8 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
 
 def _kinds_of(returned: Any) -> str:
     if not isinstance(returned, tuple | list):
-        return f"a {type(returned).__name__}"
+        name = type(returned).__name__
+        return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
     return f"a {type(returned).__name__} of ({', '.join(type(part).__name__ for part in returned)})"
 
 

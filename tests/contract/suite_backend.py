@@ -374,7 +374,7 @@ def test_a_dry_run_takes_what_works_in_a_step(started):
         ),
         (
             {f"{FRAMEWORK}_loss": lambda model, batch: model(batch["inputs"])[:, 0]},
-            f"{FRAMEWORK}_loss must return (loss per sample, {{metric: value per sample}}); found a ",
+            f"{FRAMEWORK}_loss must return (loss per sample, {{metric: value per sample}}); found a",
         ),
     ],
     ids=["raises", "float", "scalar", "no pair"],

@@ -14,6 +14,9 @@ JOBS = [
     ("tf", "gloo", "LossRaises"),
 ]
 
+# what a task raises; of data, with the sample that was being read
+RAISED = re.compile(r"ValueError: the flux capacitor is empty( \(sample \d+\))?$")
+
 
 @pytest.fixture(scope="module", params=[*JOBS, ("script",)], ids="-".join)
 def ending(request, tmp_path_factory) -> Ending:
@@ -35,7 +38,7 @@ def test_every_worker_ends_within_ten_seconds(ending):
 def test_the_error_appears_once_with_rank_and_host(ending):
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     assert line.startswith(f"hvdtrain: rank 1 on {socket.gethostname()}: training failed at step ")
-    assert line.endswith("ValueError: the flux capacitor is empty")
+    assert RAISED.search(line)
 
 
 def test_the_error_appears_whole(ending):
@@ -47,4 +50,4 @@ def test_the_error_appears_whole(ending):
 def test_the_summary_says_that_the_run_failed_and_why(ending):
     assert ending.summary["status"] == "failed"
     assert re.match(rf"rank 1 on {socket.gethostname()}: training failed at step ", ending.summary["error"])
-    assert ending.summary["error"].endswith("ValueError: the flux capacitor is empty")
+    assert RAISED.search(ending.summary["error"])
