@@ -39,7 +39,8 @@ def test_metrics_are_those_of_the_trainings_last_evaluation(trained_in, framewor
     expected = [last_eval(source)[name] for name in METRICS]
     close = 1e-6 if framework == trained_in else 1e-5
     assert [line[name] for name in METRICS] == pytest.approx(expected, rel=close)
-    (said,) = result.output.splitlines()
+    # a pool's earlier cases make TensorFlow warn of traces
+    (said,) = (text for text in result.output.splitlines() if not text.startswith("WARNING:tensorflow"))
     assert said.startswith(
         f"eval  loss {expected[0]:.4f}  accuracy {expected[1]:.4f}  (359 samples of digits"
     )
