@@ -17,10 +17,10 @@ from hvdtrain.backends.portable.trees import (
     unique_names,
 )
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.nesting import SEPARATOR, TARGETS
 from hvdtrain.errors import TaskError
 
-# keys of a batch, or parameters of a model, that hold what the model learns to predict
-_LABELS = ("targets", "labels", "label")
+# what a program keeps of the arguments that are no tensors
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
@@ -66,7 +66,7 @@ def record_serving(
         batch: a batch; its labels are withheld.
         size: number of samples.
     """
-    given = {name: value for name, value in batch.items() if name.partition("/")[0] not in _LABELS}
+    given = {name: value for name, value in batch.items() if name.partition(SEPARATOR)[0] not in TARGETS}
     read = _KeysRead(nested_batch(given))
     outputs = serve(model, read)
     return Recording(batch, size, [Call((read.values_read,), {}, outputs)])
@@ -238,8 +238,9 @@ def _leave_out_labels(
     left_out = []
     for path, leaf in list(_argument_leaves(bound, signature, tensors)):
         source = sources.get(id(leaf), ())
-        top = str(source[0]).partition("/")[0] if source else ""  # of a flat name, such as "inputs/label"
-        is_label = top in _LABELS or (path[-1] in _LABELS and top != "inputs")
+        # of a flat name, such as "inputs/label"
+        top = str(source[0]).partition(SEPARATOR)[0] if source else ""
+        is_label = top in TARGETS or (path[-1] in TARGETS and top != "inputs")
         if not (is_label and tensors.is_tensor(leaf)):
             continue
         if not _remove(bound, signature, path):

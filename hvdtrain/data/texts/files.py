@@ -1,7 +1,6 @@
 """Text files: finding them, and their bytes as one long memory-mapped row."""
 
 import platform
-import stat
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
+from hvdtrain.regular_files import NotAFileError, regular_size
 
 _MOST_FILES = 30_000  # Linux allows a process 65,530 mappings
 _LIBRARY_BYTES = 1_000_000  # of the source text of Python's library
@@ -85,14 +85,13 @@ def check_regular(path: Path) -> int:
         DataError: If it is missing or a folder, or a pipe or a device, which could block or never end.
     """
     try:
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode):
-            path.open("rb").close()
+        size = regular_size(path)
+        path.open("rb").close()
+    except NotAFileError:
+        raise DataError(f"{path} is not a file") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} is not a file")
-    return status.st_size
+    return size
 
 
 class MappedFiles:
