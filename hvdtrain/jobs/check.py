@@ -20,7 +20,7 @@ from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.train import new_session
-from hvdtrain.jobs.unused_options import unreached_parts, unused_options
+from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.reporting.console import counted
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import readers_for
@@ -52,22 +52,19 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             checked = check_batches(backend.workers, task_data.identity, job.config, Progress())
             found = _dry_run(job, backend, task_data)
             notes = (*job.notes, *model.notes, *task_data.notes, *task_data.identity.notes, *checked)
-            options = _notes_on_options(job, backend, task_data, own_optimizer=model.own_rates is not None)
+            options = notes_on_options(
+                job.config,
+                job.given,
+                TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data)),
+                own_optimizer=model.own_rates is not None,
+                has_eval_data=task_data.eval_data is not None,
+            )
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
             memory = backend.workers.allgather_object(psutil.Process().memory_info().rss)
             if backend.workers.rank == 0:
                 text = _describe(job, backend, model, found, seconds=seconds, memory_bytes=max(memory))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _notes_on_options(
-    job: JobSpec, backend: Backend, task_data: TaskData, *, own_optimizer: bool
-) -> list[str]:
-    has_eval_data = task_data.eval_data is not None
-    notes = unused_options(job.config, job.given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    plan = TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data))
-    return [*notes, *unreached_parts(plan)]
 
 
 def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData) -> Dry:

@@ -158,16 +158,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     data = identity.datasets[method]
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
-    manifest = found.manifest
-    session = Session(
-        config=job.config,
-        backend=backend,
-        train_data=range(manifest.data_size),  # its size is all that evaluation needs of it
-        eval_data=data,
-        report=SilentReport(),
-        run_dir=checkpoint_config.run_dir_of(found),
-        state=RunState(Progress(manifest.step, manifest.samples)),
-    )
+    session = evaluation_session(job.config, backend, found, data)
     check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
     begun = time.perf_counter()
     try:
@@ -181,6 +172,20 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     size, bad = len(data), session.skipped.count
     all_notes = (*identity.notes, *notes)
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
+
+
+def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data: Any) -> Session:
+    """Return a run that only goes over data with a checkpoint's model, and reports nothing."""
+    manifest = found.manifest
+    return Session(
+        config=config,
+        backend=backend,
+        train_data=range(manifest.data_size),  # its size is all that the plan needs of it
+        eval_data=data,
+        report=SilentReport(),
+        run_dir=checkpoint_config.run_dir_of(found),
+        state=RunState(Progress(manifest.step, manifest.samples)),
+    )
 
 
 def load_verified(

@@ -22,7 +22,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import DATA
-from hvdtrain.jobs.evaluate import load_verified
+from hvdtrain.jobs.evaluate import evaluation_session, load_verified
 from hvdtrain.jobs.export import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.prediction_files import PredictionFile, Rows, check_suffix, prediction_file
 from hvdtrain.jobs.setup import (
@@ -34,12 +34,9 @@ from hvdtrain.jobs.setup import (
 )
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.reporting.console import counted
-from hvdtrain.reporting.report import SilentReport
-from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import where_raised
-from hvdtrain.training_plan import Progress
 
 SPLITS = ("train", "eval", "predict")
 _LAYER = Layer("predict", {"on_bad_sample": "error", "compile": False, "checkpoint_activations": False})
@@ -128,15 +125,7 @@ def _predict(
     data = identity.datasets[method]
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
-    session = Session(
-        config=job.config,
-        backend=backend,
-        train_data=range(found.manifest.data_size),  # its size is all that the plan needs of it
-        eval_data=data,
-        report=SilentReport(),
-        run_dir=checkpoint_config.run_dir_of(found),
-        state=RunState(Progress(found.manifest.step, found.manifest.samples)),
-    )
+    session = evaluation_session(job.config, backend, found, data)
     done = _Done(found, is_ema, output, DATA[method], notes=(*identity.notes, *notes))
     try:
         with _opened(backend, output, len(data)) as file, backend.ema_weights():

@@ -36,7 +36,7 @@ from hvdtrain.jobs.run_directory import CHECKPOINTS, open_run
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
-from hvdtrain.jobs.unused_options import unreached_parts, unused_options
+from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.summary import Summary
@@ -119,8 +119,14 @@ def _train(
         point = replace(point, notes=(*point.notes, *found))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
-        notes = (*point.notes, *_notes_on_options(job, session, own_optimizer=model.own_rates is not None))
-        return _train_session(session, plan, notes, signals)
+        options = notes_on_options(
+            config,
+            job.given,
+            session.plan(),
+            own_optimizer=model.own_rates is not None,
+            has_eval_data=session.eval_data is not None,
+        )
+        return _train_session(session, plan, (*point.notes, *options), signals)
 
 
 @contextmanager
@@ -250,12 +256,6 @@ def _plan(
         start=point,
         found=str(task.describe()) if hasattr(task, "describe") else "",
     )
-
-
-def _notes_on_options(job: JobSpec, session: Session, *, own_optimizer: bool) -> list[str]:
-    has_eval_data = session.eval_data is not None
-    notes = unused_options(job.config, job.given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    return [*notes, *unreached_parts(session.plan())]
 
 
 def _polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:

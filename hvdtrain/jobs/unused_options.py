@@ -128,6 +128,17 @@ def unused_options(
     ]
 
 
+def notes_on_options(
+    config: Config, given: Collection[str], plan: TrainingPlan, *, own_optimizer: bool, has_eval_data: bool
+) -> list[str]:
+    """Return a note for each option without effect, and for each part of the schedule that is not reached.
+
+    The arguments are those of ``unused_options`` and ``unreached_parts``.
+    """
+    notes = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+    return [*notes, *unreached_parts(plan)]
+
+
 def unreached_parts(plan: TrainingPlan) -> list[str]:
     """Return a note for each part of the learning rate's schedule that training does not reach."""
     rate, notes = plan.learning_rate, []
