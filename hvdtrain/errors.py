@@ -16,6 +16,7 @@
     │   └── SaveError                     a checkpoint cannot be written
     └── TrainingError                 4   training failed
         ├── NonFiniteLossError            the loss became NaN or infinite
+        ├── NonFiniteParameterError       a parameter became NaN or infinite
         ├── ReplicaDriftError             the workers' parameters are no longer equal
         └── WorkerFailure                 the task's code raised an exception during training
 
@@ -109,6 +110,10 @@ class TrainingError(HvdtrainError):
 
 class NonFiniteLossError(TrainingError):
     """The loss became NaN or infinite."""
+
+
+class NonFiniteParameterError(TrainingError):
+    """A parameter became NaN or infinite while the loss was finite; found when the state was to be saved."""
 
 
 class ReplicaDriftError(TrainingError):

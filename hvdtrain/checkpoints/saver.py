@@ -3,11 +3,13 @@
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hvdtrain.backends.base import Backend, PendingState
+import numpy as np
+
+from hvdtrain.backends.base import Backend, PendingState, PortableState
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
@@ -16,16 +18,22 @@ from hvdtrain.reporting.report import Report
 _REPORTED_WAIT_SECONDS = 0.1
 
 
+class _NotFiniteError(Exception):
+    """A state has a parameter that is not finite."""
+
+
 class Saver(Protocol):
     """What the loop tells about saving. Every rank has one; only rank 0's writes.
 
     Attributes:
         newest: the newest checkpoint that was written, or that training started from.
         failures: what could not be written, and why.
+        not_finite: which parameter of a state is not finite, in words; such a state is not written.
     """
 
     newest: Path | None
     failures: list[str]
+    not_finite: str
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
@@ -46,6 +54,7 @@ class NoSaver:
     def __init__(self) -> None:
         self.newest: Path | None = None
         self.failures: list[str] = []
+        self.not_finite = ""
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Take part in gathering the state."""
@@ -73,6 +82,8 @@ class BackgroundSaver(NoSaver):
         stop_on_error: whether training should stop if a checkpoint cannot be written.
         newest: the good checkpoint that training started from, where it lies in ``folder``.
         values: value of the best metric, by checkpoint, of those that are there already.
+        parameters: portable names of the trainable parameters. A state in which one of them is not finite is
+            not written: it would take the place of a good one.
     """
 
     def __init__(
@@ -85,6 +96,7 @@ class BackgroundSaver(NoSaver):
         stop_on_error: bool = False,
         newest: Path | None = None,
         values: Mapping[Path, float | None] | None = None,
+        parameters: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.newest = newest
@@ -94,6 +106,7 @@ class BackgroundSaver(NoSaver):
         self._best = best
         self._stop_on_error = stop_on_error
         self._values = dict(values or {})
+        self._parameters = list(parameters)
         self._thread: threading.Thread | None = None
         self._step = 0
         self._outcome: Path | Exception | None = None
@@ -122,7 +135,7 @@ class BackgroundSaver(NoSaver):
             written, self._written = self._written, []
             for step, path in written:
                 self._report.on_checkpoint(step, path)
-        return self._stop_on_error and bool(self.failures)
+        return bool(self.not_finite) or (self._stop_on_error and bool(self.failures))
 
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait until what is being written is written."""
@@ -144,7 +157,9 @@ class BackgroundSaver(NoSaver):
         """Write one checkpoint and delete those that need not be kept; runs in the thread."""
         try:
             self._report.sync()  # no checkpoint is newer than its log
-            path = storage.write(self._folder, pending.read(), manifest)
+            state = pending.read()
+            self._check_finite(state)
+            path = storage.write(self._folder, state, manifest)
         except Exception as error:
             self._outcome = error
             return
@@ -152,6 +167,13 @@ class BackgroundSaver(NoSaver):
         self._values[path] = manifest.metrics.get(self._best.metric) if self._best else None
         with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
             self._retain()
+
+    def _check_finite(self, state: PortableState) -> None:
+        for name in self._parameters:
+            array = state[name]
+            if not np.isfinite(array).all():
+                count = array.size - np.count_nonzero(np.isfinite(array))
+                raise _NotFiniteError(f"{count:,} of {array.size:,} numbers of {name} are not finite")
 
     def _retain(self) -> None:
         if self._keep_last is None:
@@ -173,6 +195,9 @@ class BackgroundSaver(NoSaver):
             self.newest = outcome
             self._written.append((self._step, outcome))
             self._reported = None
+            return
+        if isinstance(outcome, _NotFiniteError):
+            self.not_finite = f"{outcome} after step {self._step:,}"
             return
         reason = f"step {self._step:,}: {_describe(outcome)}"
         self.failures.append(reason)

@@ -12,6 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
@@ -31,6 +32,8 @@ def open_run(
     resumed_step: int | None = None,
     callbacks: Sequence[Any] = (),
     context: RunContext | None = None,
+    *,
+    lock: RunLock | None = None,
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back to where training resumes, and the report.
 
@@ -40,13 +43,14 @@ def open_run(
         resumed_step: steps done, if the run resumes in a directory that exists.
         callbacks: the user's callbacks, which ``find_callbacks`` has checked. Each rank has its own objects.
         context: what callbacks can use of the run; the run directory is added here.
+        lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
 
     Returns:
         The report of this rank, and the run directory.
 
     Raises:
         ConfigError: If ``run_dir`` already holds a run that this one does not resume.
-        EnvironmentFault: If it cannot be made or written.
+        EnvironmentFault: If it cannot be made or written, or another job uses it.
     """
     context = context or RunContext(workers.rank, workers.size, config)
     report: Report = SilentReport()
@@ -54,8 +58,12 @@ def open_run(
     def prepare() -> Path:
         nonlocal report
         try:
-            path = _make(config) if resumed_step is None else Path(config.run_dir or "")
+            path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
             path.mkdir(parents=True, exist_ok=True)
+            if lock is not None:
+                lock.acquire(path)
+            if resumed_step is None:
+                _check_is_free(path)
             if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
                 AppendFile(path / METRICS_FILE).close()
             write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
@@ -75,17 +83,44 @@ def open_run(
     return report, path
 
 
-def _make(config: Config) -> Path:
-    if config.run_dir is not None:
-        path = Path(config.run_dir)
-        path.mkdir(parents=True, exist_ok=True)
-        for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
-            if (path / name).exists():
-                raise ConfigError(
-                    f"run_dir: {path} already holds a run ({name})",
-                    "Add --resume to continue it, choose another --run-dir, or move it away.",
-                )
-        return path
+def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
+    """Collective. Lock the run directory that the config names, if it is there: before it is read.
+
+    Raises:
+        EnvironmentFault: If another job uses it.
+    """
+
+    def acquire() -> None:
+        path = Path(config.run_dir or "")
+        if config.run_dir is not None and path.is_dir():
+            try:
+                lock.acquire(path)
+            except OSError as error:
+                raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
+
+    run_on_rank_zero(workers, acquire)
+
+
+def _check_is_free(path: Path) -> None:
+    """Check that a directory holds no run.
+
+    Raises:
+        ConfigError: If it holds one.
+    """
+    for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
+        if (path / name).exists():
+            raise ConfigError(
+                f"run_dir: {path} already holds a run ({name})",
+                "Add --resume to continue it, choose another --run-dir, or move it away.",
+            )
+
+
+def _make_new(config: Config) -> Path:
+    """Make a directory whose name tells task, framework and time, and return its path.
+
+    Raises:
+        EnvironmentFault: If 99 of that name exist.
+    """
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     stem = Path("runs") / f"{task}-{config.framework}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):

@@ -14,12 +14,14 @@ from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.checkpoints.saver import BackgroundSaver
+from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
     HvdtrainError,
     Interrupted,
+    NonFiniteParameterError,
     SaveError,
     Stopped,
     WorkerFailure,
@@ -32,7 +34,8 @@ from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_directory import CHECKPOINTS, open_run
+from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, open_run
+from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
@@ -90,18 +93,25 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         watching = Watching()
-        with started(job, signals, watching) as backend:
-            return _train(job, backend, signals, watching, callbacks)
+        with RunLock() as lock, started(job, signals, watching) as backend:
+            return _train(job, backend, signals, watching, callbacks, lock=lock)
 
 
 def _train(
-    job: JobSpec, backend: Backend, signals: Signals, watching: Watching, callbacks: Sequence[Any]
+    job: JobSpec,
+    backend: Backend,
+    signals: Signals,
+    watching: Watching,
+    callbacks: Sequence[Any],
+    *,
+    lock: RunLock,
 ) -> Summary:
     """Collective. Agree, build, restore, train."""
     task_data, model, hosts = open_together(job, backend)
     job = replace(job, config=with_learning_rate(job.config, model.own_rates))
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     data, config, workers = task_data.identity, job.config, backend.workers
+    lock_run(config, workers, lock)  # before a checkpoint in it is read
     point = restore(
         config,
         backend,
@@ -115,8 +125,18 @@ def _train(
         seed_generators(config.seed, "training")
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(config.seed, f"step {point.progress.step}, rank {workers.rank}")
-    with _entered(job, backend, task_data, point, callbacks, signals=signals) as (session, found):
-        point = replace(point, notes=(*point.notes, *found))
+    services = _entered(
+        job,
+        backend,
+        task_data,
+        point,
+        callbacks,
+        parameters=list(model.parameter_shapes),
+        signals=signals,
+        lock=lock,
+    )
+    with services as (session, found):
+        point = replace(point, notes=(*point.notes, *found, *filter(None, [lock.note])))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         options = notes_on_options(
@@ -137,7 +157,9 @@ def _entered(
     point: ResumePoint,
     callbacks: Sequence[Any],
     *,
+    parameters: Sequence[str],
     signals: Signals,
+    lock: RunLock,
 ) -> Iterator[tuple[Session, Sequence[str]]]:
     """Collective. Return a context with the run and its services, which it closes, and the dry run's notes.
 
@@ -158,7 +180,7 @@ def _entered(
             train_data=task_data.train_data,
             eval_data=task_data.eval_data,
         )
-        report, run_dir = open_run(config, backend.workers, point.resumed_step, callbacks, context)
+        report, run_dir = open_run(config, backend.workers, point.resumed_step, callbacks, context, lock=lock)
         session.report, session.run_dir = report, run_dir
         if backend.workers.rank == 0:
             session.saver = BackgroundSaver(
@@ -169,6 +191,7 @@ def _entered(
                 stop_on_error=config.on_save_error == "stop",
                 newest=point.newest,
                 values=point.values,
+                parameters=parameters,
             )
         with signals.defer_to_step_boundary():
             try:
@@ -280,17 +303,33 @@ def _polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
 
 
 def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
-    """Collective. Return how training ended, as all workers see it, and why if not by itself."""
+    """Collective. Return how training ended, as all workers see it, and why if not by itself.
+
+    Raises:
+        NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
+    """
     why = None
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.number is not None:
         why = f"{signal.Signals(signals.number).name} came"
-    reasons = session.backend.workers.allgather_object(why)
-    why = next((reason for reason in reasons if reason), None)
+    gathered = session.backend.workers.allgather_object((why, session.saver.not_finite, session.saver.newest))
+    for _, not_finite, newest in gathered:
+        if not_finite:
+            raise _not_finite_error(not_finite, newest)
+    why = next((reason for reason, *_ in gathered if reason), None)
     if session.stopped:
         session.report.say(f"stopped {_where_it_stood(session)}: {why}")
     return ("stopped" if session.stopped else "completed"), why
+
+
+def _not_finite_error(found: str, newest: Path | None) -> NonFiniteParameterError:
+    good = "There is no checkpoint before it." if newest is None else f"{newest} is good: --resume takes it."
+    return NonFiniteParameterError(
+        f"{found}; this state is not saved",
+        f"{good} Lower the learning rate, or clip the gradient (--clip-norm).",
+        everywhere=True,
+    )
 
 
 def _end_together(session: Session, summary: Summary) -> Summary:
@@ -298,11 +337,14 @@ def _end_together(session: Session, summary: Summary) -> Summary:
 
     Raises:
         Stopped: If a later job can continue from a checkpoint.
-        SaveError: If there is none, or the config wants it to be an error.
+        SaveError: If there is none, if the config wants it to be an error, or if training completed and
+            its last state is not saved.
     """
     summary = session.backend.workers.broadcast_object(summary)
     wanted = session.config.on_save_error == "stop"
-    if summary.save_error and (wanted or (session.stopped and summary.checkpoint is None)):
+    newest = summary.checkpoint
+    is_lost = newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
+    if summary.save_error and (wanted or is_lost):
         raise SaveError(
             f"the checkpoint could not be written: {summary.save_error}",
             f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then continue with --resume.",

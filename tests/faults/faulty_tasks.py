@@ -151,6 +151,26 @@ class NotANumber(Sound):
         return data
 
 
+class GradientNotANumber(Sound):
+    """The loss is finite, and its gradient is not as soon as a batch has sample 17: the root of 0."""
+
+    def train_data(self):
+        data = super().train_data()
+        data["scale"] = np.ones((self.samples, 1), "float32")
+        data["scale"][17] = 0
+        return data
+
+    def torch_loss(self, model, batch):
+        outputs = model(batch["inputs"]) * batch["scale"]
+        return (outputs**2).sum(1).sqrt(), {}
+
+    def tf_loss(self, model, batch):
+        import tensorflow as tf
+
+        outputs = model(batch["inputs"]) * batch["scale"]
+        return tf.sqrt(tf.reduce_sum(outputs**2, 1)), {}
+
+
 class Drifts(Sound):
     """On rank 1, PyTorch's bias changes by itself at step 4."""
 

@@ -151,9 +151,13 @@ def full(request):
 
 
 def test_a_full_disk_does_not_stop_training(full):
-    assert full.returncode == 0
     assert full.summary["status"] == "completed"
     assert trained_steps(full.run) == list(range(1, STEPS + 1))
+
+
+def test_a_last_state_that_could_not_be_saved_is_no_success(full):
+    assert full.returncode == 3
+    assert f"the checkpoint could not be written: step {STEPS}: No space left on device" in full.said
 
 
 def test_a_full_disk_leaves_the_older_checkpoints(full):
@@ -308,8 +312,8 @@ def failed():
 
 
 def test_a_disk_that_takes_no_writes_does_not_stop_training(failed):
-    assert failed.returncode == 0
     assert "done: loss" in failed.said
+    assert failed.returncode == 3
 
 
 def test_a_disk_that_takes_no_writes_keeps_its_checkpoints(failed):

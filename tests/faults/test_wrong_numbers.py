@@ -8,6 +8,8 @@ import pytest
 from endings import Ending, end_of
 from support.jobs import FRAMEWORKS
 
+from hvdtrain.checkpoints.storage import checkpoints_in, step_of
+from hvdtrain.checkpoints.verification import verify
 from hvdtrain.data.order import ShuffledOrder
 
 HOST = socket.gethostname()
@@ -42,6 +44,30 @@ def test_nan_stops_the_run_at_that_step(not_a_number):
     summary = not_a_number.summary
     assert summary["status"] == "failed"
     assert "the loss is nan" in summary["error"]
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def gradient_not_a_number(request, tmp_path_factory) -> Ending:
+    """Save after each step, so that the state is saved before the next loss shows it."""
+    options = ("--framework", request.param, "--save-every", "1", "--keep-last", "1")
+    return end_of(2, "gloo", "GradientNotANumber", *options, cwd=tmp_path_factory.mktemp("job"))
+
+
+def test_parameters_that_are_not_finite_end_the_job_with_its_exit_code(gradient_not_a_number):
+    assert gradient_not_a_number.returncode == 4
+    assert gradient_not_a_number.summary["status"] == "failed"
+
+
+def test_parameters_that_are_not_finite_take_no_good_checkpoints_place(gradient_not_a_number):
+    (checkpoint,) = checkpoints_in(gradient_not_a_number.folder / "run" / "checkpoints")
+    assert step_of(checkpoint) == step_of_sample(17) - 1
+    assert all(np.isfinite(array).all() for array in verify(checkpoint).read().values())
+
+
+def test_parameters_that_are_not_finite_are_said_once(gradient_not_a_number):
+    said = gradient_not_a_number.output
+    assert said.count("hvdtrain: ") == 1
+    assert "Traceback" not in said
 
 
 @pytest.fixture(scope="module")

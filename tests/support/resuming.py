@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+from hvdtrain.jobs.run_lock import LOCK_FILE
 from support import pool
 from support.jobs import Run, launcher, run, started
 
@@ -158,5 +159,6 @@ def stream_of(run: Run) -> list[int]:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Return every file below a folder, but the lock, in which each job writes its name."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

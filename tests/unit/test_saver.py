@@ -86,6 +86,25 @@ def test_what_is_saved_is_a_checkpoint(job):
     assert equal(found.read(), make_state(3.0))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_path, value):
+    job = Job(tmp_path / "checkpoints", keep_last=1, parameters=["model/a/kernel"])
+    job.save(7)
+    job.backend.value = value
+    job.save(8)
+    assert job.saver.not_finite == "12 of 12 numbers of model/a/kernel are not finite after step 8"
+    assert job.saver.poll() is True
+    assert (job.saver.newest, job.saver.failures) == (job.folder / "step-00000007", [])
+    assert names(job.folder) == ["step-00000007"]
+
+
+def test_what_is_no_parameter_need_not_be_finite(tmp_path):
+    job = Job(tmp_path / "checkpoints", parameters=["model/a/bias"])
+    job.backend.value = -math.inf  # such as the mask of an attention layer
+    job.save(7)
+    assert (job.saver.newest, job.saver.not_finite) == (job.folder / "step-00000007", "")
+
+
 def test_the_newest_is_known_when_it_is_written(job):
     job.save(7)
     job.save(9)

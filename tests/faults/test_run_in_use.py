@@ -1,0 +1,66 @@
+"""Two jobs never write into one run directory, as a requeued job may while the first one still runs."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+from support.jobs import Result, Run, run, temporary_folder
+from support.resuming import await_in, command_for, kill, last_step, slow, trained_steps
+
+STEPS = 40
+OPTIONS = ("--framework", "torch", "--steps", str(STEPS), "--save-every", "10")
+
+
+@dataclass(frozen=True)
+class Met:
+    """What came of jobs that met in one run directory.
+
+    Args:
+        pid: the process that was training.
+        resumed: the job that was to resume the run meanwhile.
+        fresh: the job that was to begin a run in the directory meanwhile.
+        first: the run that was there, after its end.
+    """
+
+    pid: int
+    resumed: Result
+    fresh: Result
+    first: Run
+
+
+@pytest.fixture(scope="module")
+def met() -> Met:
+    folder = temporary_folder()
+    command = command_for(1, "none", "Fit", *OPTIONS)
+    with slow(command, folder, sample_seconds=0.03) as job:
+        await_in(job, lambda: last_step(folder) >= 2)
+        job.process.send_signal(signal.SIGSTOP)  # so that it does not end before the others come
+        resumed, fresh = run([*command, "--resume"], folder), run(command, folder)
+        job.process.send_signal(signal.SIGCONT)
+        return Met(job.process.pid, resumed, fresh, Run(folder / "run", job.wait(120)))
+
+
+@pytest.mark.parametrize("second", ["resumed", "fresh"])
+def test_a_second_job_is_refused_and_told_of_the_first(met, second):
+    result = getattr(met, second)
+    assert result.returncode == 3
+    assert (
+        f"run_dir: run is in use by another job: process {met.pid} on {os.uname().nodename}" in result.stderr
+    )
+    assert "Traceback" not in result.output
+
+
+def test_the_first_job_is_not_disturbed(met):
+    assert met.first.result.returncode == 0
+    assert trained_steps(met.first) == list(range(1, STEPS + 1))
+    assert met.first.summary["status"] == "completed"
+
+
+def test_a_killed_jobs_lock_does_not_stay():
+    folder = temporary_folder()
+    command = command_for(1, "none", "Fit", *OPTIONS, "--resume")
+    with slow(command, folder, sample_seconds=0.03) as job:
+        await_in(job, lambda: last_step(folder) >= 2)
+        kill(job)
+    assert run(command, folder).returncode == 0

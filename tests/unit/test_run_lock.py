@@ -1,0 +1,89 @@
+"""The lock of a run directory: one job at a time, and a message that names the other."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+
+# a second process: a lock does not keep out the process that holds it
+OTHER = """
+import sys
+from pathlib import Path
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.jobs.run_lock import RunLock
+lock = RunLock()
+try:
+    lock.acquire(Path(sys.argv[1]))
+except EnvironmentFault as error:
+    print(error.problem)
+else:
+    print("locked")
+"""
+
+
+def other_process(run_dir) -> str:
+    command = [sys.executable, "-c", OTHER, str(run_dir)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def test_a_second_job_is_told_who_holds_the_lock(tmp_path):
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        said = other_process(tmp_path)
+    assert said.startswith(f"run_dir: {tmp_path} is in use by another job: process {os.getpid()} on ")
+    assert " since 20" in said
+
+
+def test_a_lock_is_free_when_it_is_released_or_its_process_has_ended(tmp_path):
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+    assert other_process(tmp_path) == "locked"
+    assert other_process(tmp_path) == "locked"
+
+
+def test_the_same_job_can_acquire_it_twice(tmp_path):
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        lock.acquire(tmp_path)
+        assert "in use" in other_process(tmp_path)
+
+
+def test_a_file_with_other_content_is_no_hindrance(tmp_path):
+    (tmp_path / LOCK_FILE).write_bytes(b"\xff" * 10_000)
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        assert "process" in other_process(tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / LOCK_FILE).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        RunLock().acquire(tmp_path)
+    assert target.read_text() == "content"
+
+
+def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        assert lock.note == f"{tmp_path} is not locked against other jobs: {os.strerror(errno.ENOLCK)}"
+
+
+def test_a_lock_that_is_held_is_no_lock_problem(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(EnvironmentFault, match="is in use by another job"):
+        RunLock().acquire(tmp_path)
