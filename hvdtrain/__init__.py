@@ -1,8 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
-:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad` and :class:`Weighted`. They are loaded on
-first use, so that
+:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`, :class:`SumMetric` and
+:class:`GatheredMetric`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "Dataset",
+    "GatheredMetric",
     "RunContext",
+    "SumMetric",
     "Summary",
     "Weighted",
     "__version__",
@@ -28,7 +30,9 @@ __all__ = [
 _HOMES = {
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
+    "GatheredMetric": "hvdtrain.backends.stateful_metrics",
     "RunContext": "hvdtrain.callbacks",
+    "SumMetric": "hvdtrain.backends.stateful_metrics",
     "Summary": "hvdtrain.reporting.summary",
     "Weighted": "hvdtrain.backends.counting",
     "as_dataset": "hvdtrain.data.datasets",
@@ -40,6 +44,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from hvdtrain.backends.counting import Weighted
+    from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset

@@ -163,6 +163,22 @@ class StepMetrics:
         weight = self.weights.get(name, self.weight)
         return self.sums[name] / weight if weight else math.nan
 
+    def with_computed(self, values: Mapping[str, float], order: Sequence[str]) -> "StepMetrics":
+        """Return the metrics with values of the whole evaluation among them.
+
+        Args:
+            values: the values by name.
+            order: names in the order that the metrics are to have; others keep their place after these.
+        """
+        if not values:
+            return self
+        sums = {**self.sums, **values}
+        first = [name for name in ("loss", *order) if name in sums]
+        weights = {**self.weights, **dict.fromkeys(values, 1.0)}  # their mean is the value itself
+        return replace(
+            self, sums={name: sums[name] for name in dict.fromkeys((*first, *sums))}, weights=weights
+        )
+
     def without_skipped_samples(self) -> "StepMetrics":
         """Return the metrics with skipped samples taken out of the weight: an evaluation leaves them out."""
         skipped = self.statistics.skipped_samples
@@ -225,6 +241,7 @@ class Backend(Protocol):
         Model, loss and metrics are computed, in training also this worker's gradient. Parameters,
         moving statistics, the framework's random generators and the optimizer are as before when it
         returns. The only collectives are those of the model itself, such as synchronised batch norm.
+        Metrics of a whole evaluation are computed of the micro-batch alone.
 
         Args:
             batch: a batch of training or evaluation data.
@@ -257,7 +274,7 @@ class Backend(Protocol):
         ...
 
     def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
-        """Collective. Sum an evaluation over workers.
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it.
 
         Args:
             partial: what this worker's last ``eval_step`` returned.

@@ -1,14 +1,16 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
 from hvdtrain.backends.counting import Counting, counting_of
+from hvdtrain.backends.evaluation_metrics import is_stateful
 from hvdtrain.backends.logits import OF_CLASSES, class_axis_option, of_tensor
 from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.model_call import ModelCall, nested_batch
+from hvdtrain.backends.named_metrics import NAMES
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.metric_names import check_metric_names
 
@@ -20,15 +22,22 @@ REGULARIZATION_LOSS = "regularization_loss"
 
 
 def make_objective(
-    task: Any, framework: str, table: Mapping[str, Callable[..., Any]], label_smoothing: float = 0.0
+    task: Any,
+    framework: str,
+    table: Mapping[str, Callable[..., Any]],
+    label_smoothing: float = 0.0,
+    watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> Objective:
     """Make the function that a step differentiates. It takes batches with flat names.
+
+    Metrics of a whole evaluation are left out of it.
 
     Args:
         task: the task.
         framework: "torch" or "tf"; the task's ``<framework>_loss`` goes before ``loss``.
         table: the framework's named losses and metrics, each (outputs, batch) -> per sample.
         label_smoothing: part of the target that loss cross_entropy spreads over all classes.
+        watch: is called with the model's outputs and the batch as the loss is given it.
 
     Raises:
         TaskError: If a loss or metric is neither a known name nor a function.
@@ -39,6 +48,7 @@ def make_objective(
         if label_smoothing:
             _check_can_smooth(f"its own {framework}_loss")
         counting_of(task, f"its own {framework}_loss")
+        _check_none_is_stateful(task, f"{framework}_loss")
         return _own_objective(own, f"{framework}_loss")
     given, options = named_loss(getattr(task, "loss", None), framework)
     if label_smoothing:
@@ -52,12 +62,16 @@ def make_objective(
     check_metric_names(named, "the task's metrics")
     of_metrics = {"counting": Counting(of_loss.ignore_index, of_loss.of_samples), **axis}
     metrics = {
-        name: _look_up(f"metrics[{name!r}]", value, table, of_metrics) for name, value in named.items()
+        name: _look_up(f"metrics[{name!r}]", value, table, of_metrics)
+        for name, value in named.items()
+        if not is_stateful(value)
     }
-    call = ModelCall(framework, next((str(v) for v in (given, *named.values()) if not callable(v)), ""))
+    call = ModelCall(framework, next((v for v in (given, *named.values()) if isinstance(v, str)), ""))
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         outputs, batch = call(model, batch)
+        if watch is not None:
+            watch(outputs, batch)
         return loss(outputs, batch), {name: metric(outputs, batch) for name, metric in metrics.items()}
 
     return objective
@@ -86,7 +100,7 @@ def may_give_mean(task: Any, framework: str) -> bool:
     """Return whether a task has a loss or metric of its own, which may give the mean of a batch."""
     if hasattr(task, f"{framework}_loss") or callable(task.loss):
         return True
-    return any(callable(metric) for metric in getattr(task, "metrics", {}).values())
+    return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
 
 
 def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
@@ -103,7 +117,7 @@ def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | No
         )
 
 
-def check_free(name: str, metrics: Mapping[str, Any]) -> None:
+def check_free(name: str, metrics: Container[str]) -> None:
     """Check that the task has no metric of a name that hvdtrain logs for some models.
 
     Raises:
@@ -137,6 +151,23 @@ def _kinds_of(returned: Any) -> str:
     return f"a {type(returned).__name__} of ({', '.join(type(part).__name__ for part in returned)})"
 
 
+def _check_none_is_stateful(task: Any, own_loss: str) -> None:
+    """Check that a task whose own loss replaces its metrics has none of a whole evaluation.
+
+    Raises:
+        TaskError: naming the first one.
+    """
+    metrics = getattr(task, "metrics", {})
+    name = next((name for name, metric in metrics.items() if is_stateful(metric)), None)
+    if name is not None:
+        raise TaskError(
+            f"the task's {own_loss} replaces the model call, loss and metrics, and metrics[{name!r}] is "
+            "computed from the outputs of that call",
+            f"Leave {own_loss} out and give the task a loss, which may be a function of (outputs, batch); or "
+            "leave the metric out.",
+        )
+
+
 def _check_can_smooth(loss: Any) -> None:
     if loss != "cross_entropy":
         found = "a function of its own" if callable(loss) else loss
@@ -155,10 +186,11 @@ def _look_up(
         own: Callable[..., Any] = value
         return own
     if not isinstance(value, str) or value not in table:
-        close = difflib.get_close_matches(str(value), table, n=1)
+        known = [*table, *(NAMES if field != "loss" else ())]
+        close = difflib.get_close_matches(str(value), known, n=1)
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",
-            f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(table))}.",
+            f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}.",
         )
     taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
     return of_tensor(value, partial(table[value], **taken))

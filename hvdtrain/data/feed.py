@@ -45,6 +45,8 @@ class HostBatch:
         total_weight: sum of the weights over all workers.
         indices: (accumulate, micro_batch), the samples' indices in the data set.
         bad: the samples, apart from padding, that could not be read.
+        range_samples: samples of the range of the stream that is read: of an evaluation, all of its data. 0
+            if it is not known.
     """
 
     step: int
@@ -53,6 +55,7 @@ class HostBatch:
     total_weight: float
     indices: NDArray[np.int64]
     bad: tuple[BadSample, ...] = ()
+    range_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Reader:
                 weights=weights,
                 total_weight=float(count),
                 indices=indices[i],
+                range_samples=self._shard.last_sample - self._shard.first_sample,
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]

@@ -70,7 +70,7 @@ def test_the_frameworks_own_loss_goes_first():
         (
             SimpleNamespace(loss="cross_entropy", metrics={"a": "zzz"}),
             "the task's metrics['a'] is 'zzz', which is neither a function nor a known name\n"
-            "Known: accuracy, cross_entropy.",
+            "Known: accuracy, auc, cross_entropy, f1, mean_iou, perplexity, precision, r2, recall.",
         ),
         (
             SimpleNamespace(loss="cross_entropy", metrics=["accuracy"]),

@@ -34,6 +34,7 @@ from hvdtrain.backends.base import (
     PortableState,
 )
 from hvdtrain.backends.counting import Weighted, sample_values
+from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
 from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
@@ -47,13 +48,16 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activation_checkpointing
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
+from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
 from hvdtrain.backends.tensorflow.device import choose_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import Compiled, Phase, add_to_loss
 from hvdtrain.backends.tensorflow.losses import NAMED
@@ -257,7 +261,13 @@ class TensorFlowBackend:
         self._learn_form(batch, training=False)
         leaves_out = batch.is_padded and self._gives_mean[False]
         function = self._eval_function_of_counted if leaves_out else self._eval_function
-        sums, (names, weighted, _) = function(batch.signature, batch.arrays, batch.weights)
+        if partial is None:
+            self._evaluation.begin()
+        (sums, seen), (names, weighted, _) = function(batch.signature, batch.arrays, batch.weights)
+        if self._evaluation:
+            # without padding, as many rows as there are samples that count
+            count = int(np.count_nonzero(batch.samples.weights)) if leaves_out else 0
+            self._evaluation.add(seen, batch.samples.rows(0, count or batch.samples.weights.shape[1]))
         if partial is None:
             return TensorFlowSums(names, weighted, sums, batch.total_weight)
         weight = partial.weight + batch.total_weight
@@ -266,12 +276,19 @@ class TensorFlowBackend:
     def eval_metrics(
         self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
     ) -> TensorFlowPending:
-        """Collective. Sum an evaluation over workers."""
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = tf.concat([partial.values, FINDINGS * [0.0], self._numbers(signals)], 0)
         if self.workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TensorFlowPending(partial.names, vector, partial.weight, weighted=partial.weighted)
+        return TensorFlowPending(
+            partial.names,
+            vector,
+            partial.weight,
+            weighted=partial.weighted,
+            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            order=self._evaluation.order,
+        )
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
@@ -338,6 +355,9 @@ class TensorFlowBackend:
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
+        self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
+        watch = self._evaluation.watch if self._evaluation else None
+        self._eval_objective = make_objective(task, "tf", NAMED, watch=watch)
         # in training or not: whether the objective gave a batch's mean, when it was last traced
         own = may_give_mean(task, "tf")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
@@ -391,6 +411,7 @@ class TensorFlowBackend:
             signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
             total=total,
             is_padded=is_padded,
+            samples=Samples(batch.indices, batch.weights, batch.range_samples),
         )
 
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:
@@ -455,28 +476,32 @@ class TensorFlowBackend:
             arrays = {name: array[0] for name, array in arrays.items()}
             weights, gradient_weights = weights[0], gradient_weights[0]
 
-        def compute() -> Tensor:
+        def compute() -> tuple[Tensor, Seen]:
             with tf.GradientTape() as tape:
                 losses, own, rows = self._per_sample(arrays, weights, training)
             if training:
                 self._update.backward(
                     losses, gradient_weights if own is None else gradient_weights * own, tape
                 )
-            return rows
+            return rows, self._evaluation.take()
 
+        computed: tuple[Tensor, Seen] | None
         try:
-            rows = compute()
+            computed = compute()
         except TaskError:
             raise
         except Exception:
             if self._has_collectives:
                 raise  # the other workers are not going to compute it again
             try:
-                rows = tf.function(compute, autograph=False)()
+                computed = tf.function(compute, autograph=False)()
             except Exception:
-                rows = None
-            if rows is None:
+                computed = None
+            if computed is None:
                 raise
+        rows, seen = computed
+        if not training:
+            self._evaluation.try_out(seen, batch.samples.rows(0, len(weights)))
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:
@@ -515,8 +540,9 @@ class TensorFlowBackend:
         gradients, self._unused = self._update.fill_in_unused(gradients)
         return gradients, tf.linalg.matvec(rows, weights)
 
-    def _eval_sums(self, arrays: Any, weights: Tensor) -> Tensor:
-        return tf.linalg.matvec(self._per_sample(arrays, weights, training=False).rows, weights)
+    def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
+        rows = self._per_sample(arrays, weights, training=False).rows
+        return tf.linalg.matvec(rows, weights), self._evaluation.take()
 
     def _learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
         """Find out whether the objective gives a batch's mean, which must be known of a batch with padding.
@@ -539,11 +565,11 @@ class TensorFlowBackend:
     def _per_sample(self, micro_batch: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
         """Return losses and all values of the samples of a micro-batch."""
         self._batch_norm.weights = weights
-        objective = self._train_objective if training else self._objective
+        objective = self._train_objective if training else self._eval_objective
         phase = Phase(self._called, training)
         losses, metrics = objective(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
-            check_free(REGULARIZATION_LOSS, metrics)
+            check_free(REGULARIZATION_LOSS, (*metrics, *self._evaluation.order))
             losses = add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         given = {"loss": losses, **metrics}

@@ -1,10 +1,12 @@
 """What TensorFlow's steps take, and return: batches on the device, metrics on their way from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.tensorflow.functions import Signature
 
 Tensor = Any
@@ -24,6 +26,7 @@ class TensorFlowBatch:
         signature: shapes and types of the arrays.
         total: ``total_weight`` as a tensor.
         is_padded: whether there are samples of weight 0.
+        samples: which samples they are.
     """
 
     step: int
@@ -34,6 +37,7 @@ class TensorFlowBatch:
     signature: Signature
     total: Tensor
     is_padded: bool
+    samples: Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class TensorFlowPending:
         weight: sum of the samples' weights over all workers.
         unused_names: this worker's parameters without a gradient.
         weighted: the names that have weights of their own.
+        computed: metrics of a whole evaluation, by name.
+        order: the names of the task's metrics in its order, if there are such.
     """
 
     def __init__(
@@ -71,14 +77,21 @@ class TensorFlowPending:
         weight: float,
         unused_names: Sequence[str] = (),
         weighted: Sequence[str] = (),
+        *,
+        computed: Mapping[str, float] = MappingProxyType({}),
+        order: Sequence[str] = (),
     ) -> None:
         self._names = names
         self._weighted = weighted
         self._weight = weight
+        self._computed = computed
+        self._order = order
         self._unused_names = unused_names
         self._vector = vector
 
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
         vector = self._vector.numpy().tolist()
-        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names, self._weighted)
+        names, weighted = self._names, self._weighted
+        metrics = StepMetrics.from_vector(names, vector, self._weight, self._unused_names, weighted)
+        return metrics.with_computed(self._computed, self._order)

@@ -27,19 +27,23 @@ from hvdtrain.backends.base import (
     PortableState,
 )
 from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
+from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
+from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device
 from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import ModelState, TorchSnapshot
@@ -196,22 +200,33 @@ class TorchBackend:
         """Evaluate one batch and return the sums so far. Local: no collective."""
         self._learn_form(batch, training=False)
         self.model.eval()
+        if partial is None:
+            self._evaluation.begin()
         with torch.inference_mode():
-            for micro_batch, weights, _ in self._micro_batches(batch):
+            for place, (micro_batch, weights, _) in enumerate(self._micro_batches(batch)):
                 sums = torch.mv(self._per_sample(micro_batch, len(weights)).rows, weights)
                 before = 0.0 if partial is None else partial.weight
                 sums = sums if partial is None else partial.values + sums
                 partial = TorchSums(self._names, self._weighted, sums, before + batch.total_weight)
+                if self._evaluation:
+                    self._evaluation.add(self._evaluation.take(), batch.samples.rows(place, len(weights)))
         assert partial is not None  # a batch has at least one micro-batch
         return partial
 
     def eval_metrics(self, partial: TorchSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
-        """Collective. Sum an evaluation over workers."""
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = torch.cat((partial.values, self._numbers([], signals)))
         if self.workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TorchPending(partial.names, vector, partial.weight, weighted=partial.weighted)
+        return TorchPending(
+            partial.names,
+            vector,
+            partial.weight,
+            weighted=partial.weighted,
+            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            order=self._evaluation.order,
+        )
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if there is one."""
@@ -289,6 +304,9 @@ class TorchBackend:
         self._objective: Objective = make_objective(task, "torch", NAMED)
         self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
+        self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
+        watch = self._evaluation.watch if self._evaluation else None
+        self._eval_objective = make_objective(task, "torch", NAMED, watch=watch)
         # in training or not: whether the objective gave a batch's mean, when it was last called
         own = may_give_mean(task, "torch")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
@@ -322,6 +340,7 @@ class TorchBackend:
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
             counted_rows=counted_rows,
+            samples=Samples(batch.indices, batch.weights, batch.range_samples),
         )
 
     def _weigh(self, batch: HostBatch) -> tuple[list[Any], ...]:
@@ -381,6 +400,7 @@ class TorchBackend:
         if not training:
             with torch.no_grad():  # a model may keep tensors, which a step could not use in inference mode
                 rows = self._per_sample(micro_batch, len(weights)).rows
+                self._evaluation.try_out(self._evaluation.take(), batch.samples.rows(0, len(weights)))
         else:
             self._update.begin(reduces=False)
             try:
@@ -429,7 +449,7 @@ class TorchBackend:
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor], samples: int) -> Values:
         """Return losses and all values of the samples of a micro-batch."""
-        objective = self._train_objective if self.model.training else self._objective
+        objective = self._train_objective if self.model.training else self._eval_objective
         with autocast(self._precision, self._device):
             losses, metrics = objective(self.model, micro_batch)
         given = {"loss": losses, **metrics}

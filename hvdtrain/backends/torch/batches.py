@@ -1,11 +1,13 @@
 """What PyTorch's steps take, and return: batches on the device, metrics on their way from it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.stateful_metrics import Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class TorchBatch:
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
         counted_rows: for each micro-batch, which of its samples do not have weight 0; None if all or none.
+        samples: which samples they are.
     """
 
     step: int
@@ -27,6 +30,7 @@ class TorchBatch:
     gradient_weights: list[torch.Tensor]
     total_weight: float
     counted_rows: list[torch.Tensor | None]
+    samples: Samples
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that lies on the device."""
@@ -63,6 +67,8 @@ class TorchPending:
         weight: sum of the samples' weights over all workers.
         unused_names: this worker's parameters without a gradient.
         weighted: the names that have weights of their own.
+        computed: metrics of a whole evaluation, by name.
+        order: the names of the task's metrics in its order, if there are such.
     """
 
     def __init__(
@@ -72,10 +78,15 @@ class TorchPending:
         weight: float,
         unused_names: Sequence[str] = (),
         weighted: Sequence[str] = (),
+        *,
+        computed: Mapping[str, float] = MappingProxyType({}),
+        order: Sequence[str] = (),
     ) -> None:
         self._names = names
         self._weighted = weighted
         self._weight = weight
+        self._computed = computed
+        self._order = order
         self._unused_names = unused_names
         self._event: torch.cuda.Event | None = None
         if vector.is_cuda:
@@ -91,4 +102,6 @@ class TorchPending:
         if self._event is not None:
             self._event.synchronize()
         vector = self._vector.tolist()
-        return StepMetrics.from_vector(self._names, vector, self._weight, self._unused_names, self._weighted)
+        names, weighted = self._names, self._weighted
+        metrics = StepMetrics.from_vector(names, vector, self._weight, self._unused_names, weighted)
+        return metrics.with_computed(self._computed, self._order)

@@ -1,0 +1,123 @@
+"""Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+# (outputs, batch) -> name to tensor (samples, ...)
+Update = Callable[[Any, Any], Mapping[str, Any]]
+
+MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class SumMetric:
+    """A metric that is computed from sums over all samples of an evaluation.
+
+    Args:
+        update: takes (outputs, batch) of one batch and returns a mapping of names to tensors (samples, ...),
+            a row for each sample. Rows are added over all samples of all workers, in float64; padding
+            does not count.
+        compute: takes the mapping of names to sums, which are numpy arrays of float64, and returns a number.
+    """
+
+    update: Update
+    compute: Callable[[dict[str, NDArray[np.float64]]], Any]
+
+
+@dataclass(frozen=True)
+class GatheredMetric:
+    """A metric that is computed from rows of all samples of an evaluation, on rank 0.
+
+    Args:
+        update: takes (outputs, batch) of one batch and returns a mapping of names to tensors (samples, ...),
+            a row for each sample.
+        compute: takes the mapping of names to numpy arrays (all samples, ...), in the order of the data
+            set, and returns a number.
+        max_bytes: what the rows of all samples may take on rank 0.
+    """
+
+    update: Update
+    compute: Callable[[dict[str, NDArray[Any]]], Any]
+    max_bytes: int = MAX_BYTES
+
+
+class Rows(NamedTuple):
+    """Which samples the rows of one micro-batch of an evaluation are.
+
+    Attributes:
+        is_counted: (rows,), false for padding and for samples that could not be read.
+        indices: (rows,), the samples' indices in the data set.
+        total: samples of the whole evaluation data; 0 if it is not known.
+    """
+
+    is_counted: NDArray[np.bool_]
+    indices: NDArray[np.int64]
+    total: int
+
+
+class Samples(NamedTuple):
+    """Which samples a batch on the device holds, as the host knows it.
+
+    Attributes:
+        indices: (accumulate, micro_batch), the samples' indices in the data set.
+        weights: likewise, 0 for padding.
+        total: samples of the whole evaluation data; 0 if it is not known.
+    """
+
+    indices: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    total: int
+
+    def rows(self, micro_batch: int, count: int) -> Rows:
+        """Return the rows of a micro-batch, of which there are fewer if padding has been left out."""
+        is_counted, indices = self.weights[micro_batch] > 0, self.indices[micro_batch]
+        if count != len(indices):
+            is_counted, indices = is_counted[is_counted], indices[is_counted]
+        return Rows(is_counted, indices, self.total)
+
+
+class Part(NamedTuple):
+    """A part of a metric's state on one worker, and how the workers' parts become one.
+
+    Attributes:
+        array: its value.
+        reduction: "sum", in float64; "max" and "min"; "stack", along a new first axis, in the order of
+            ranks; or "gather", rows one after the other.
+        indices: of "gather", each row's sample, by which rows are put in order; without them, they are in
+            the order of ranks.
+    """
+
+    array: NDArray[Any]
+    reduction: Literal["sum", "max", "min", "stack", "gather"]
+    indices: NDArray[np.int64] | None = None
+
+
+class StatefulMetric(Protocol):
+    """A metric as a backend evaluates it: a state that batches are added to."""
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        ...
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch.
+
+        Args:
+            outputs: the model's, with padding.
+            batch: nested as a loss is given it, with padding.
+            rows: which samples the rows of both are.
+        """
+        ...
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return the state of this worker, by names that are the same on every worker."""
+        ...
+
+    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
+        """Return the metric's value, one number, of the merged state. Called on rank 0."""
+        ...

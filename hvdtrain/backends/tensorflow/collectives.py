@@ -1,0 +1,27 @@
+"""How states of metrics move in TensorFlow; ``torch/collectives.py`` does the same for PyTorch."""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvdtrain.backends.workers import peer_errors
+
+
+class HorovodCollectives:
+    """How the states of metrics move between workers."""
+
+    def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective. Return the sum of the workers' vectors."""
+        with peer_errors(), tf.device("CPU"):
+            summed = hvd.allreduce(tf.constant(vector), op=hvd.Sum, name="hvdtrain.metric_sums")
+        return np.asarray(summed.numpy())
+
+    def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
+        splits = np.zeros(hvd.size(), np.int32)
+        splits[0] = len(data)
+        with peer_errors(), tf.device("CPU"):
+            sent = tf.constant(data), tf.constant(splits)
+            gathered, _ = hvd.alltoall(*sent, name="hvdtrain.metric_rows")
+        return np.asarray(gathered.numpy())

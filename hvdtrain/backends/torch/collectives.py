@@ -1,0 +1,26 @@
+"""How states of metrics move in PyTorch; ``tensorflow/collectives.py`` does the same for TensorFlow."""
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.backends.workers import peer_errors
+
+
+class HorovodCollectives:
+    """How the states of metrics move between workers."""
+
+    def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective. Return the sum of the workers' vectors."""
+        with peer_errors():
+            summed = hvd.allreduce(torch.from_numpy(vector), op=hvd.Sum, name="hvdtrain.metric_sums")
+        return np.asarray(summed.numpy())
+
+    def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
+        splits = torch.zeros(hvd.size(), dtype=torch.int32)
+        splits[0] = len(data)
+        with peer_errors():
+            gathered, _ = hvd.alltoall(torch.from_numpy(data), splits, name="hvdtrain.metric_rows")
+        return np.asarray(gathered.numpy())

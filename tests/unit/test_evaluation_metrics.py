@@ -1,0 +1,302 @@
+"""Metrics of a whole evaluation in both frameworks, against scikit-learn; and what is refused."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import sklearn.metrics as reference
+
+import hvdtrain
+from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.metric_merging import merge_alone
+from hvdtrain.backends.objective import make_objective, may_give_mean
+from hvdtrain.backends.stateful_metrics import Rows, Samples
+from hvdtrain.errors import TaskError
+
+torch = pytest.importorskip("torch")
+tf = pytest.importorskip("tensorflow")
+
+RANDOM = np.random.RandomState(3)
+SAMPLES = 53
+ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_object=lambda v: [v])
+
+
+@pytest.fixture(params=["torch", "tf"])
+def side(request):
+    if request.param == "torch":
+        from hvdtrain.backends.torch.evaluation import FUNCTIONS
+
+        return SimpleNamespace(
+            name="torch", functions=FUNCTIONS, tensor=lambda a: torch.from_numpy(np.array(a))
+        )
+    from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
+
+    return SimpleNamespace(name="tf", functions=FUNCTIONS, tensor=tf.constant)
+
+
+def evaluation(side, loss, metrics, **task):
+    return EvaluationMetrics.of(SimpleNamespace(loss=loss, metrics=metrics, **task), side.functions)
+
+
+def rows(indices, size, total=SAMPLES):
+    """Give the rows of some samples in a batch of ``size``, whose rest is padding."""
+    padding = np.zeros(size - len(indices), np.int64)
+    return Rows(np.arange(size) < len(indices), np.concatenate([indices, padding]), total)
+
+
+def add(side, metrics, outputs, targets, *, order=None, batch_size=8):
+    """Add all samples, in batches of which the last is padded."""
+    order = np.arange(len(outputs)) if order is None else order
+    for first in range(0, len(order), batch_size):
+        places = rows(order[first : first + batch_size], batch_size, len(outputs))
+        given, wanted = side.tensor(outputs[places.indices]), side.tensor(targets[places.indices])
+        metrics.add((given, {"targets": wanted}), places)
+
+
+def value(side, name, outputs, targets, loss="cross_entropy", **task):
+    metrics = evaluation(side, loss, {"it": name}, **task)
+    metrics.begin()
+    add(side, metrics, np.float32(outputs), targets)
+    return metrics.computed(ALONE, None)["it"]
+
+
+AVERAGED = {
+    "precision": reference.precision_score,
+    "recall": reference.recall_score,
+    "f1": reference.f1_score,
+    "mean_iou": reference.jaccard_score,
+}
+
+
+def expected(name, targets, predicted, average):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return AVERAGED[name](targets, predicted, average=average, zero_division=0)
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_of_classes_the_mean_over_those_that_occur(side, name):
+    logits = RANDOM.randn(SAMPLES, 6)
+    logits[:, 4:] -= 50  # two classes are never predicted
+    targets = RANDOM.randint(0, 5, SAMPLES)  # and one does not occur
+    assert value(side, name, logits, targets) == pytest.approx(
+        expected(name, targets, logits.argmax(1), "macro"), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_of_one_label_that_of_the_positive_class(side, name):
+    logits, targets = RANDOM.randn(SAMPLES, 1), RANDOM.randint(0, 2, SAMPLES)
+    found = value(side, name, logits, targets, "binary_cross_entropy")
+    assert found == pytest.approx(expected(name, targets, logits[:, 0] > 0, "binary"), abs=1e-12)
+    assert found == value(side, name, logits, targets[:, None].astype(np.float32), lambda o, b: 0)
+
+
+@pytest.mark.parametrize("name", ["precision", "recall", "f1"])
+def test_of_labels_the_mean_over_all(side, name):
+    logits, targets = RANDOM.randn(SAMPLES, 4), RANDOM.randint(0, 2, (SAMPLES, 4))
+    logits[:, 1], targets[:, 2] = -1, 0  # never predicted, never there
+    found = value(side, name, logits, targets, "binary_cross_entropy")
+    assert found == pytest.approx(expected(name, targets, logits > 0, "macro"), abs=1e-12)
+
+
+@pytest.mark.parametrize("class_axis", [1, -1])
+def test_images_of_classes_with_ignored_pixels(side, class_axis):
+    logits, targets = RANDOM.randn(10, 4, 5, 3), RANDOM.randint(0, 3, (10, 4, 5))
+    targets[:, 1] = 255
+    counted = targets != 255
+    predicted = logits.argmax(-1)
+    given = np.moveaxis(logits, -1, 1) if class_axis == 1 else logits
+    task = {"ignore_index": 255, "class_axis": class_axis}
+    for name in AVERAGED:
+        found = value(side, name, given, targets.astype(np.uint8), **task)
+        assert found == pytest.approx(
+            expected(name, targets[counted], predicted[counted], "macro"), abs=1e-12
+        )
+
+
+def test_a_mask_is_one_label_and_other_shapes_must_say_the_axis(side):
+    logits, targets = RANDOM.randn(10, 1, 4, 4), RANDOM.randint(0, 2, (10, 4, 4))
+    found = value(side, "mean_iou", logits, targets, "binary_cross_entropy")
+    assert found == pytest.approx(expected("mean_iou", targets.ravel(), logits.ravel() > 0, "binary"))
+    squeezed = logits[:, 0]
+    with pytest.raises(TaskError, match="cannot tell which axis holds the labels"):
+        value(side, "mean_iou", squeezed, targets, "binary_cross_entropy")
+    of_labels = value(side, "f1", squeezed, targets, "binary_cross_entropy", class_axis=-1)
+    flat = targets.reshape(-1, 4), squeezed.reshape(-1, 4) > 0
+    assert of_labels == pytest.approx(expected("f1", *flat, "macro"), abs=1e-12)
+
+
+def test_auc_of_classes_and_labels(side):
+    logits, targets = np.float32(RANDOM.randn(SAMPLES, 3)), RANDOM.randint(0, 3, SAMPLES)
+    shares = np.exp(logits, dtype=np.float64)
+    shares /= shares.sum(1, keepdims=True)
+    wanted = reference.roc_auc_score(targets, shares, multi_class="ovr")
+    assert value(side, "auc", logits, targets) == pytest.approx(wanted, abs=1e-12)
+    logits, targets = logits.round(1), np.float32(RANDOM.rand(SAMPLES, 3) > 0.6)
+    wanted = reference.roc_auc_score(targets, logits)  # with ties
+    assert value(side, "auc", logits, targets, "binary_cross_entropy") == pytest.approx(wanted, abs=1e-12)
+    targets[:, 0] = 1  # has no area, and is left out
+    wanted = reference.roc_auc_score(targets[:, 1:], logits[:, 1:])
+    assert value(side, "auc", logits, targets, "binary_cross_entropy") == pytest.approx(wanted, abs=1e-12)
+    assert np.isnan(value(side, "auc", logits[:, 0], targets[:, 0], "binary_cross_entropy"))
+    logits[0] = np.nan
+    assert np.isnan(value(side, "auc", logits, targets, "binary_cross_entropy"))
+
+
+def test_r2_keeps_the_digits_of_large_targets(side):
+    outputs, targets = RANDOM.randn(SAMPLES, 2), RANDOM.randn(SAMPLES, 2)
+    wanted = reference.r2_score(targets, np.float32(outputs))
+    assert value(side, "r2", outputs, targets, "mse") == pytest.approx(wanted, abs=1e-9)
+    large = np.round(targets[:, 0] * 2**10) + 2.0**23  # whole numbers that fp32 has
+    wanted = reference.r2_score(large, np.float32(large + 3))
+    assert value(side, "r2", large + 3, large, "mse") == pytest.approx(wanted, abs=1e-9)
+    assert value(side, "r2", np.ones(5), np.ones(5), "mse") == 1
+    assert value(side, "r2", np.zeros(5), np.ones(5), "mse") == 0
+    assert np.isnan(value(side, "r2", np.ones(1), np.ones(1), "mse"))
+
+
+def test_perplexity_is_that_of_the_targets_that_count(side):
+    logits, targets = RANDOM.randn(SAMPLES, 7, 5), RANDOM.randint(0, 5, (SAMPLES, 7))
+    targets[RANDOM.rand(SAMPLES, 7) < 0.4] = -100
+    counted = targets != -100
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = np.exp(-np.log(shares[counted, targets[counted]]).mean())
+    assert value(side, "perplexity", logits, targets) == pytest.approx(wanted, rel=1e-6)
+    assert np.isnan(value(side, "perplexity", logits, np.full_like(targets, -100)))
+
+
+def test_own_metrics_get_sums_and_rows_in_the_order_of_the_data(side):
+    outputs, targets = np.float32(RANDOM.randn(SAMPLES, 2)), RANDOM.randint(0, 9, SAMPLES)
+    found = {}
+    metrics = evaluation(
+        side,
+        lambda o, b: 0,
+        {
+            "sum": hvdtrain.SumMetric(
+                lambda o, b: {"o": o, "t": b["targets"]}, lambda sums: found.update(sums) or sums["o"][1]
+            ),
+            "plain": "accuracy",
+            "rows": hvdtrain.GatheredMetric(
+                lambda o, b: {"all": o, "t": b["targets"]}, lambda rows: found.update(rows) or np.float32(0.5)
+            ),
+        },
+    )
+    assert metrics.order == ("sum", "plain", "rows")
+    order = RANDOM.permutation(SAMPLES)
+    metrics.begin()
+    add(side, metrics, outputs + 100, targets)  # of an evaluation that was given up
+    metrics.begin()
+    add(side, metrics, outputs, targets, order=order)
+    assert metrics.computed(ALONE, None) == {"sum": found["o"][1], "rows": 0.5}
+    assert found["o"].dtype == np.float64
+    np.testing.assert_allclose(found["o"], outputs.sum(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_array_equal(found["all"], outputs)
+    np.testing.assert_array_equal(found["t"], targets)
+
+
+def test_the_step_leaves_them_out(side):
+    task = SimpleNamespace(
+        loss=lambda o, b: o,
+        metrics={"f": "f1", "own": hvdtrain.SumMetric(lambda o, b: {}, len), "half": lambda o, b: o / 2},
+    )
+    seen = []
+    objective = make_objective(task, side.name, {}, watch=lambda *given: seen.append(given))
+    batch = {"inputs": 3, "targets": 4}
+    assert objective(lambda x: x * 2, batch) == (6, {"half": 3})
+    assert seen == [(6, batch)]
+    assert may_give_mean(task, side.name)
+    with pytest.raises(TaskError, match=rf"{side.name}_loss replaces .* metrics\['f'\] is computed"):
+        make_objective(SimpleNamespace(**{f"{side.name}_loss": len}, metrics={"f": "f1"}), side.name, {})
+
+
+def test_samples_of_a_batch_without_its_padding():
+    samples = Samples(np.array([[3, 0, 5, 0]]), np.float32([[1, 0, 1, 0]]), 6)
+    whole, counted = samples.rows(0, 4), samples.rows(0, 2)
+    assert (whole.indices.tolist(), whole.is_counted.tolist()) == ([3, 0, 5, 0], [True, False, True, False])
+    assert (counted.indices.tolist(), counted.is_counted.tolist()) == ([3, 5], [True, True])
+
+
+def number(_):
+    return 1.0
+
+
+SUM, GATHERED = hvdtrain.SumMetric, hvdtrain.GatheredMetric
+
+
+def outputs_as_they_are(outputs, _):
+    return {"a": outputs}
+
+
+def mean_of(outputs, _):
+    return {"a": tf.reduce_sum(outputs) if tf.is_tensor(outputs) else outputs.sum()}
+
+
+REFUSED = {
+    "no mapping": (SUM(lambda o, b: o, number), "update must return a mapping of names to tensors"),
+    "empty": (SUM(lambda o, b: {}, number), "found an empty one"),
+    "a sum": (SUM(mean_of, number), "(8, ...); found float32 () for 'a'"),
+    "text": (GATHERED(lambda o, b: {"a": np.array(["x"] * 8)}, number), "found <U1 (8,) for 'a'"),
+    "raises": (SUM(lambda o, b: b["missing"], number), "test_evaluation_metrics.py, line"),
+    "compute raises": (
+        SUM(outputs_as_they_are, lambda sums: sums["b"]),
+        "compute fails for the first batch alone",
+    ),
+    "several": (SUM(outputs_as_they_are, lambda sums: sums["a"]), "one number; found float64 (2,)"),
+    "no number": (GATHERED(outputs_as_they_are, lambda rows: None), "one number; found NoneType"),
+    "memory": (
+        GATHERED(outputs_as_they_are, number, max_bytes=1 << 20),
+        "would gather 7.63 MiB on rank 0: 8 bytes for each of 1,000,000 samples; it may take 1 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_trial_names_what_is_wrong(side, case):
+    metric, said = REFUSED[case]
+    metrics = evaluation(side, "cross_entropy", {"bad": metric})
+    outputs, targets = side.tensor(np.ones((8, 2), np.float32)), side.tensor(np.zeros(8, np.int64))
+    with pytest.raises(TaskError, match=r"metrics\['bad'\]") as caught:
+        metrics.try_out((outputs, {"targets": targets}), rows(np.arange(8), 8, 1_000_000))
+    assert said in str(caught.value)
+
+
+def test_a_trial_leaves_nothing_behind(side):
+    metrics = evaluation(side, "cross_entropy", {"it": "f1"})
+    outputs = side.tensor(np.eye(2, dtype=np.float32))
+    metrics.try_out((outputs, {"targets": side.tensor(np.array([1, 0]))}), rows(np.arange(2), 2))
+    metrics.add((outputs, {"targets": side.tensor(np.array([0, 1]))}), rows(np.arange(2), 2))
+    assert metrics.computed(ALONE, None) == {"it": 1.0}
+
+
+@pytest.mark.parametrize("kind", [SUM, GATHERED])
+def test_rows_keep_their_shape(side, kind):
+    metrics = evaluation(side, "cross_entropy", {"it": kind(lambda o, b: {"a": o}, number)})
+    metrics.add((side.tensor(np.ones((8, 2))), {}), rows(np.arange(8), 8))
+    with pytest.raises(TaskError, match=r"metrics\['it'\]: update returned rows .*\(2,\).* now .*\(3,\)"):
+        metrics.add((side.tensor(np.ones((8, 3))), {}), rows(np.arange(8), 8))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "said"),
+    [
+        ("cross_entropy", np.array([0, 2]), "targets must be class numbers from 0 to 1"),
+        ("cross_entropy", np.array([0, -100]), "give the task their number as ignore_index"),
+        ("binary_cross_entropy", np.float32([[0, 1], [2, 0]]), "targets must be 0 or 1"),
+        ("mse", np.float32([[0, 1], [1, 0]]), "takes logits, and the task's loss is mse"),
+        ("binary_cross_entropy", np.float32([0, 1]), "shapes differ"),
+    ],
+)
+def test_wrong_targets_are_refused(side, loss, targets, said):
+    for name in ("f1", "auc"):
+        with pytest.raises(TaskError, match=said):
+            value(side, name, np.eye(2), targets, loss)
+
+
+def test_stacked_states_and_rows_without_samples_of_one_worker():
+    from hvdtrain.backends.stateful_metrics import Part
+
+    merged = merge_alone({"m": {"s": Part(np.ones(2), "stack"), "g": Part(np.arange(3), "gather")}})["m"]
+    assert merged["s"].shape == (1, 2)
+    assert merged["g"].tolist() == [0, 1, 2]
