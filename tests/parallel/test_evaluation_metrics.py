@@ -1,0 +1,111 @@
+"""Metrics of a whole evaluation: the same at any number of workers, and in training as in an evaluation."""
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.metrics as reference
+from metric_tasks import INPUTS, SAMPLES, Numbers, Tokens
+from support.jobs import FRAMEWORKS, temporary_folder
+from support.pool import Key, call, command, train
+
+CASES = Path(__file__).with_name("metric_cases.py")
+TASKS = Path(__file__).with_name("metric_tasks.py")
+NAMES = ["Tokens", "Numbers", "OfBatchMean"]
+
+
+@functools.cache
+def evaluated(framework, workers):
+    """Return the metrics of the tasks, and the rows that rank 0 gathered."""
+    folder, key = temporary_folder(), Key(framework, "none" if workers == 1 else "mpi", workers)
+    found = call(key, f"{CASES}:evaluated", folder, framework=framework, tasks=NAMES).values
+    assert all(of_rank == found[0] for of_rank in found)
+    return found[0], {name: dict(np.load(folder / f"{name}.npz")) for name in NAMES}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_they_are_those_of_all_samples_in_their_order(framework, workers):
+    found, rows = evaluated(framework, workers)
+    for name, task in (("Tokens", Tokens), ("Numbers", Numbers), ("OfBatchMean", Numbers)):
+        np.testing.assert_array_equal(rows[name]["inputs"], task.data[0])
+        np.testing.assert_array_equal(rows[name]["targets"], task.data[1])
+        order = np.float32(task.data[0].reshape(SAMPLES, -1)[:, 0]) @ np.arange(SAMPLES)
+        assert found[name]["rows"] == order
+    assert list(found["Tokens"]) == ["loss", *Tokens.metrics]
+    tokens, numbers = found["Tokens"], rows["Numbers"]
+    targets, logits = (rows["Tokens"][key].reshape(SAMPLES * 4, -1) for key in ("targets", "outputs"))
+    counted = targets[:, 0] >= 0
+    targets, logits = targets[counted, 0], np.float64(logits[counted])
+    predicted, shares = logits.argmax(1), np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = {
+        "f1": reference.f1_score(targets, predicted, average="macro"),
+        "precision": reference.precision_score(targets, predicted, average="macro", zero_division=0),
+        "recall": reference.recall_score(targets, predicted, average="macro"),
+        "mean_iou": reference.jaccard_score(targets, predicted, average="macro"),
+        "accuracy": (targets == predicted).mean(),
+        "auc": reference.roc_auc_score(targets, shares, multi_class="ovr"),
+        "largest": Tokens.data[0].sum(0, dtype=np.float64).max(),
+    }
+    assert {name: tokens[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert tokens["perplexity"] == pytest.approx(math.exp(tokens["loss"]), rel=1e-5)
+    r2 = reference.r2_score(np.float64(numbers["targets"]), np.float64(numbers["outputs"]))
+    assert found["Numbers"]["r2"] == pytest.approx(r2, rel=1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_they_do_not_depend_on_the_number_of_workers(framework, workers):
+    (one, rows), (several, other_rows) = evaluated(framework, 1), evaluated(framework, workers)
+    assert [several["Tokens"][name] for name in ("auc", "rows")] == [
+        one["Tokens"][name] for name in ("auc", "rows")
+    ]
+    for name in NAMES:
+        np.testing.assert_array_equal(other_rows[name]["outputs"], rows[name]["outputs"])
+        sums = [key for key in one[name] if key not in ("loss", "accuracy")]
+        assert [several[name][key] for key in sums] == pytest.approx(
+            [one[name][key] for key in sums], rel=1e-9
+        )
+
+
+def test_both_frameworks_agree():
+    (one, _), (other, _) = evaluated("torch", 2), evaluated("tf", 2)
+    assert {name: other["Tokens"][name] for name in Tokens.metrics} == pytest.approx(
+        {name: one["Tokens"][name] for name in Tokens.metrics}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_states_of_unequal_workers_are_merged_in_chunks(framework, tmp_path):
+    call(Key(framework, "mpi", 3), f"{CASES}:merged", tmp_path, framework=framework)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_training_keeps_the_best_by_one_and_evaluate_finds_it_again(framework, tmp_path):
+    words = ["--framework", framework, "--task", f"{TASKS}:Tokens", "--keep-best", "f1", "--device", "cpu"]
+    run = train(2, "mpi", *words, cwd=tmp_path)
+    lines = {line["step"]: line for line in run.metrics if line["phase"] == "eval"}
+    assert list(lines) == [1, 2, 3, 4]
+    assert not any("f1" in line for line in run.metrics if line["phase"] == "train")
+    best = max(lines, key=lambda step: (lines[step]["f1"], -step))
+    checkpoint = run.folder / "checkpoints" / f"step-{best:08d}"
+    assert run.summary["final"]["f1"] == lines[4]["f1"]
+    options = ["--task", f"{TASKS}:Tokens", "--output", str(tmp_path / "line.jsonl")]
+    result = command(1, "none", framework, "evaluate", str(checkpoint), *options, cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    line = json.loads((tmp_path / "line.jsonl").read_text())
+    for name in Tokens.metrics:
+        assert line[name] == pytest.approx(lines[best][name], rel=1e-6)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_rows_that_take_too_much_memory_are_refused_before_the_first_step(framework, tmp_path):
+    words = ["--framework", framework, "--task", f"{TASKS}:Wide", "--run-dir", str(tmp_path / "run")]
+    result = command(1, "none", framework, *words, cwd=tmp_path)
+    assert result.returncode == 2, result.output
+    size = (2 + 2 + INPUTS) * 4
+    assert f"metrics['rows'] would gather 0.00202 MiB on rank 0: {size} bytes for each of 53" in result.stderr
+    assert not (tmp_path / "run").exists()
