@@ -123,8 +123,10 @@ class Config(BaseModel):
         description="Batch size that the learning rate refers to; if not given, one worker's samples per "
         "step, or the global batch size if --global-batch-size is given.",
     )
-    lr_schedule: Literal["constant", "cosine", "linear", "one_cycle", "step", "cyclic"] = Field(
-        "constant", description="Learning rate schedule after the warm-up; one_cycle has its own warm-up."
+    lr_schedule: Literal["constant", "cosine", "linear", "one_cycle", "step", "cyclic", "plateau"] = Field(
+        "constant",
+        description="Learning rate schedule after the warm-up; one_cycle has its own warm-up, and plateau "
+        "lowers the learning rate when an evaluation metric no longer improves.",
     )
     warmup_epochs: float = Field(0.0, ge=0, description="Length of the linear warm-up, in epochs.")
     warmup_steps: int | None = Field(
@@ -134,8 +136,8 @@ class Config(BaseModel):
         0.0,
         ge=0,
         le=1,
-        description="Lowest learning rate of the cosine, linear and cyclic schedules, as a fraction of the "
-        "peak.",
+        description="Lowest learning rate of the cosine, linear, cyclic and plateau schedules, as a fraction "
+        "of the peak.",
     )
     lr_step_epochs: tuple[float, ...] = Field(
         (), description="Epochs at which the step schedule lowers the learning rate."
@@ -145,6 +147,22 @@ class Config(BaseModel):
     )
     lr_cycle_epochs: float = Field(
         2.0, gt=0, description="Length of one cycle of the cyclic schedule, in epochs."
+    )
+    plateau_metric: MetricGoalField = Field(
+        MetricGoal.parse("loss"),
+        description="Evaluation metric that the plateau schedule watches; written as for keep_best.",
+    )
+    plateau_patience: int = Field(
+        2,
+        gt=0,
+        description="Evaluations in a row without improvement after which the plateau schedule lowers the "
+        "learning rate.",
+    )
+    plateau_factor: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Factor by which the plateau schedule multiplies the learning rate.",
     )
 
     optimizer: Literal["sgd", "adamw", "lars", "lamb"] = Field(
@@ -286,6 +304,10 @@ class Config(BaseModel):
             raise ValueError(
                 f"lr_schedule one_cycle has a warm-up of its own: {warmup} must be 0, found {length:g}"
             )
+        if self.lr_schedule == "plateau" and self.lr_final_fraction == 1:
+            raise ValueError(
+                "lr_schedule plateau never lowers the learning rate with lr_final_fraction 1: it must be less"
+            )
         drops = list(self.lr_step_epochs)
         if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
             raise ValueError(f"lr_step_epochs must be in ascending order and not negative, found {drops}")
@@ -296,6 +318,11 @@ class Config(BaseModel):
                 "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
             )
         return self
+
+    @property
+    def plateau_goal(self) -> MetricGoal | None:
+        """The metric that the learning rate depends on; None if the schedule is another than plateau."""
+        return self.plateau_metric if self.lr_schedule == "plateau" else None
 
     @property
     def base_learning_rate(self) -> float:

@@ -71,6 +71,8 @@ SYNONYMS = {
     "n_workers": "read_workers",
     "num_workers": "read_workers",
     "dataloader_num_workers": "read_workers",
+    "factor": "plateau_factor",
+    "min_lr": "lr_final_fraction",
     "opt": "optimizer",
     "optim": "optimizer",
     "patience": "early_stopping_patience",
@@ -116,6 +118,8 @@ _ADVICE = {
     ),
 }  # fmt: skip
 _VALUES = {
+    ("lr_schedule", "reducelronplateau"): "write plateau",
+    ("lr_schedule", "reduce_lr_on_plateau"): "write plateau",
     ("optimizer", "adam"): "adamw with weight_decay 0 is Adam",
     ("precision", "float32"): "write fp32",
     ("precision", "float16"): "write fp16",

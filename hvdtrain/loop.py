@@ -31,7 +31,8 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
 
     Raises:
         TaskError: If the task's loss or a metric has the wrong shape.
-        ConfigError: If the evaluation has no metric that ``keep_best`` or ``early_stopping`` names.
+        ConfigError: If the evaluation has no metric that ``keep_best``, ``early_stopping`` or
+            ``plateau_metric`` names.
         WorkerFailure: If a user's callback fails.
         NonFiniteLossError: If the loss became NaN or infinite.
         ReplicaDriftError: If the workers' parameters differ.
@@ -48,7 +49,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         return
     with session.train_feed(plan) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
-            learning_rate = plan.learning_rate_at(session.state.progress)
+            learning_rate = session.learning_rate(plan)
             pending = backend.train_step(batch, learning_rate, _outgoing_signals(session, poll_signals, feed))
             step = session.advance(plan, learning_rate)
             trace.trained(batch.step)

@@ -9,6 +9,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
 from hvdtrain.metrics import Window
+from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.training_plan import Progress
 
@@ -24,6 +25,7 @@ class RunState:
         last_eval_step: when it was; None before the first.
         seconds_before: time that was spent training before this process.
         early_stopping: how long there was no improvement; None if the run does not stop early.
+        plateau: what the learning rate was lowered to; None if its schedule is another than plateau.
         best_value: value of the metric that keep_best names, of the best checkpoint so far.
     """
 
@@ -33,6 +35,7 @@ class RunState:
     last_eval_step: int | None = None
     seconds_before: float = 0.0
     early_stopping: EarlyStoppingState | None = None
+    plateau: PlateauState | None = None
     best_value: float | None = None
 
     @classmethod
@@ -47,7 +50,11 @@ class RunState:
             best_value: value of the metric that keep_best names, of the best checkpoint there is.
         """
         if manifest is None:
-            return cls(early_stopping=early_stopping_from(config.early_stopping, None), best_value=best_value)
+            return cls(
+                early_stopping=early_stopping_from(config.early_stopping, None),
+                plateau=plateau_from(config.plateau_goal, None),
+                best_value=best_value,
+            )
         weight = manifest.window_weight
         return cls(
             progress=Progress(manifest.step, manifest.samples),
@@ -61,6 +68,7 @@ class RunState:
             last_eval_step=manifest.step if manifest.metrics else None,
             seconds_before=manifest.seconds,
             early_stopping=early_stopping_from(config.early_stopping, manifest.waiting),
+            plateau=plateau_from(config.plateau_goal, manifest.plateau),
             best_value=best_value,
         )
 
@@ -99,6 +107,7 @@ class RunState:
             window_weight=self.window.weight,
             window_weights=self.window.weights,
             waiting=self.early_stopping,
+            plateau=self.plateau,
             data=dict(data),
         )
 

@@ -107,7 +107,8 @@ class LearningRate:
       (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts);
     - step: ``peak * step_factor ** (boundaries passed)``;
     - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
-      (Smith 2017, arXiv:1506.01186), starting at the top.
+      (Smith 2017, arXiv:1506.01186), starting at the top;
+    - plateau: ``peak`` times the fraction that the evaluations have led to, see ``plateau.py``.
 
     or, from the beginning,
 
@@ -117,10 +118,10 @@ class LearningRate:
 
     Args:
         peak: learning rate at the end of the warm-up.
-        schedule: "constant", "linear", "cosine", "step", "cyclic" or "one_cycle".
+        schedule: "constant", "linear", "cosine", "step", "cyclic", "plateau" or "one_cycle".
         total_epochs: length of the whole training.
         warmup_epochs: length of the warm-up; 0 for none.
-        final_fraction: lowest learning rate of linear, cosine and cyclic, as a fraction of ``peak``.
+        final_fraction: lowest learning rate of linear, cosine, cyclic and plateau, as a fraction of ``peak``.
         step_epochs: boundaries of step, in epochs since the start.
         step_factor: what step multiplies by at each boundary.
         cycle_epochs: length of one cycle of cyclic, in epochs.
@@ -135,11 +136,17 @@ class LearningRate:
     step_factor: float = 0.1
     cycle_epochs: float = 1.0
 
-    def at(self, epoch: float) -> float:
-        """Return the learning rate at a point of the training, in epochs since the start."""
+    def at(self, epoch: float, plateau_fraction: float = 1.0) -> float:
+        """Return the learning rate at a point of the training.
+
+        Args:
+            epoch: the point, in epochs since the start.
+            plateau_fraction: what plateau has lowered the learning rate to, as a fraction of ``peak``.
+        """
+        lowered = max(plateau_fraction, self.final_fraction) if self.schedule == "plateau" else 1.0
         if epoch < self.warmup_epochs:
-            return self.peak * epoch / self.warmup_epochs
-        return self.peak * self._decay(epoch)
+            return self.peak * epoch / self.warmup_epochs * lowered
+        return self.peak * self._decay(epoch) * lowered
 
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs

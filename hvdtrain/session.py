@@ -93,6 +93,11 @@ class Session:
         """Return what follows from the current number of workers."""
         return TrainingPlan.of(self.config, self.backend.workers.size, self.data_size, self.state.progress)
 
+    def learning_rate(self, plan: TrainingPlan) -> float:
+        """Return the learning rate of the next step."""
+        plateau = self.state.plateau
+        return plan.learning_rate_at(self.state.progress, 1.0 if plateau is None else plateau.fraction)
+
     def advance(self, plan: TrainingPlan, learning_rate: float) -> StepInfo:
         """Move progress by the step that was just launched; return what the host knows of it."""
         before = self.state.progress

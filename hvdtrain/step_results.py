@@ -185,7 +185,29 @@ def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
     if goal is not None and state.early_stopping is not None:
         value = _last_value("early_stopping", goal, session)
         state.early_stopping = state.early_stopping.update(goal, value, state.progress.step)
-    return Judgement(is_best, stops_early(session, plan))
+    judgement = Judgement(is_best, stops_early(session, plan))
+    _update_plateau(session, plan, is_over=judgement.stops or plan.is_done(state.progress))
+    return judgement
+
+
+def _update_plateau(session: Session, plan: TrainingPlan, is_over: bool) -> None:
+    """Lower the learning rate of the steps to come if the schedule is plateau and nothing gets better."""
+    config, state, goal = session.config, session.state, session.config.plateau_goal
+    if goal is None or state.plateau is None:
+        return
+    step, lowest = state.progress.step, config.lr_final_fraction
+    value = _last_value("plateau_metric", goal, session)
+    waited = state.plateau.update(goal, value, step, counts=not plan.in_warmup(state.progress))
+    state.plateau = waited
+    if not waited.is_due(config.plateau_patience, lowest):
+        return
+    before = session.learning_rate(plan)
+    state.plateau = waited.lowered(config.plateau_factor, lowest)
+    if not is_over:
+        session.report.say(
+            f"learning rate {before:.4g} -> {session.learning_rate(plan):.4g} from step {step + 1:,} on: "
+            f"{waited.describe(goal)}"
+        )
 
 
 def stops_early(session: Session, plan: TrainingPlan) -> bool:

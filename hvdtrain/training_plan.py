@@ -97,13 +97,21 @@ class TrainingPlan:
         """Return the position in the stream after the step that starts at ``samples``."""
         return min(samples + self.batch.global_batch, self.last_sample)
 
-    def learning_rate_at(self, progress: Progress) -> float:
+    def learning_rate_at(self, progress: Progress, plateau_fraction: float = 1.0) -> float:
         """Return the learning rate of the next step: the schedule's value at the step's middle.
 
         So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
+
+        Args:
+            progress: where training stands.
+            plateau_fraction: what the schedule plateau has lowered it to, as a fraction of the peak.
         """
         middle = (progress.samples + self.samples_after(progress.samples)) / 2
-        return self.learning_rate.at(middle / self.data_size)
+        return self.learning_rate.at(middle / self.data_size, plateau_fraction)
+
+    def in_warmup(self, progress: Progress) -> bool:
+        """Return whether the learning rate is still rising to its peak."""
+        return progress.samples < self.learning_rate.warmup_epochs * self.data_size
 
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.plateau import PlateauState
 from hvdtrain.regular_files import NotAFileError, read_regular
 
 _FORMAT = 1
@@ -48,6 +49,7 @@ class Manifest(BaseModel):
         window_weight: sum of the samples' weights in that window.
         window_weights: the same of each name whose values have weights of their own.
         waiting: how long early stopping has waited; None if the run does not stop early.
+        plateau: what the schedule plateau has lowered the learning rate to; None with another schedule.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         files: size and SHA-256 of the other files, by name.
     """
@@ -67,6 +69,7 @@ class Manifest(BaseModel):
     window_weight: float = 0.0
     window_weights: dict[str, float] = {}
     waiting: EarlyStoppingState | None = None
+    plateau: PlateauState | None = None
     data: dict[str, Fingerprint] = {}
     files: dict[str, FileInfo] = {}
 

@@ -26,7 +26,7 @@ from hvdtrain.task import built_in_names
 _OF_TRAINING = {
     *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
-    *("lr_schedule", "warmup_epochs", "warmup_steps"),
+    *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("threads", "read_threads", "read_workers"),
     *("check_data", "on_changed_data"),  # chosen for one job
 }

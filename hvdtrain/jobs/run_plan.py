@@ -10,6 +10,7 @@ from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.plateau import PlateauState
 from hvdtrain.reporting.console import counted
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
@@ -52,7 +53,7 @@ def describe_plan(
         "batch": _batch(config, plan),
         "batch norm": _batch_norm(session, model, plan),
         "length": _length(session, plan),
-        "learning rate": _learning_rate(config, plan, model.own_rates),
+        "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau),
         "optimizer": _optimizer(config, model.own_rates),
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
@@ -190,7 +191,9 @@ def _stops_early(config: Config) -> str:
     return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
 
 
-def _learning_rate(config: Config, plan: TrainingPlan, own: OwnRates | None) -> str:
+def _learning_rate(
+    config: Config, plan: TrainingPlan, own: OwnRates | None, plateau: PlateauState | None
+) -> str:
     rate, base = plan.learning_rate, config.base_learning_rate
     quoted = f"{base:g}{_origin(base, own)}"
     text = quoted
@@ -212,8 +215,21 @@ def _learning_rate(config: Config, plan: TrainingPlan, own: OwnRates | None) -> 
         f"training and down to {rate.peak * ONE_CYCLE_LAST:g}",
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
         "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
+        "plateau": _plateau(config, rate.peak, plateau),
     }
     return f"{text}, {after[rate.schedule]}{_rates_of_groups(rate.peak, own)}"
+
+
+def _plateau(config: Config, peak: float, plateau: PlateauState | None) -> str:
+    patience = counted(config.plateau_patience, "evaluation")
+    goal = config.plateau_metric
+    way = "higher" if goal.highest else "lower"
+    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
+    if config.lr_final_fraction:
+        text += f", down to {peak * config.lr_final_fraction:g}"
+    if plateau is not None and plateau.fraction < 1:
+        text += f"; lowered to {peak * max(plateau.fraction, config.lr_final_fraction):g} so far"
+    return text
 
 
 def _origin(base: float, own: OwnRates | None) -> str:

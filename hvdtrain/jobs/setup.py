@@ -300,22 +300,28 @@ def _check_metrics(config: Config, task_data: TaskData) -> None:
     Raises:
         ConfigError: If a metric that the config names cannot be there, or is there only at the end.
     """
-    for field, best in (("keep_best", config.keep_best), ("early_stopping", config.early_stopping)):
+    otherwise = {name: f"leave {name} out" for name in ("keep_best", "early_stopping")}
+    otherwise["plateau_metric"] = "use another lr_schedule than plateau"
+    for field, best in (
+        ("keep_best", config.keep_best),
+        ("early_stopping", config.early_stopping),
+        ("plateau_metric", config.plateau_goal),
+    ):
         if best is not None:
-            _check_metric(field, best.metric, config, task_data)
-    if config.early_stopping is not None and config.eval_every is None:
-        raise ConfigError(
-            "early_stopping: eval_every is null, so the only evaluation comes when training is done",
-            "Set eval_every, such as 1epoch or a number of steps, or leave early_stopping out.",
-            everywhere=True,
-        )
+            _check_metric(field, best.metric, config, task_data, otherwise[field])
+        if best is not None and field != "keep_best" and config.eval_every is None:
+            raise ConfigError(
+                f"{field}: eval_every is null, so the only evaluation comes when training is done",
+                f"Set eval_every, such as 1epoch or a number of steps, or {otherwise[field]}.",
+                everywhere=True,
+            )
 
 
-def _check_metric(field: str, metric: str, config: Config, task_data: TaskData) -> None:
+def _check_metric(field: str, metric: str, config: Config, task_data: TaskData, otherwise: str) -> None:
     if task_data.eval_data is None:
         raise ConfigError(
             f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
-            f"Leave {field} out, or give the task eval_data().",
+            f"Give the task eval_data(), or {otherwise}.",
             everywhere=True,
         )
     known = ["loss", *getattr(task_data.task, "metrics", {})]

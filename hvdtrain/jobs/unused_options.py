@@ -54,7 +54,7 @@ _BY_OPTIMIZER = (
 _OTHERS = (
     _Rule(
         ("lr_final_fraction",),
-        _other_than("lr_schedule", "cosine", "linear", "cyclic"),
+        _other_than("lr_schedule", "cosine", "linear", "cyclic", "plateau"),
         "lr_schedule {lr_schedule} does not use it",
     ),
     _Rule(
@@ -65,6 +65,11 @@ _OTHERS = (
     _Rule(
         ("lr_cycle_epochs",),
         _other_than("lr_schedule", "cyclic"),
+        "lr_schedule {lr_schedule} does not use it",
+    ),
+    _Rule(
+        ("plateau_metric", "plateau_patience", "plateau_factor"),
+        _other_than("lr_schedule", "plateau"),
         "lr_schedule {lr_schedule} does not use it",
     ),
     _Rule(
@@ -136,7 +141,7 @@ def notes_on_options(
     The arguments are those of ``unused_options`` and ``unreached_parts``.
     """
     notes = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    return [*notes, *unreached_parts(plan)]
+    return [*notes, *unreached_parts(plan), *plateau_notes(config, plan)]
 
 
 def unreached_parts(plan: TrainingPlan) -> list[str]:
@@ -152,6 +157,27 @@ def unreached_parts(plan: TrainingPlan) -> list[str]:
     late = [f"{epoch:g}" for epoch in rate.step_epochs if epoch >= rate.total_epochs]
     if rate.schedule == "step" and late:
         notes.append(f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing")
+    return notes
+
+
+def plateau_notes(config: Config, plan: TrainingPlan) -> list[str]:
+    """Return a note if the schedule plateau never lowers the learning rate in this training."""
+    goal, patience, every = config.plateau_goal, config.plateau_patience, config.eval_every
+    if goal is None or every is None:
+        return []
+    notes = []
+    length = plan.steps if every.unit == "steps" else plan.learning_rate.total_epochs
+    if (patience + 1) * every.every >= length:  # the first evaluation is the best before it
+        notes.append(
+            f"lr_schedule plateau lowers the learning rate after {patience + 1} evaluations at the earliest: "
+            f"training ends before, with an evaluation {every.describe()}"
+        )
+    if goal == config.early_stopping and config.early_stopping_patience <= patience:
+        notes.append(
+            f"lr_schedule plateau does nothing: early_stopping ends the training after "
+            f"{counted(config.early_stopping_patience, 'evaluation')} without improvement of "
+            f"{goal.metric}, and plateau_patience is {patience}; it must be lower"
+        )
     return notes
 
 

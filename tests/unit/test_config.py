@@ -213,6 +213,9 @@ OUT_OF_RANGE = [
     ("lr_final_fraction", 1.5, "should be less than or equal to 1"),
     ("lr_step_factor", 0.0, "should be greater than 0"),
     ("lr_cycle_epochs", 0.0, "should be greater than 0"),
+    ("plateau_patience", 0, "should be greater than 0"),
+    ("plateau_factor", 0.0, "should be greater than 0"),
+    ("plateau_factor", 1.0, "should be less than 1"),
     ("weight_decay", -1e-4, "should be greater than or equal to 0"),
     ("momentum", -0.1, "should be greater than or equal to 0"),
     ("momentum", 1.0, "should be less than 1"),
@@ -251,7 +254,11 @@ OTHER_OFFENCES = [
     ("on_changed_data", "ignore", "should be 'stop' or 'warn'"),
     ("early_stopping", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
     ("lr_scaling", "cubic", "should be 'linear', 'sqrt' or 'none'"),
-    ("lr_schedule", "triangle", "should be 'constant', 'cosine', 'linear', 'one_cycle', 'step' or 'cyclic'"),
+    (
+        "lr_schedule",
+        "triangle",
+        "should be 'constant', 'cosine', 'linear', 'one_cycle', 'step', 'cyclic' or 'plateau'",
+    ),
     ("compression", "bf16", "should be 'none' or 'fp16'"),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
@@ -302,6 +309,10 @@ def test_every_offence_is_said_at_once():
         (
             {"lr_schedule": "one_cycle", "warmup_steps": 9},
             "lr_schedule one_cycle has a warm-up of its own: warmup_steps must be 0, found 9",
+        ),
+        (
+            {"lr_schedule": "plateau", "lr_final_fraction": 1},
+            "lr_schedule plateau never lowers the learning rate with lr_final_fraction 1: it must be less",
         ),
         ({"resume": "auto"}, "resume: auto searches the run directory, so --run-dir must be given too"),
         (

@@ -29,6 +29,7 @@ def test_every_synonym_stands_for_a_field_and_is_none():
         ("np", "The launcher starts the workers"),
         ("nproc", "The launcher starts the workers"),
         ("log_level", "There are no log levels: --debug shows the traceback"),
+        ("min_lr", "Did you mean 'lr_final_fraction'?"),
         ("batchsize", "Did you mean 'batch_size'?"),
         ("zzzz", ""),
         (3, ""),

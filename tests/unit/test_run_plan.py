@@ -196,6 +196,11 @@ def test_the_length_is_said_in_steps_and_epochs(fields, said):
             "1, one cycle: from 0.04 up to the peak at 30 % of the training and down to 4e-06",
         ),
         ({"lr_scaling": "none", "lr_schedule": "cyclic"}, "0.01, cycles of 2 epochs down to 0"),
+        (
+            {"lr_scaling": "none", "lr_schedule": "plateau", "warmup_epochs": 1, "lr_final_fraction": 0.01},
+            "0.01, after a warm-up of 1 epoch, x 0.1 after 2 evaluations in a row without a lower loss, "
+            "down to 0.0001",
+        ),
     ],
 )
 def test_the_learning_rate_is_said_with_its_rule_and_schedule(fields, said):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
 
-SCHEDULES = ("constant", "cosine", "linear", "step", "cyclic")  # those that follow a warm-up
+SCHEDULES = ("constant", "cosine", "linear", "step", "cyclic", "plateau")  # those that follow a warm-up
 RATE = LearningRate(
     peak=0.8,
     schedule="constant",

@@ -178,6 +178,17 @@ DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
             {"eval_data": lambda self: DATA},
             "early_stopping: eval_every is null, so the only evaluation comes when training is done",
         ),
+        ({"lr_schedule": "plateau"}, {}, "plateau_metric: loss is a metric of the evaluation, and the task"),
+        (
+            {"lr_schedule": "plateau", "plateau_metric": "mae"},
+            {"eval_data": lambda self: DATA},
+            "plateau_metric: there is no metric 'mae'",
+        ),
+        (
+            {"lr_schedule": "plateau", "eval_every": None},
+            {"eval_data": lambda self: DATA},
+            "plateau_metric: eval_every is null.*\nSet eval_every.* or use another lr_schedule than plateau",
+        ),
     ],
 )
 def test_a_metric_that_will_not_be_there_is_told_before_training(fields, members, said):

@@ -36,6 +36,11 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ({"lr_final_fraction": 0.2, "lr_schedule": "one_cycle"}, ["lr_final_fraction 0.2"]),
         ({"lr_step_epochs": [3], "lr_step_factor": 0.5}, ["lr_step_epochs [3.0]", "lr_step_factor 0.5"]),
         ({"lr_cycle_epochs": 2.0, "lr_schedule": "cosine"}, ["lr_cycle_epochs 2"]),
+        ({"lr_final_fraction": 0.2, "lr_schedule": "plateau", "plateau_factor": 0.5}, []),
+        (
+            {"plateau_metric": "loss:max", "plateau_patience": 3, "plateau_factor": 0.5},
+            ["plateau_metric loss:max", "plateau_patience 3", "plateau_factor 0.5"],
+        ),
         ({"early_stopping_patience": 5}, ["early_stopping_patience 5"]),
         ({"early_stopping_patience": 5, "early_stopping": "loss"}, []),
         ({"base_batch_size": 256, "lr_scaling": "none"}, ["base_batch_size 256"]),

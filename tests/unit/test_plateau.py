@@ -1,0 +1,182 @@
+"""The schedule plateau: the policy by itself, and the loop that follows it."""
+
+import json
+import math
+
+import pytest
+from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+from support.twins import keras, torch
+
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.config import Config
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import ConfigError
+from hvdtrain.jobs.unused_options import plateau_notes
+from hvdtrain.loop import run
+from hvdtrain.plateau import PlateauState, plateau_from
+from hvdtrain.run_state import RunState
+from hvdtrain.schedule import LearningRate
+from hvdtrain.training_plan import TrainingPlan
+
+LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
+PEAK = 0.1
+
+
+def fractions(values, patience, factor, lowest, goal=LOSS):
+    """Give the fraction of the peak after each evaluation."""
+    state, found = PlateauState(metric=str(goal)), []
+    for number, value in enumerate(values):
+        state = state.update(goal, value, 10 * (number + 1))
+        if state.is_due(patience, lowest):
+            state = state.lowered(factor, lowest)
+        found.append(state.fraction)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "lowest"),
+    [
+        ([1.0, 0.9, 0.9, 0.95, 0.8, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75], 2, 0.0),
+        ([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.6], 1, 0.01),
+        ([1.0, 2.0, 1.5, 1.2, 1.1, 0.99, 1.0, 1.0, 1.0], 3, 0.2),
+    ],
+)
+def test_it_lowers_as_pytorch_does(values, patience, lowest):
+    """PyTorch's patience counts evaluations that are let pass: it is one less."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, patience=patience - 1, factor=0.3, threshold=0.0, min_lr=lowest, eps=0.0
+    )
+    expected = []
+    for value in values:
+        theirs.step(value)
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert fractions(values, patience, 0.3, lowest) == pytest.approx(expected, rel=1e-12)
+
+
+def test_it_lowers_as_keras_does():
+    values = [1.0, 0.9, 0.9, 0.95, 0.8, 0.85, 0.86, 0.87, 0.88]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1.0), loss="mse")
+    theirs = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=2, factor=0.5, min_delta=0.0)
+    theirs.set_model(model)
+    theirs.on_train_begin()
+    expected = []
+    for epoch, value in enumerate(values):
+        theirs.on_epoch_end(epoch, {"loss": value})
+        expected.append(float(model.optimizer.learning_rate))
+    assert fractions(values, 2, 0.5, 0.0) == expected
+    assert expected[-1] == 0.125
+
+
+def test_a_value_that_is_no_number_is_no_improvement_and_higher_may_be_better():
+    assert fractions([math.nan, math.nan], 2, 0.5, 0.0) == [1.0, 0.5]
+    assert fractions([0.5, 0.6, 0.55], 1, 0.5, 0.0, ACCURACY) == [1.0, 1.0, 0.5]
+
+
+def test_warm_up_and_floor_hold():
+    rate = LearningRate(PEAK, "plateau", total_epochs=4, warmup_epochs=1, final_fraction=0.2)
+    assert rate.at(0.5) == pytest.approx(PEAK / 2)
+    assert rate.at(2.0) == PEAK
+    assert rate.at(2.0, 0.5) == PEAK / 2
+    assert rate.at(2.0, 0.1) == pytest.approx(PEAK * 0.2)
+    assert LearningRate(PEAK, "constant", 4).at(2.0, 0.5) == PEAK
+
+
+@pytest.mark.parametrize(
+    ("goal", "before", "expected"),
+    [
+        (None, PlateauState(metric="loss:min", fraction=0.1), None),
+        (LOSS, None, PlateauState(metric="loss:min")),
+        (LOSS, PlateauState(metric="loss:min", fraction=0.1, best=3.0, evaluations=1), "kept"),
+        (
+            ACCURACY,
+            PlateauState(metric="loss:min", fraction=0.1, best=3.0, evaluations=1),
+            PlateauState(metric="accuracy:max", fraction=0.1),
+        ),
+    ],
+)
+def test_a_resumed_run_keeps_its_rate_and_counts_on_for_the_same_metric(goal, before, expected):
+    assert plateau_from(goal, before) == (before if expected == "kept" else expected)
+
+
+def session_of(tmp_path, workers, losses, **fields):
+    """Give a session that evaluates at each of its 5 steps (of 4 samples; 3 where two workers share)."""
+    options = {"lr_schedule": "plateau", "plateau_patience": 1, "learning_rate": PEAK, "eval_every": 1}
+    options |= {"lr_scaling": "none", "save_every": None, **fields}
+    return make_loop_session(tmp_path, FakeBackend(workers, eval_losses=losses), eval_size=7, **options)
+
+
+def test_the_step_after_the_evaluation_has_the_lower_rate_and_it_is_said(tmp_path):
+    session = session_of(tmp_path, one_worker(), [0.5, 0.6, 0.4, 0.5, 0.5], plateau_factor=0.5)
+    said = []
+    session.report.say = said.append
+    run(session)
+    assert session.backend.rates == pytest.approx([PEAK, PEAK, PEAK / 2, PEAK / 2, PEAK / 4])
+    assert said == [
+        "learning rate 0.1 -> 0.05 from step 3 on: loss has not improved for 1 evaluation "
+        "(best 0.5 at step 1)",
+        "learning rate 0.05 -> 0.025 from step 5 on: loss has not improved for 1 evaluation "
+        "(best 0.4 at step 3)",
+    ]
+
+
+def test_evaluations_in_the_warm_up_do_not_count(tmp_path):
+    session = session_of(tmp_path, one_worker(), [0.5, 0.6, 0.7, 0.8, 0.9], warmup_steps=3)
+    run(session)
+    assert session.backend.rates == pytest.approx([PEAK / 6, PEAK / 2, PEAK * 5 / 6, PEAK / 10, PEAK / 100])
+
+
+def test_all_workers_have_the_same_rates(tmp_path):
+    def work(workers):
+        session = session_of(tmp_path, workers, [0.5, 0.6, 0.6])
+        run(session)
+        return session.backend.rates
+
+    one, other = on_every_rank(["here"] * 2, work)
+    assert one == other == pytest.approx([PEAK, PEAK, PEAK / 10])
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_resumed_run_has_the_rates_of_one_in_one_go(tmp_path, stop):
+    losses, fields = [0.5, 0.6, 0.7, 0.6, 0.1], {"plateau_patience": 2, "save_every": 1}
+    whole = session_of(tmp_path, one_worker(), losses[:], **fields)
+    run(whole)
+    first = session_of(tmp_path, one_worker(), losses[:stop], steps=stop, epochs=None, **fields)
+    run(first)
+    manifest = Manifest.model_validate(json.loads(first.saver.manifests[-1].model_dump_json()))
+    second = session_of(tmp_path, one_worker(), losses[stop:], **fields)
+    second.state = RunState.from_manifest(manifest, second.config)
+    run(second)
+    assert first.backend.rates + second.backend.rates == whole.backend.rates
+    assert second.saver.manifests[-1].plateau == whole.saver.manifests[-1].plateau
+
+
+def test_a_metric_that_there_is_not_is_named(tmp_path):
+    session = session_of(tmp_path, one_worker(), [], plateau_metric="accuracy")
+    with pytest.raises(ConfigError, match="plateau_metric: there is no metric 'accuracy'"):
+        run(session)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"epochs": 10}, []),
+        ({"epochs": 3}, ["after 3 evaluations at the earliest: training ends before, with an evaluation"]),
+        ({"epochs": 10, "eval_every": 10}, []),
+        ({"steps": 30, "eval_every": 10}, ["after 3 evaluations at the earliest"]),
+        ({"epochs": 10, "early_stopping": "loss", "early_stopping_patience": 3}, []),
+        ({"epochs": 10, "early_stopping": "accuracy", "early_stopping_patience": 2}, []),
+        (
+            {"epochs": 10, "early_stopping": "loss", "early_stopping_patience": 2},
+            ["early_stopping ends the training after 2 evaluations without improvement of loss, and "
+             "plateau_patience is 2; it must be lower"],
+        ),
+        ({"epochs": 1, "lr_schedule": "constant"}, []),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_never_lowers_the_rate_is_told(fields, said):
+    config = Config(**{"framework": "torch", "lr_schedule": "plateau", **fields})
+    notes = plateau_notes(config, TrainingPlan.of(config, 1, 100))
+    assert len(notes) == len(said)
+    assert all(part in note for part, note in zip(said, notes, strict=True))
