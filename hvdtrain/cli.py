@@ -23,8 +23,8 @@ OPTIONS = (
     "warmup_steps", "optimizer",
     "weight_decay", "momentum", "clip_norm", "compression", "label_smoothing", "ema_decay", "early_stopping",
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
-    "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "log_every",
-    "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
+    "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "init_only",
+    "init_skip", "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
 )  # fmt: skip
 
 
@@ -93,11 +93,13 @@ def _config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
 
 def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
     field = Config.model_fields[name]
-    has_default = show_default and field.default is not None and not field.is_required()
+    has_default = show_default and field.default not in (None, ()) and not field.is_required()
     default = f" [{field.default}]" if has_default else ""
     kind, metavar = _option_type(name, field.annotation)
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
     flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+    if get_origin(field.annotation) is tuple:  # given once for each part
+        return click.option(flag, name, multiple=True, metavar="PATTERN", help=help_text)
     if field.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
     return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
@@ -118,7 +120,9 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
 
 
 def _layers(assignments: tuple[str, ...], options: dict[str, Any]) -> list[Layer]:
-    given = {name: None if value is NULL else value for name, value in options.items() if value is not None}
+    given = {
+        name: None if value is NULL else value for name, value in options.items() if value not in (None, ())
+    }
     return [parse_assignments(assignments), Layer("options", given)]
 
 

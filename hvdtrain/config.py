@@ -42,6 +42,11 @@ def _known_framework(value: object) -> object:
 
 
 FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
+# one text is a list of one pattern
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
 
 # the sources of values that were typed for one job
@@ -259,6 +264,15 @@ class Config(BaseModel):
     init: str | None = Field(
         None, description="Checkpoint or run directory to load the weights from; training starts at step 0."
     )
+    init_only: Patterns = Field(
+        (),
+        description="Patterns of portable names: of init's weights only those that match one are loaded; the "
+        "rest keeps its initial values.",
+    )
+    init_skip: Patterns = Field(
+        (),
+        description="Patterns of portable names: of init's weights those that match one are not loaded.",
+    )
     save_every: EveryField | None = Field(
         Cadence(1.0, "epochs"),
         description="Interval between checkpoints, in addition to one at the end; null: only at the end.",
@@ -311,6 +325,9 @@ class Config(BaseModel):
         drops = list(self.lr_step_epochs)
         if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
             raise ValueError(f"lr_step_epochs must be in ascending order and not negative, found {drops}")
+        for name in ("init_only", "init_skip"):
+            if getattr(self, name) and self.init is None:
+                raise ValueError(f"{name} chooses among the weights of init: give init too")
         if self.resume == "auto" and self.run_dir is None:
             raise ValueError("resume: auto searches the run directory, so --run-dir must be given too")
         if self.framework == "tf" and self.compile and self.sync_batch_norm:

@@ -24,7 +24,16 @@ from hvdtrain.task import built_in_names
 # workers now, with the learning rate and its schedule; and the threads and processes that it read and
 # computed with, perhaps on a larger machine
 _OF_TRAINING = {
-    *("run_dir", "resume", "init", "keep_best", "early_stopping", "label_smoothing"),
+    *(
+        "run_dir",
+        "resume",
+        "init",
+        "init_only",
+        "init_skip",
+        "keep_best",
+        "early_stopping",
+        "label_smoothing",
+    ),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("threads", "read_threads", "read_workers"),

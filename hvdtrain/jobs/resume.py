@@ -8,17 +8,19 @@ from typing import Any
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
+from hvdtrain.backends.portable.partial import Choice
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.session import versions_with
 from hvdtrain.training_plan import Progress
 
 # fields that say where a run is written or starts from, not what it computes
-_NOT_COMPARED = {"run_dir", "resume", "init"}
+_NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class ResumePoint:
 
     Attributes:
         origin: the checkpoint, in words; empty if there is none.
+        weights: which of its weights were taken, as a table; empty if all were.
         source: the checkpoint.
         manifest: of the checkpoint that the run continues from, if it does.
         resumed_step: steps done, if the run continues in a directory that has it already.
@@ -37,6 +40,7 @@ class ResumePoint:
     """
 
     origin: str = ""
+    weights: str = ""
     source: Checkpoint | None = field(default=None, compare=False)
     manifest: Manifest | None = None
     resumed_step: int | None = None
@@ -85,7 +89,8 @@ def restore(
     if point.source is None:
         backend.broadcast_state(0)
     elif point.manifest is None:
-        load_weights(point.source, backend, state)
+        choice = Choice(config.init_only, config.init_skip)
+        return replace(point, weights=load_initial_weights(point.source, backend, state, choice))
     else:
         _scatter(point.source, backend, state)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted

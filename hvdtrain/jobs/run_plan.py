@@ -47,6 +47,7 @@ def describe_plan(
     lines = {
         "workers": _workers(session, hosts),
         "starts from": start.origin,
+        "weights": start.weights.replace("\n", f"\n  {'':<{_WIDTH}} "),
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
         "data": found or _data(session),
@@ -99,13 +100,14 @@ def _workers(session: Session, hosts: list[str]) -> str:
 
 def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
     text = describe_model(model)
-    if start.origin:
+    if start.origin and not start.weights:
         return text
     if session.config.initial_parameters == "portable":
         origin = f"drawn by name from seed {session.config.seed}"
     else:
         origin = f"as the task made them, seed {session.config.seed}"
-    return f"{text}; initial values {origin}"
+    of_the_rest = " of the rest" if start.weights else ""
+    return f"{text}; initial values{of_the_rest} {origin}"
 
 
 def _data(session: Session) -> str:

@@ -59,6 +59,12 @@ def test_a_size_that_is_none_is_named(name, value):
     )
 
 
+def test_what_a_run_started_from_and_its_schedule_are_left_out():
+    made = manifest(init="w", init_only=["model/a/*"], lr_schedule="plateau", lr_final_fraction=0.5)
+    found = resolved(made)
+    assert (found.init, found.init_only, found.lr_schedule) == (None, (), "constant")
+
+
 def test_a_field_that_this_version_does_not_have_is_left_out():
     made = manifest()
     made.config["gone"] = 1

@@ -138,8 +138,13 @@ def test_every_option_reaches_its_field(layers, name):
              "on_changed_data": "warn"}.get(name, "3")  # fmt: skip
     values = layers(f"--{name.replace('_', '-')}", given)[-1].values
     assert list(values) == [name]
-    config = resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)])
-    assert str(getattr(config, name)) in (given, f"{given}.0")
+    config = resolve([Layer("rest", {"framework": "torch", "init": "w"}), Layer("options", values)])
+    assert str(getattr(config, name)) in (given, f"{given}.0", f"('{given}',)")
+
+
+def test_an_option_that_takes_patterns_may_be_given_several_times(layers):
+    found = layers("--init", "w", "--init-skip", "model/a/*", "--init-skip", "*/bias")[-1].values
+    assert found == {"init": "w", "init_skip": ("model/a/*", "*/bias")}
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,8 @@ def test_every_offence_is_said_at_once():
             {"lr_schedule": "plateau", "lr_final_fraction": 1},
             "lr_schedule plateau never lowers the learning rate with lr_final_fraction 1: it must be less",
         ),
+        ({"init_only": ["*"]}, "init_only chooses among the weights of init: give init too"),
+        ({"init_skip": "*"}, "init_skip chooses among the weights of init: give init too"),
         ({"resume": "auto"}, "resume: auto searches the run directory, so --run-dir must be given too"),
         (
             {"lr_step_epochs": [-1, 2]},

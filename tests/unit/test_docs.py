@@ -2,7 +2,7 @@
 
 import re
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from support.documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
@@ -56,7 +56,9 @@ def _type(field: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        return "list of numbers" if get_args(kind)[0] is float else "list of mappings"
+        part = get_args(kind)[0]
+        is_text = get_origin(part) is Annotated and get_args(part)[0] is str
+        return "list of numbers" if part is float else "list of texts" if is_text else "list of mappings"
     if get_origin(kind) is dict:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}

@@ -1,0 +1,62 @@
+"""The weights that ``--init`` loads: all of a checkpoint's, or the part that patterns choose."""
+
+from hvdtrain.agreement import run_on_rank_zero
+from hvdtrain.backends.base import Backend, PortableState, Shapes
+from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.portable.partial import Choice, Selection, remedy_for_misfits, select
+from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.errors import CheckpointError, TaskError
+
+
+def load_initial_weights(
+    found: Checkpoint, backend: Backend, weights: PortableState | None, choice: Choice
+) -> str:
+    """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values.
+
+    Args:
+        found: the checkpoint that they were read from.
+        backend: the backend, built. If it keeps a moving average, that starts from these.
+        weights: the weights on rank 0; not looked at on other ranks.
+        choice: which part is loaded.
+
+    Returns:
+        A table of what was taken and what was not; empty if all was.
+
+    Raises:
+        CheckpointError: If what is chosen does not fit the model.
+    """
+    pending = backend.gather_state()
+    own = pending.read() if pending is not None else {}
+    expected, shapes = _shapes(own), _shapes(weights or {})
+    if choice.is_all:
+        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
+        chosen = weights or {}
+        text = ""
+    else:
+        selection: Selection = run_on_rank_zero(
+            backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
+        )
+        initial = {name: own[name] for name in expected}
+        chosen = initial | {name: array for name, array in (weights or {}).items() if name in selection.names}
+        remedy, text = "", selection.text
+    of_optimizer = {name: array for name, array in own.items() if storage.is_of_optimizer(name)}
+    state = of_optimizer | chosen if pending is not None else None
+    try:
+        backend.scatter_state(state)
+    except TaskError as error:
+        raise CheckpointError(
+            f"checkpoint {found.path}: {error.problem}",
+            "\n".join(filter(None, [error.remedy, remedy])),
+            everywhere=True,
+        ) from None
+    return text
+
+
+def _shapes(state: PortableState) -> Shapes:
+    """Return the shapes of a model's arrays, without what only one framework reads."""
+    return {
+        name: tuple(array.shape)
+        for name, array in state.items()
+        if name.startswith("model/") and not is_private(name)
+    }

@@ -1,0 +1,154 @@
+"""Which part of some weights a model takes, what is said of it, and --init that loads it."""
+
+import numpy as np
+import pytest
+from support.fakes import FakeBackend, on_every_rank, one_worker
+from support.states import make_record, make_state, saved
+
+from hvdtrain.backends.portable.partial import Choice, remedy_for_misfits, select
+from hvdtrain.checkpoints import storage
+from hvdtrain.config import Config
+from hvdtrain.errors import CheckpointError
+from hvdtrain.jobs.resume import restore
+
+MODEL = {
+    "model/conv/kernel": (3, 3, 1, 8),
+    "model/conv/bias": (8,),
+    "model/head/kernel": (8, 10),
+    "model/head/bias": (10,),
+}
+WEIGHTS = {**MODEL, "model/head/kernel": (8, 5), "model/head/bias": (5,), "model/old": (2,)}
+FLAGS = "To take the rest, add: --init-skip 'model/head/*' --init-skip 'model/old'"
+
+
+def chosen(only=(), skip=(), expected=MODEL, found=WEIGHTS, others=None):
+    return select("checkpoint w", expected, found, Choice(only, skip), others)
+
+
+@pytest.mark.parametrize(
+    ("only", "skip"),
+    [
+        (("model/conv/*",), ()),
+        ((), ("model/head/*", "model/old")),
+        (("model/conv/*", "model/head/*"), ("*/head/*",)),
+        (("*/kernel", "*/bias"), ("model/head/*",)),
+    ],
+)
+def test_what_matches_is_taken(only, skip):
+    assert chosen(only, skip).names == ("model/conv/kernel", "model/conv/bias")
+
+
+def test_the_table_says_what_and_why():
+    assert chosen((), ("model/head/*", "model/old")).text.splitlines() == [
+        "2 of 4 arrays taken, 80 of 170 numbers",
+        "  taken    model/conv/kernel (3, 3, 1, 8)",
+        "  taken    model/conv/bias (8,)",
+        "  initial  model/head/kernel (8, 10): --init-skip 'model/head/*'; there (8, 5)",
+        "  initial  model/head/bias (10,): --init-skip 'model/head/*'; there (5,)",
+        "  unused   model/old (2,): --init-skip 'model/old'",
+    ]
+    fitting = {name: shape for name, shape in MODEL.items() if name != "model/head/bias"}
+    assert chosen(("*kernel",), (), MODEL, fitting).text.splitlines()[3:] == [
+        "  initial  model/conv/bias (8,): not in --init-only",
+        "  initial  model/head/bias (10,): not in --init-only; there it is missing",
+    ]
+
+
+def test_a_long_table_is_shortened():
+    model = {f"model/{i}/kernel": (i + 1,) for i in range(40)}
+    lines = chosen((), ("model/3?/*",), model, model).text.splitlines()
+    assert len(lines) == 1 + 2 * 9
+    assert (lines[9], lines[-1]) == ("  taken    and 22 more", "  initial  and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "problem", "remedy"),
+    [
+        (("*",), (), "model/head/kernel: the model's is (8, 10), there (8, 5)", FLAGS),
+        ((), ("model/conv/*",), "model/old (2,): the model has none", ""),
+        (("model/cov/*",), (), "--init-only: the pattern 'model/cov/*' matches nothing in the model or", "conv"),
+        ((), ("model/head/*", "head/*"), "--init-skip: the pattern 'head/*' matches nothing", "model/head"),
+        (("model/old",), ("*",), "nothing of it is taken, because of --init-only and --init", "conv"),
+    ],
+)  # fmt: skip
+def test_what_is_chosen_must_fit_and_each_pattern_must_match(only, skip, problem, remedy):
+    with pytest.raises(CheckpointError) as caught:
+        chosen(only, skip)
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+    assert bool(caught.value.remedy) == bool(remedy)
+
+
+def test_what_is_missing_in_the_source_is_not_left_initial_in_silence():
+    with pytest.raises(CheckpointError, match=r"model/head/bias: the model's is \(10,\), missing there"):
+        chosen(("model/head/*",), (), MODEL, {"model/head/kernel": (8, 10)})
+
+
+def test_the_remedy_names_the_smallest_part_that_has_nothing_good():
+    model = {"model/enc/0/kernel": (2,), "model/enc/1/kernel": (2,), "model/enc/1/bias": (2,)}
+    found = {**model, "model/enc/1/kernel": (3,), "model/enc/1/bias": (3,), "model/head[0]": (1,)}
+    remedy = remedy_for_misfits(model, found, Choice())
+    assert remedy == "To take the rest, add: --init-skip 'model/enc/1/*' --init-skip 'model/head[[]0]'"
+    assert chosen((), ("model/enc/1/*", "model/head[[]0]"), model, found).names == ("model/enc/0/kernel",)
+    assert remedy_for_misfits(model, model, Choice()) == ""
+    assert remedy_for_misfits(model, {"model/other": (2,)}, Choice()) == ""
+
+
+def test_patterns_match_further_names_too():
+    found = {"fc.weight": (5, 8), "conv.weight": (8, 1, 3, 3)}
+    model = {"fc.weight": (10, 8), "conv.weight": (8, 1, 3, 3)}
+    others = {"fc.weight": ["model/fc/kernel"], "conv.weight": ["model/conv/kernel"]}
+    for skip in ("model/fc/*", "fc.*"):
+        found_one = chosen((), (skip,), model, found, others)
+        assert found_one.names == ("conv.weight",)
+    assert "  taken    conv.weight = model/conv/kernel (8, 1, 3, 3)" in found_one.text
+    with pytest.raises(CheckpointError, match=r"fc\.weight = model/fc/kernel: the model's is") as caught:
+        chosen(("*",), (), model, found, others)
+    assert caught.value.remedy == "To take the rest, add: --init-skip 'model/fc/*'"
+
+
+@pytest.fixture
+def init(tmp_path):
+    """A checkpoint with the value 5, and one with another head and an average of its weights."""
+    saved(tmp_path / "w" / "checkpoints", 10, 5.0)
+    state = {**make_state(5.0), "model/a/bias": np.ones(9, np.float32)}
+    averages = {name.replace("model", "ema"): array + 1 for name, array in state.items() if "model" in name}
+    storage.write(tmp_path / "other" / "checkpoints", state | averages, make_record(10))
+    return tmp_path
+
+
+def start(workers, init, **fields):
+    backend = FakeBackend(workers, make_state(1.0))
+    return restore(Config(framework="torch", epochs=1, init=str(init), **fields), backend, 100), backend
+
+
+def test_init_takes_a_part_and_leaves_the_rest_and_the_optimizer(init):
+    point, backend = start(one_worker(), init / "other", init_skip=["*/bias"])
+    assert point.origin.startswith("EMA weights of ")
+    assert point.weights.startswith("1 of 2 arrays taken, 12 of 16 numbers\n")
+    assert (backend.state["model/a/kernel"] == 6.0).all()
+    assert (backend.state["model/a/bias"] == make_state()["model/a/bias"]).all()
+    assert (backend.state["optimizer/momentum/a/kernel"] == -1.0).all()
+
+
+def test_all_workers_take_the_same_part(init):
+    def work(workers):
+        point, backend = start(workers, init / "w", init_only=["model/a/kernel"])
+        return point.weights, float(backend.state["model/a/kernel"].mean())
+
+    one, other = on_every_rank(["here"] * 2, work)
+    assert one == other
+    assert one[1] == 5.0
+
+
+def test_a_head_of_another_shape_says_which_option_takes_the_rest(init):
+    for workers in (1, 2):
+        outcomes = on_every_rank(["here"] * workers, lambda one: start(one, init / "other"))
+        assert all("does not fit the model" in error.problem for error in outcomes)
+        assert all("add: --init-skip 'model/a/bias'" in error.remedy for error in outcomes)
+
+
+def test_a_part_that_does_not_fit_is_an_error_on_all_workers(init):
+    outcomes = on_every_rank(["here"] * 2, lambda one: start(one, init / "other", init_only=["model/*"]))
+    assert all(isinstance(error, CheckpointError) for error in outcomes)
+    assert all("model/a/bias: the model's is (4,), there (9,)" in error.problem for error in outcomes)
