@@ -229,15 +229,30 @@ def predict(
 @click.argument("weights", type=ExpandedPath())
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="PATTERN",
+              help="Take only the weights whose name matches, here or in the file.")  # fmt: skip
+@click.option("--skip", multiple=True, metavar="PATTERN",
+              help="Leave out the weights whose name matches.")  # fmt: skip
 @_config_options("framework", "task", "seed")
-def import_(weights: Path, output: Path, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+def import_(
+    weights: Path,
+    *,
+    output: Path,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
     """Convert PyTorch or Keras weights to a checkpoint.
 
     WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
     """
+    from hvdtrain.backends.choice import Choice
     from hvdtrain.jobs.import_weights import import_weights
 
-    click.echo(import_weights(weights, _layers(assignments, options), output).describe())
+    choice = Choice(only, skip, options=("--only", "--skip"))
+    click.echo(import_weights(weights, _layers(assignments, options), output, choice).describe())
 
 
 @cli.command()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.step_signals import (
     NO_FLAGS,
@@ -353,8 +354,12 @@ class ModelFiles(Protocol):
         """
         ...
 
-    def load_weights_file(self, path: Path) -> str:
+    def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local.
+
+        Args:
+            path: the file.
+            choice: which part of it is loaded; its patterns match the file's names and portable ones.
 
         Raises:
             CheckpointError: If it would run code, is damaged or does not fit.

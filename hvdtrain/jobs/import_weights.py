@@ -6,6 +6,7 @@ from typing import Any
 
 from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
@@ -54,7 +55,7 @@ class Imported:
         )
 
 
-def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
+def import_weights(path: Path, given: list[Layer], output: Path, choice: Choice = ALL_WEIGHTS) -> Imported:
     """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
 
     One worker. Nothing in the file is executed.
@@ -63,6 +64,7 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
         path: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras (.weights.h5, .keras).
         given: the user's config layers, weakest first.
         output: the folder that the checkpoint goes into; holds none yet.
+        choice: which part of the file is taken; the rest of the model has its initial values.
 
     Raises:
         CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
@@ -83,7 +85,7 @@ def import_weights(path: Path, given: list[Layer], output: Path) -> Imported:
             )
         with started(job, signals) as backend:
             check_alone(backend, "import")
-            held, made = _make(job, backend, path, output)
+            held, made = _make(job, backend, path, output, choice)
     return Imported(path, held, made, job.config)
 
 
@@ -94,12 +96,12 @@ def _framework_of(path: Path) -> str:
     raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
 
 
-def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
+def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choice) -> tuple[str, Path]:
     """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
     task_data = open_task_data(job)
     build(job.config, task_data.task, backend)
     with quiet_output():
-        held = model_files(backend, FRAMEWORKS[job.config.framework]).load_weights_file(path)
+        held = model_files(backend, FRAMEWORKS[job.config.framework]).load_weights_file(path, choice)
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker

@@ -2,8 +2,9 @@
 
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState, Shapes
+from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import is_private
-from hvdtrain.backends.portable.partial import Choice, Selection, remedy_for_misfits, select
+from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.errors import CheckpointError, TaskError

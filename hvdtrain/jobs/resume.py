@@ -7,8 +7,8 @@ from typing import Any
 
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
-from hvdtrain.backends.portable.partial import Choice
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint

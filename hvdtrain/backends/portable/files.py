@@ -89,13 +89,16 @@ def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
 Shape = tuple[int, ...]
 
 
-def check_fit(path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+def check_fit(
+    path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], remedy: str = ""
+) -> None:
     """Check that a weights file holds what a model needs, no more and no less.
 
     Args:
         path: the file.
         expected: the model's names and shapes.
         found: the file's.
+        remedy: what else to do.
 
     Raises:
         CheckpointError: listing missing, unexpected and misshapen names; a missing one with the closest
@@ -115,7 +118,12 @@ def check_fit(path: Path, expected: Mapping[str, Shape], found: Mapping[str, Sha
         more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
         raise CheckpointError(
             f"{path} does not fit the model:\n  " + "\n  ".join(lines[:_LINES] + more),
-            "Rename the file's weights, or give the task the model that they were made by.",
+            "\n".join(
+                filter(
+                    None,
+                    ["Rename the file's weights, or give the task the model that they were made by.", remedy],
+                )
+            ),
         )
 
 

@@ -6,48 +6,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from hvdtrain.backends.base import Shapes
+from hvdtrain.backends.choice import Choice, matches
 from hvdtrain.errors import CheckpointError
 
 _ROWS = 8  # of each kind that a table shows
 _SHOWN = 6  # names, or patterns, in a message
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Patterns that choose a part of some weights. Without patterns, all are chosen.
-
-    Args:
-        only: if there are some, a name must match one of them.
-        skip: a name must match none of them.
-        options: the names of the options that they come from.
-    """
-
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    options: tuple[str, str] = ("--init-only", "--init-skip")
-
-    @property
-    def is_all(self) -> bool:
-        """Whether there are no patterns."""
-        return not (self.only or self.skip)
-
-    @property
-    def given(self) -> str:
-        """The options that give patterns, in words."""
-        patterns = zip(self.options, (self.only, self.skip), strict=True)
-        return " and ".join(option for option, given in patterns if given)
-
-    def reason_against(self, names: Collection[str]) -> str:
-        """Return why an array of these names is not chosen; empty if it is."""
-        for pattern in self.skip:
-            if _matches(pattern, names):
-                return f"{self.options[1]} {pattern!r}"
-        if self.only and not any(_matches(pattern, names) for pattern in self.only):
-            return f"not in {self.options[0]}"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -135,10 +100,6 @@ class _Names:
         return " = ".join(self.of(name))
 
 
-def _matches(pattern: str, names: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
-
-
 def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
     """Check that every pattern matches something.
 
@@ -147,7 +108,7 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
     """
     for option, patterns in zip(choice.options, (choice.only, choice.skip), strict=True):
         for pattern in patterns:
-            if not _matches(pattern, names):
+            if not matches(pattern, names):
                 close = difflib.get_close_matches(pattern, names, n=_SHOWN, cutoff=0.3)
                 raise CheckpointError(
                     f"{option}: the pattern {pattern!r} matches nothing in the model or in {source}",
@@ -176,7 +137,7 @@ def _remedy(misfits: Collection[str], taken: Iterable[str], choice: Choice, name
         return ""
     patterns: dict[str, None] = {}
     for name in misfits:
-        if not any(_matches(pattern, names.of(name)) for pattern in patterns):
+        if not any(matches(pattern, names.of(name)) for pattern in patterns):
             patterns[_pattern_for(names.of(name)[-1], good)] = None
     option = choice.options[1]
     if len(patterns) > _SHOWN:

@@ -33,6 +33,7 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
+from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
 from hvdtrain.backends.logits import bad_target
@@ -335,9 +336,9 @@ class TensorFlowBackend:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
         return export_model(self.model, self._objective, format_name, path, batches, self._serve)
 
-    def load_weights_file(self, path: Path) -> str:
+    def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
-        held = load_weights_file(self.model, path)
+        held = load_weights_file(self.model, path, choice, self._state.model.fields)
         self._ema.restart()
         return held
 

@@ -26,6 +26,7 @@ from hvdtrain.backends.base import (
     ModelInfo,
     PortableState,
 )
+from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
@@ -278,9 +279,9 @@ class TorchBackend:
             self.model, self._new_model, self._objective, format_name, path, batches, self._serve
         )
 
-    def load_weights_file(self, path: Path) -> str:
+    def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
-        held = load_weights_file(self.model, path)
+        held = load_weights_file(self.model, path, choice, self._state.model.fields)
         self._ema.restart()
         return held
 

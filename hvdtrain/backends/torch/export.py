@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
+from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded, to_numpy
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
@@ -22,6 +25,7 @@ Outputs = list[NDArray[Any]]
 
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
+_COUNT = ".num_batches_tracked"
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
@@ -95,8 +99,16 @@ def _write_pt(model: torch.nn.Module, path: Path) -> None:
 _WRITE = {"safetensors": _write_safetensors, "pt": _write_pt}
 
 
-def load_weights_file(model: torch.nn.Module, path: Path) -> str:
+def load_weights_file(
+    model: torch.nn.Module, path: Path, choice: Choice = ALL_WEIGHTS, fields: Sequence[Field] = ()
+) -> str:
     """Load a file of weights into a model; say what was understood.
+
+    Args:
+        model: the model.
+        path: the file.
+        choice: which part of the file is loaded.
+        fields: the model's portable arrays, whose names the patterns of ``choice`` can match.
 
     Raises:
         CheckpointError: If it cannot be read without running code, or does not fit.
@@ -104,12 +116,33 @@ def load_weights_file(model: torch.nn.Module, path: Path) -> str:
     found, notes = _unwrapped(_read_weights(path), path)
     expected = model.state_dict()
     # a count that PyTorch keeps since 0.4.1 and nothing here reads
-    counts = {name: value for name, value in expected.items() if name.endswith(".num_batches_tracked")}
-    found = counts | found
-    check_fit(path, _shapes(expected), _shapes(found))
-    model.load_state_dict(found)
+    counts = {name: value for name, value in expected.items() if name.endswith(_COUNT)}
+    names = _portable_names(model, fields)
+    if choice.is_all:
+        found = counts | found
+        shapes = _shapes(expected), _shapes(found)
+        check_fit(path, *shapes, remedy_for_misfits(*shapes, choice, names))
+        table = ""
+    else:
+        shapes = _shapes(_without_counts(expected)), _shapes(_without_counts(found))
+        selection = select(str(path), *shapes, choice, names)
+        found, table = {name: found[name] for name in selection.names}, f"\n{selection.text}"
+    model.load_state_dict({**expected, **found})
     numbers = sum(value.numel() for value in found.values() if isinstance(value, torch.Tensor))
-    return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes])
+    return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes]) + table
+
+
+def _without_counts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tensors.items() if not name.endswith(_COUNT)}
+
+
+def _portable_names(model: torch.nn.Module, fields: Sequence[Field]) -> dict[str, list[str]]:
+    """Return the portable names of each tensor that a model's state_dict names."""
+    by_tensor: dict[int, list[str]] = {}
+    for field in fields:
+        for tensor in field.tensors:
+            by_tensor.setdefault(id(tensor), []).append(field.name)
+    return {name: by_tensor.get(id(t), []) for name, t in model.state_dict(keep_vars=True).items()}
 
 
 def _read_weights(path: Path) -> dict[str, Any]:
