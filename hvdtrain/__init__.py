@@ -1,8 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
-:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`, :class:`SumMetric` and
-:class:`GatheredMetric`. They are loaded on first use, so that
+:class:`Summary`, :class:`Dataset`, :class:`EvalSets`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`,
+:class:`SumMetric` and :class:`GatheredMetric`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "Dataset",
+    "EvalSets",
     "GatheredMetric",
     "RunContext",
     "SumMetric",
@@ -31,6 +32,7 @@ _HOMES = {
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
     "GatheredMetric": "hvdtrain.backends.stateful_metrics",
+    "EvalSets": "hvdtrain.data.eval_sets",
     "RunContext": "hvdtrain.callbacks",
     "SumMetric": "hvdtrain.backends.stateful_metrics",
     "Summary": "hvdtrain.reporting.summary",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
+    from hvdtrain.data.eval_sets import EvalSets
     from hvdtrain.jobs.evaluate import evaluate
     from hvdtrain.jobs.load import load
     from hvdtrain.jobs.train import train

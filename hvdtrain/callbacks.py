@@ -9,7 +9,7 @@ supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ class RunContext:
         task: the task.
         model: the framework's own model: a ``torch.nn.Module`` or a ``keras.Model``.
         train_data: the training data, a Dataset.
-        eval_data: the evaluation data, a Dataset, or None.
+        eval_data: the evaluation data, a Dataset, or None; of several sets the first.
+        eval_sets: all sets of the evaluation data, Datasets by name; data without a name have the name "".
         run_dir: the run directory. Only rank 0 writes into it by itself.
         steps: number of steps of the whole training.
         steps_done: steps that were done before this process started; 0 unless it resumed.
@@ -57,6 +58,7 @@ class RunContext:
     model: Any = None
     train_data: Any = None
     eval_data: Any = None
+    eval_sets: Mapping[str, Any] = field(default_factory=dict)
     run_dir: Path = Path()
     steps: int = 0
     steps_done: int = 0
@@ -118,7 +120,8 @@ class Callback:
 
         Args:
             step: the last step before the evaluation.
-            metrics: means over the evaluation data ("loss" and the task's metrics), "learning_rate" and
+            metrics: means over the evaluation data ("loss" and the task's metrics, with the name of the set
+                before them for sets other than the first: "noisy/loss"), "learning_rate" and
                 "samples_per_second", as in ``metrics.jsonl``.
         """
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from hvdtrain.metric_names import SEPARATOR
+
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")
 
@@ -14,7 +16,7 @@ class MetricGoal:
     """A metric of the evaluation and which end of it is better.
 
     Args:
-        metric: name of the metric.
+        metric: name of the metric, with that of its evaluation set unless it is the first: "noisy/loss".
         highest: whether the highest value is best, or the lowest.
     """
 
@@ -33,7 +35,7 @@ class MetricGoal:
         metric, colon, way = str(value).partition(":")
         if not metric or (colon and way not in ("min", "max")):
             raise ValueError("must be the name of a metric, or NAME:min or NAME:max")
-        highest = metric.rpartition("_")[2] not in _LOWEST_IS_BEST
+        highest = metric.rpartition(SEPARATOR)[2].rpartition("_")[2] not in _LOWEST_IS_BEST
         return cls(metric, way == "max" if colon else highest)
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
+from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
 from hvdtrain.metrics import DelayedMetrics, Window
 from hvdtrain.replicas import check_replicas
@@ -75,7 +76,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, and report it.
+    """Collective. Evaluate on the whole evaluation data, exactly, and report it: each set by itself.
 
     The model has the moving average of its weights meanwhile, if the run keeps one.
 
@@ -85,27 +86,37 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
         learning_rate: that of the last step, to be logged beside the metrics.
 
     Returns:
-        Name to mean over the evaluation samples; the same on every worker.
+        Name to mean over the samples of its set; the same on every worker. Names of sets other than the
+        first stand before those of their metrics.
     """
     backend, state = session.backend, session.state
-    window = Window()
-    session.report.status(f"evaluating at step {state.progress.step:,}")
+    total, means = Window(), dict[str, float]()
     backend.sync_batch_norm_statistics()
     with backend.ema_weights():
-        partial = None
-        with session.eval_feed(plan) as feed:
-            for batch in backend.to_device(feed):
-                partial = backend.eval_step(batch, partial)
-            skipped, _ = feed.take_notes()
-        signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
-        metrics = backend.eval_metrics(partial, signals).read()
-        check_weights("the evaluation", metrics)
-        report_skipped_samples(session, metrics.statistics.skipped_samples)
-        window.add(metrics.without_skipped_samples(), time.perf_counter())
-        state.last_eval, state.last_eval_step = window.means(), state.progress.step
+        for name, prefix in metric_prefixes(session.eval_data).items():
+            session.report.status(f"evaluating {name + ' ' if name else ''}at step {state.progress.step:,}")
+            window = _evaluate_set(session, plan, name)
+            means |= {f"{prefix}{metric}": mean for metric, mean in window.means().items()}
+            total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
+        state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
-        session.report.on_evaluation(step, state.last_eval, window.samples_per_second())
+        session.report.on_evaluation(step, state.last_eval, total.samples_per_second())
     return state.last_eval
+
+
+def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
+    """Collective. Evaluate on a set of the evaluation data; return the sums over its samples."""
+    backend, window, partial = session.backend, Window(), None
+    with session.eval_feed(plan, name) as feed:
+        for batch in backend.to_device(feed):
+            partial = backend.eval_step(batch, partial)
+        skipped, _ = feed.take_notes()
+    signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
+    metrics = backend.eval_metrics(partial, signals).read()
+    check_weights(f"the evaluation of {name!r}" if name else "the evaluation", metrics)
+    report_skipped_samples(session, metrics.statistics.skipped_samples)
+    window.add(metrics.without_skipped_samples(), time.perf_counter())
+    return window
 
 
 def save(session: Session) -> None:

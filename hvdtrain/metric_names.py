@@ -1,6 +1,6 @@
-"""Names that hvdtrain writes itself to metrics.jsonl and evaluations.jsonl: no metric can have them."""
+"""Names of metrics: those that hvdtrain writes itself, and what stands between a set and its metric."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from hvdtrain.errors import TaskError
 
@@ -12,11 +12,27 @@ _MEASURES = frozenset({"loss", "learning_rate", "samples_per_second", "data_wait
 _EVALUATION_FIELDS = frozenset(
     {"checkpoint", "averaged_weights", "task", "framework", "eval_samples", "bad_samples", "time"}
 )
+# between the name of an evaluation set and that of its metric: "noisy/accuracy"
+SEPARATOR = "/"
 RESERVED = LINE_FIELDS | _MEASURES | _EVALUATION_FIELDS
 
 
+def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the metrics of an evaluation by the names of the sets.
+
+    Args:
+        metrics: by name; those of sets other than the first begin with the name of their set.
+        sets: the names, in order; one name, which may be empty, if there is one set.
+    """
+    found: dict[str, dict[str, float]] = {name: {} for name in sets}
+    for name, value in metrics.items():
+        of_set, separator, plain = name.rpartition(SEPARATOR)
+        found.setdefault(of_set if separator else sets[0], {})[plain] = value
+    return found
+
+
 def check_metric_names(names: Iterable[str], source: str) -> None:
-    """Check that no metric would replace a number that hvdtrain writes itself.
+    """Check that no metric has the name of another number: one that hvdtrain writes, or another set's metric.
 
     Args:
         names: names of metrics.
@@ -25,6 +41,14 @@ def check_metric_names(names: Iterable[str], source: str) -> None:
     Raises:
         TaskError: naming the first such metric. The same on every worker.
     """
+    names = list(names)
+    if name := next((name for name in names if SEPARATOR in str(name)), None):
+        raise TaskError(
+            f"{source}: the name {name!r} holds {SEPARATOR!r}, which stands between an evaluation set and "
+            "its metric",
+            f"Choose another name, such as {str(name).replace(SEPARATOR, '_')!r}.",
+            everywhere=True,
+        )
     if RESERVED.isdisjoint(names):
         return
     name = next(name for name in names if name in RESERVED)

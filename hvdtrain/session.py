@@ -11,6 +11,8 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
+from hvdtrain.data.bad_samples import BadSample
+from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Order, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
@@ -20,9 +22,6 @@ from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.training_plan import Progress, TrainingPlan
-
-# what messages call the two data sets, and reader processes know them by
-TRAINING_DATA, EVALUATION_DATA = "training data", "evaluation data"
 
 
 @dataclass
@@ -51,12 +50,12 @@ class Session:
         config: the resolved config.
         backend: the framework.
         train_data: the training data, a Dataset.
-        eval_data: the evaluation data, or None.
+        eval_data: the evaluation data: a Dataset, EvalSets of them, or None.
         run_dir: the run directory.
         report: where the run shows and writes itself.
         saver: what writes checkpoints.
         readers: the processes that read samples, if there are any.
-        fingerprints: those of the data, by the task's method.
+        fingerprints: those of the data, by the names that a checkpoint knows them by.
         state: what a checkpoint keeps of the run.
         skipped: samples that could not be read.
         speeds: samples/s of every logged window of training.
@@ -141,13 +140,13 @@ class Session:
         """Read this worker's batch of the step that begins at a place; None if training ends there."""
         return _first(self._train_reader(plan, at))
 
-    def eval_feed(self, plan: TrainingPlan) -> Feed:
-        """Return this worker's shard of the evaluation data, once."""
-        return self._feed(self._eval_reader(plan))
+    def eval_feed(self, plan: TrainingPlan, name: str = "") -> Feed:
+        """Return this worker's shard of the evaluation data, or of one of their sets, once."""
+        return self._feed(self._eval_reader(plan, name), f" of the {set_words(name)}" if name else "")
 
-    def eval_batch(self, plan: TrainingPlan) -> HostBatch | None:
-        """Read this worker's first batch of the evaluation data."""
-        return _first(self._eval_reader(plan))
+    def eval_batch(self, plan: TrainingPlan, name: str = "") -> HostBatch | None:
+        """Read this worker's first batch of the evaluation data, or of one of their sets."""
+        return _first(self._eval_reader(plan, name))
 
     def _train_reader(self, plan: TrainingPlan, at: Progress) -> Reader:
         order = ShuffledOrder(self.data_size, self.config.seed)
@@ -160,19 +159,27 @@ class Session:
         )
         return self._reader(TRAINING_DATA, self.train_data, order, shard)
 
-    def _eval_reader(self, plan: TrainingPlan) -> Reader:
-        size = len(self.eval_data)
-        shard = Shard(plan.eval_batch, self.backend.workers.rank, 0, 0, size)
-        return self._reader(EVALUATION_DATA, self.eval_data, SequentialOrder(size), shard)
+    def _eval_reader(self, plan: TrainingPlan, name: str) -> Reader:
+        dataset = sets_of(self.eval_data)[name]
+        shard = Shard(plan.eval_batch, self.backend.workers.rank, 0, 0, len(dataset))
+        return self._reader(
+            set_words(name), dataset, SequentialOrder(len(dataset)), shard, is_named=bool(name)
+        )
 
-    def _reader(self, name: str, dataset: Any, order: Order, shard: Shard) -> Reader:
-        readers = self.readers or Readers({name: dataset}, skip=self.config.on_bad_sample == "skip")
-        return Reader(dataset, order, shard, readers.fetch_from(name), replaces=name == TRAINING_DATA)
+    def _reader(self, words: str, dataset: Any, order: Order, shard: Shard, is_named: bool = False) -> Reader:
+        readers = self.readers or Readers({words: dataset}, skip=self.config.on_bad_sample == "skip")
+        fetch = readers.fetch_from(words)
+        if is_named:
+            fetch = fetch_with_name(fetch, words)
+        return Reader(dataset, order, shard, fetch, replaces=words == TRAINING_DATA)
 
-    def _feed(self, reader: Reader) -> Feed:
+    def _feed(self, reader: Reader, of_set: str = "") -> Feed:
+        def note(bad: BadSample) -> None:
+            self.skipped.unreported.append(bad.describe(of_set))
+
         has_processes = self.readers is not None and self.readers.pids
         threads = self.config.read_workers if has_processes else self.config.read_threads
-        return Feed(reader, threads, on_bad_sample=lambda bad: self.skipped.unreported.append(str(bad)))
+        return Feed(reader, threads, on_bad_sample=note)
 
     def index_trace(self) -> IndexTrace:
         """Return the trace of indices that the config asks for."""
@@ -192,13 +199,14 @@ def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
     Args:
         config: the resolved config.
         train_data: the training data; None if none is read.
-        eval_data: the evaluation data, or None.
+        eval_data: the evaluation data: a Dataset, EvalSets of them, or None.
 
     Raises:
         TaskError: If a data set cannot be serialized.
     """
-    datasets = {TRAINING_DATA: train_data, EVALUATION_DATA: eval_data}
-    given = {name: dataset for name, dataset in datasets.items() if dataset is not None}
+    given = {set_words(name): dataset for name, dataset in sets_of(eval_data).items()}
+    if train_data is not None:
+        given[TRAINING_DATA] = train_data
     return Readers(given, config.read_workers, skip=config.on_bad_sample == "skip")
 
 

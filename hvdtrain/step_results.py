@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
 from hvdtrain.metrics import StepInfo, Window, is_finite
-from hvdtrain.session import TRAINING_DATA, Session
+from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above

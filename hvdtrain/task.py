@@ -100,7 +100,7 @@ class Task(Protocol):
         ...
 
     def eval_data(self) -> Any:
-        """Return the evaluation data in the same form, or None."""
+        """Return the evaluation data in the same form; several sets as ``hvdtrain.EvalSets``; or None."""
         ...
 
 

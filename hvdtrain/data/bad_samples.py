@@ -31,8 +31,9 @@ class BadSample:
     replacement_index: int
     problem: str
 
-    def __str__(self) -> str:
-        return f"sample {self.index}: {self.problem}"
+    def describe(self, of_set: str = "") -> str:
+        """Return the sample and its problem, in words; ``of_set`` follows the index."""
+        return f"sample {self.index}{of_set}: {self.problem}"
 
 
 Fetched = tuple[Arrays, list[BadSample]]

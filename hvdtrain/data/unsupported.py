@@ -10,10 +10,12 @@ _STREAM = (
 )
 # by package and class, which may be a base class: what to do
 _REMEDIES = {
+    "hvdtrain.EvalSets": "Only eval_data() returns EvalSets, as they are; a set in them is a data set.",
     "torch.DataLoader": "Give its data set (loader.dataset): hvdtrain batches, shuffles and shards it; a "
     "collate_fn is given as hvdtrain.as_dataset(data, collate=...).",
     "torch.IterableDataset": f"{_STREAM}.",
-    "datasets.DatasetDict": "It is a set of splits: return one of them, such as data['train'].",
+    "datasets.DatasetDict": "It is a set of splits: return one of them, such as data['train']. eval_data() "
+    "can return several: hvdtrain.EvalSets(validation=data['validation'], test=data['test']).",
     "datasets.IterableDatasetDict": "Load it without streaming=True and return one of its splits.",
     "datasets.IterableDataset": f"{_STREAM}: load it without streaming=True.",
     "keras.PyDataset": "Its items are batches. Give its arrays, or an object whose __getitem__ returns one "

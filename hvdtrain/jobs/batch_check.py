@@ -11,7 +11,7 @@ from hvdtrain.data.feed import Order
 from hvdtrain.data.fingerprint import differing_keys, sample_reader
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.errors import AgreementError
-from hvdtrain.jobs.data_identity import DATA, JobData, disagreement, hash_of
+from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 _SAME_SAMPLE = (
@@ -45,22 +45,23 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     ranges: dict[str, tuple[Order, int, int, int]] = {
         "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)
     }
-    if (eval_data := data.datasets.get("eval_data")) is not None:
-        count = len(eval_data)
-        ranges["eval_data"] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
+    for name, dataset in data.datasets.items():
+        if name not in ranges:
+            count = len(dataset)
+            ranges[name] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
     notes = []
-    for method, (order, first, end, batch) in ranges.items():
+    for name, (order, first, end, batch) in ranges.items():
         last = min(end, first + config.check_data * batch)
         for start in range(first, last, batch):
             indices = _indices(order, start, min(start + batch, last))
-            _check_samples(workers, method, data.datasets[method], indices, data.skip)
+            _check_samples(workers, name, data.datasets[name], indices, data.skip)
         if last > first:
-            samples = f"{last - first:,} samples of the {DATA[method]}"
+            samples = f"{last - first:,} samples of the {words_for(name)}"
             notes.append(f"check_data: {samples} are equal on all workers and at every reading")
     return notes
 
 
-def _check_samples(workers: Workers, method: str, dataset: Any, indices: Sequence[int], skip: bool) -> None:
+def _check_samples(workers: Workers, name: str, dataset: Any, indices: Sequence[int], skip: bool) -> None:
     """Collective. Check that samples are the same on all workers, and at every reading."""
     read = sample_reader(dataset, skip)
     own = [read(index) for index in indices]
@@ -73,7 +74,7 @@ def _check_samples(workers: Workers, method: str, dataset: Any, indices: Sequenc
         if found is not None:
             index, keys = found
             raise AgreementError(
-                f"every reading of sample {index} of the {DATA[method]} gives another value under "
+                f"every reading of sample {index} of the {words_for(name)} gives another value under "
                 f"{', '.join(map(repr, keys))}: found by rank {rank} ({host})",
                 _SAME_SAMPLE,
                 everywhere=True,
@@ -85,7 +86,7 @@ def _check_samples(workers: Workers, method: str, dataset: Any, indices: Sequenc
         found = [(host, digests[k]) for host, digests in gathered]
         keys = sorted({key for _, digests in found for key in differing_keys(found[0][1], digests)})
         if keys:
-            raise disagreement(method, index, keys[0], found)
+            raise disagreement(name, index, keys[0], found)
 
 
 def _indices(order: Order, first: int, last: int) -> list[int]:

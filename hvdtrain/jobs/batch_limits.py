@@ -8,6 +8,7 @@ import psutil
 
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.eval_sets import set_words, sets_of
 from hvdtrain.errors import ConfigError
 from hvdtrain.training_plan import TrainingPlan
 
@@ -50,13 +51,12 @@ def check_train_batch(config: Config, plan: TrainingPlan, dataset: Any, workers_
     _check_memory(field, plan.batch.micro_batch, dataset, workers_here, config)
 
 
-def check_eval_batch(config: Config, plan: TrainingPlan, dataset: Any, workers_here: int) -> None:
-    """Check the same of a batch of evaluation; only a size that was given is compared with the data."""
-    if dataset is None:
-        return
-    if config.eval_batch_size is not None:
-        _check_size("eval_batch_size", plan.eval_batch.global_batch, len(dataset), "evaluation data")
-    _check_memory("eval_batch_size", plan.eval_batch.micro_batch, dataset, workers_here, config)
+def check_eval_batch(config: Config, plan: TrainingPlan, eval_data: Any, workers_here: int) -> None:
+    """Check the same of a batch of evaluation, for each set; only a given size is compared with the data."""
+    for name, dataset in sets_of(eval_data).items():
+        if config.eval_batch_size is not None:
+            _check_size("eval_batch_size", plan.eval_batch.global_batch, len(dataset), set_words(name))
+        _check_memory("eval_batch_size", plan.eval_batch.micro_batch, dataset, workers_here, config)
 
 
 def _check_size(field: str, global_batch: int, data_size: int, what: str) -> None:

@@ -91,7 +91,7 @@ def _describe(
 
 def _describe_pass(one: Pass) -> Iterator[tuple[str, str]]:
     """Yield the lines of a data set: its first micro-batch on rank 0."""
-    name = one.what.removesuffix(" data")
+    name = one.what.removesuffix(" data").removeprefix("evaluation set ").strip("'")
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
     yield name, one.describe_data()
     if outputs := one.describe_outputs():

@@ -13,8 +13,8 @@ from hvdtrain.jobs.setup import JobSpec, new_task, open_data
 
 def open_checkpoint_data(
     job: JobSpec, backend: Backend, found: Checkpoint, method: str = ""
-) -> tuple[Any, str, JobData]:
-    """Collective. Make the task and open one of its data sets, with the checks of both.
+) -> tuple[Any, Any, JobData]:
+    """Collective. Make the task and open some of its data, with the checks of both.
 
     If the data are not those of the checkpoint, the training data are opened before: a task may draw
     its split when it opens them.
@@ -27,7 +27,7 @@ def open_checkpoint_data(
             "eval_data".
 
     Returns:
-        The task, the method, and the data with their fingerprint.
+        The task, the data, of several sets as EvalSets, and the data sets with their fingerprints.
 
     Raises:
         DataError: If the task has no such data.
@@ -40,7 +40,7 @@ def open_checkpoint_data(
 
 def _open(
     job: JobSpec, backend: Backend, method: str, training_first: bool = False
-) -> tuple[Any, str, JobData]:
+) -> tuple[Any, Any, JobData]:
     """Collective. Make the task and open the data, perhaps after the training data, as training does."""
     try:
         task, method, data, values = _open_alone(job, method, training_first)
@@ -55,7 +55,7 @@ def _open(
             "Give the task such data, or name other data.",
             everywhere=True,
         )
-    return task, method, identify_data(backend.workers, {method: data}, job.config)
+    return task, data, identify_data(backend.workers, {method: data}, job.config)
 
 
 def _open_alone(job: JobSpec, method: str, training_first: bool) -> tuple[Any, str, Any, dict[str, Any]]:

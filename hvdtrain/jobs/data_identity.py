@@ -8,6 +8,7 @@ from typing import Any
 from hvdtrain.agreement import Workers
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import EVALUATION_DATA, TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.fingerprint import (
     Fingerprint,
     SampleDigests,
@@ -21,7 +22,7 @@ from hvdtrain.errors import AgreementError, CheckpointError
 from hvdtrain.jobs.resume import same_task
 
 # by the task's method
-DATA = {"train_data": "training data", "eval_data": "evaluation data", "predict_data": "data to predict"}
+DATA = {"train_data": TRAINING_DATA, "eval_data": EVALUATION_DATA, "predict_data": "data to predict"}
 
 SAME_DATA = (
     "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "
@@ -30,12 +31,15 @@ SAME_DATA = (
 )
 
 
+_EVAL = "eval_data"
+
+
 @dataclass(frozen=True)
 class JobData:
     """The data of a job with their fingerprints.
 
     Attributes:
-        datasets: the data sets, by the task's method.
+        datasets: the data sets, by the keys of ``keyed``.
         fingerprints: the fingerprint of each.
         skip: whether the next readable sample replaces one that cannot be read.
         notes: what to tell the user.
@@ -45,6 +49,34 @@ class JobData:
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     skip: bool = False
     notes: tuple[str, ...] = ()
+
+    def kept_as(self, key: str) -> str:
+        """Return the name by which a checkpoint knows a data set.
+
+        The first evaluation set has none of its own: its metrics have plain names, whatever it is called.
+        """
+        sets = [key for key in self.datasets if key.partition("/")[0] == _EVAL]
+        return _EVAL if sets and key == sets[0] else key
+
+    def to_keep(self) -> dict[str, Fingerprint]:
+        """Return the fingerprints by the names of a checkpoint."""
+        return {self.kept_as(key): fingerprint for key, fingerprint in self.fingerprints.items()}
+
+
+def keyed(method: str, data: Any) -> dict[str, Any]:
+    """Return what a task's method gave as data sets by key: the method, with the name of a set after it.
+
+    Args:
+        method: a key of ``DATA``.
+        data: a Dataset, or None for no data; EvalSets of them from ``eval_data``.
+    """
+    return {f"{method}/{name}" if name else method: dataset for name, dataset in sets_of(data).items()}
+
+
+def words_for(key: str) -> str:
+    """Return what messages call a data set, by its key."""
+    method, _, name = key.partition("/")
+    return set_words(name) if name else DATA[method]
 
 
 NO_DATA = JobData()
@@ -61,32 +93,33 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
 
     Args:
         workers: the workers.
-        datasets: the data sets, of equal size on all workers, by the task's method; None for no data.
+        datasets: the data, of equal size on all workers, by the task's method; None for no data, EvalSets
+            for several sets.
         config: the resolved config.
 
     Raises:
         AgreementError: on every worker alike, with the first sample that differs.
     """
     skip = config.on_bad_sample == "skip"
-    given = {method: dataset for method, dataset in datasets.items() if dataset is not None}
-    own = {method: take_fingerprint(dataset, skip) for method, dataset in given.items()}
+    given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
+    own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
     job_data = JobData(given, own, skip)
     if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
         return job_data
     everyone = workers.allgather_object((workers.host, own))
-    if not any(_first_difference(everyone, method) for method in own):
+    if not any(_first_difference(everyone, key) for key in own):
         return job_data
-    changing = {method: changing_keys(given[method], own[method], skip) for method in own}
+    changing = {key: changing_keys(given[key], own[key], skip) for key in own}
     all_changing = [keys for _, keys in workers.allgather_object((workers.host, changing))]
     notes = []
-    for method in own:
-        keys = sorted(set().union(*(found[method] for found in all_changing)))
-        notes += [_changes_note(method, keys)] if keys else []
-        difference = _first_difference(everyone, method, keys)
+    for name in own:
+        keys = sorted(set().union(*(found[name] for found in all_changing)))
+        notes += [_changes_note(name, keys)] if keys else []
+        difference = _first_difference(everyone, name, keys)
         if difference is not None:
             index, key = difference
-            found = [(host, digests_at(prints[method], index)) for host, prints in everyone]
-            raise disagreement(method, index, key, found)
+            found = [(host, digests_at(prints[name], index)) for host, prints in everyone]
+            raise disagreement(name, index, key, found)
     return JobData(given, own, skip, tuple(notes))
 
 
@@ -106,13 +139,13 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
             ``on_changed_data`` is stop.
     """
     notes: list[str] = []
-    for method, before in found.manifest.data.items():
-        if (now := data.fingerprints.get(method)) is None:
+    for key, now in data.fingerprints.items():
+        if (before := found.manifest.data.get(data.kept_as(key))) is None:
             continue
-        change = _change(method, before, now, data, notes)
+        change = _change(key, before, now, data, notes)
         if not change:
             continue
-        problem = f"the {DATA[method]} changed since checkpoint {found.path} was made: {change}"
+        problem = f"the {words_for(key)} changed since checkpoint {found.path} was made: {change}"
         leak = "The evaluation data may now contain samples that the model was trained on."
         trained_with = found.manifest.config
         if not same_task(str(trained_with.get("task")), config.task):
@@ -129,21 +162,19 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
 
 def is_changed(before: Mapping[str, Fingerprint], data: JobData) -> bool:
     """Return whether data may differ from those with the fingerprints that a checkpoint keeps."""
-    pairs = [(before[method], now) for method, now in data.fingerprints.items() if method in before]
+    pairs = [(before[name], now) for name, now in data.to_keep().items() if name in before]
     return any(one.size != now.size or first_difference(one, now) is not None for one, now in pairs)
 
 
-def _first_difference(
-    everyone: _Gathered, method: str, ignored: Sequence[str] = ()
-) -> tuple[int, str] | None:
+def _first_difference(everyone: _Gathered, name: str, ignored: Sequence[str] = ()) -> tuple[int, str] | None:
     """Return index and key of the first sample of which a worker has another value than rank 0."""
-    first = everyone[0][1][method]
-    found = [first_difference(first, prints[method], ignored) for _, prints in everyone[1:]]
+    first = everyone[0][1][name]
+    found = [first_difference(first, prints[name], ignored) for _, prints in everyone[1:]]
     return min((difference for difference in found if difference is not None), default=None)
 
 
 def disagreement(
-    method: str, index: int, key: str, found: Sequence[tuple[str, SampleDigests]]
+    name: str, index: int, key: str, found: Sequence[tuple[str, SampleDigests]]
 ) -> AgreementError:
     """Return the error that says which workers have which value of a sample."""
     groups: list[tuple[str, list[str]]] = []  # a digest, and who has it
@@ -156,7 +187,7 @@ def disagreement(
         members.append(f"rank {rank} ({host})")
     parts = [_counted(members) for _, members in groups]
     return AgreementError(
-        f"the workers disagree before training:\n  sample {index} of the {DATA[method]} differs under "
+        f"the workers disagree before training:\n  sample {index} of the {words_for(name)} differs under "
         f"{key!r}: one value on " + ", another on ".join(parts),
         SAME_DATA,
         everywhere=True,
@@ -167,22 +198,22 @@ def _counted(members: Sequence[str]) -> str:
     return members[0] + (f" and {len(members) - 1} more" if len(members) > 1 else "")
 
 
-def _change(method: str, before: Fingerprint, now: Fingerprint, data: JobData, notes: list[str]) -> str:
+def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, notes: list[str]) -> str:
     """Return how data differ from those of a checkpoint; empty if they do not."""
     if before.size != now.size:
         return f"{before.size:,} samples then, {now.size:,} now"
     if first_difference(before, now) is None:
         return ""
-    changing = sorted(changing_keys(data.datasets[method], now, data.skip))
-    if changing and (note := _changes_note(method, changing)) not in data.notes:
+    changing = sorted(changing_keys(data.datasets[name], now, data.skip))
+    if changing and (note := _changes_note(name, changing)) not in data.notes:
         notes.append(note)
     difference = first_difference(before, now, changing)
     return f"sample {difference[0]} has another value under {difference[1]!r}" if difference else ""
 
 
-def _changes_note(method: str, keys: Sequence[str]) -> str:
+def _changes_note(name: str, keys: Sequence[str]) -> str:
     names = ", ".join(map(repr, keys))
-    return f"every reading of the {DATA[method]} gives other values under {names}, which are not compared"
+    return f"every reading of the {words_for(name)} gives other values under {names}, which are not compared"
 
 
 def _changed_remedy(seed_before: Any, seed: int) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import numpy as np
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.session import EVALUATION_DATA, TRAINING_DATA, Session
+from hvdtrain.session import Session
 from hvdtrain.task import where_raised
 
 
@@ -25,8 +27,8 @@ class Dry:
     """What a dry run found.
 
     Attributes:
-        passes: the training data's, and that of the evaluation data if there is one. Empty if training
-            is done already.
+        passes: the training data's, and those of the sets of the evaluation data. Empty if training is
+            done already.
         notes: what to tell the user, the same on every worker.
         seconds: how long it took.
     """
@@ -54,7 +56,7 @@ def dry_run(session: Session, task: Any) -> Dry:
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task))
-    errors = (find_error(one, *passes[:place]) for place, one in enumerate(passes))
+    errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
     error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one))
     notes = share_findings(session.backend.workers, error, found)
@@ -94,8 +96,9 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
     sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
         (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))
     ]
-    if session.eval_data is not None:
-        sources.append((EVALUATION_DATA, lambda: session.eval_batch(plan)))
+    sources += [
+        (set_words(name), partial(session.eval_batch, plan, name)) for name in sets_of(session.eval_data)
+    ]
     done: list[Pass] = []
     for what, read in sources:
         batch = _read(what, read)
@@ -103,7 +106,7 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
             return
         result = session.backend.dry_run(batch, training=what == TRAINING_DATA)
         done.append(Pass.of(what, batch, result, name, ignored))
-        if result.error is not None and (error := find_error(done[-1], *done[:-1])):
+        if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]
 

@@ -13,6 +13,7 @@ from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
+from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
@@ -28,8 +29,9 @@ from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
+from hvdtrain.metric_names import SEPARATOR, metrics_by_set
 from hvdtrain.paths import expand_path
-from hvdtrain.reporting.console import counted
+from hvdtrain.reporting.console import counted, describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
@@ -56,8 +58,8 @@ def evaluate(
         fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
 
     Returns:
-        Name to mean over the evaluation samples: "loss" and the task's metrics. The same on every
-        worker.
+        Name to mean over the evaluation samples: "loss" and the task's metrics, with the name of the set
+        before those of other sets than the first: "noisy/loss". The same on every worker.
 
     Raises:
         HvdtrainError: as ``hvdtrain.train`` raises them.
@@ -109,31 +111,35 @@ def evaluate_checkpoint(
 
 @dataclass(frozen=True)
 class _Done:
-    """An evaluation that was done."""
+    """An evaluation that was done; ``sizes`` has the samples of each set by its name."""
 
     checkpoint: Checkpoint
     is_ema: bool
     config: Config
     metrics: dict[str, float]
     workers: int
-    samples: int
+    sizes: Mapping[str, int]
     seconds: float
     bad_samples: int = 0
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        means = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
         step = self.checkpoint.manifest.step
         weights = "EMA weights, " if self.is_ema else ""
+        lines = []
+        for name, means in metrics_by_set(self.metrics, list(self.sizes)).items():
+            shown = f"{name}  {describe_means(means)}" if name else describe_means(means)
+            lines.append(f"eval  {shown}  ({counted(self.sizes[name], 'sample')}")
         return (
-            f"eval  {means}  ({counted(self.samples, 'sample')} of {self.config.task}, "
+            ")\n".join(lines) + f" of {self.config.task}, "
             f"{counted(self.workers, 'worker')}, {self.config.framework}, "
             f"{weights}step {step:,}: {self.checkpoint.path}"
             + (f"; {counted(self.bad_samples, 'sample')} could not be read)" if self.bad_samples else ")")
         )
 
     def as_dict(self) -> Mapping[str, Any]:
-        manifest = self.checkpoint.manifest
+        manifest, (size, *_) = self.checkpoint.manifest, self.sizes.values()
+        others = [f"{name}{SEPARATOR}eval_samples" for name in self.sizes][1:]
         return {
             "checkpoint": str(self.checkpoint.path),
             "step": manifest.step,
@@ -144,7 +150,8 @@ class _Done:
             "task": self.config.task,
             "framework": self.config.framework,
             "workers": self.workers,
-            "eval_samples": self.samples,
+            "eval_samples": size,
+            **dict(zip(others, list(self.sizes.values())[1:], strict=True)),
             **({"bad_samples": self.bad_samples} if self.bad_samples else {}),
             "seconds": round(self.seconds, 4),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -154,8 +161,7 @@ class _Done:
 def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
-    task, method, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
-    data = identity.datasets[method]
+    task, data, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
@@ -169,9 +175,9 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     except Exception as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
-    size, bad = len(data), session.skipped.count
-    all_notes = (*identity.notes, *notes)
-    return _Done(found, is_ema, job.config, metrics, backend.workers.size, size, seconds, bad, all_notes)
+    sizes = {name: len(dataset) for name, dataset in sets_of(data).items()}
+    all_notes, bad = (*identity.notes, *notes), session.skipped.count
+    return _Done(found, is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, all_notes)
 
 
 def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data: Any) -> Session:

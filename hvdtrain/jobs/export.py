@@ -17,6 +17,7 @@ from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, Exported
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
@@ -129,7 +130,8 @@ def _open(
         The checkpoint, whether the moving average of its weights was taken, and batches of real samples.
     """
     task = new_task(job)
-    data, _ = open_data(task, job.config, "eval_data")
+    opened, _ = open_data(task, job.config, "eval_data")
+    data = first_set(opened)
     if data is None:
         data, _ = open_data(task, job.config, "train_data")
     if data is None:

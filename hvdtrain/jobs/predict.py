@@ -21,7 +21,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
-from hvdtrain.jobs.data_identity import DATA
+from hvdtrain.jobs.data_identity import words_for
 from hvdtrain.jobs.evaluate import evaluation_session, load_verified
 from hvdtrain.jobs.export import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.prediction_files import PredictionFile, Rows, check_suffix, prediction_file
@@ -121,12 +121,12 @@ def _predict(
     """
     output, split = wanted
     handshake(job, backend)
-    task, method, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
-    data = identity.datasets[method]
+    task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
+    name, data = next(iter(identity.datasets.items()))  # of several sets, the first
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
-    done = _Done(found, is_ema, output, DATA[method], notes=(*identity.notes, *notes))
+    done = _Done(found, is_ema, output, words_for(name), notes=(*identity.notes, *notes))
     try:
         with _opened(backend, output, len(data)) as file, backend.ema_weights():
             for part in _parts(session, job, done):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import hvdtrain
 from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.plateau import PlateauState
@@ -51,6 +52,7 @@ def describe_plan(
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
         "data": found or _data(session),
+        "evaluation": _eval_sets(session),
         "batch": _batch(config, plan),
         "batch norm": _batch_norm(session, model, plan),
         "length": _length(session, plan),
@@ -111,10 +113,21 @@ def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
 
 
 def _data(session: Session) -> str:
-    evaluation = f", {len(session.eval_data):,} to evaluate" if session.eval_data is not None else ""
+    sets = sets_of(session.eval_data)
+    evaluation = f", {len(sets['']):,} to evaluate" if "" in sets else ""  # a line of its own has named ones
     readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
     return f"{counted(session.data_size, 'sample')} to train{evaluation}{read}"
+
+
+def _eval_sets(session: Session) -> str:
+    """Return the named sets of evaluation data with their sizes; empty if they have no names."""
+    sets = sets_of(session.eval_data)
+    if "" in sets or not sets:
+        return ""
+    sizes = [f"{name} ({counted(len(dataset), 'sample')})" for name, dataset in sets.items()]
+    first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
+    return f"{', '.join(sizes)}{first}"
 
 
 def _batch(config: Config, plan: TrainingPlan) -> str:

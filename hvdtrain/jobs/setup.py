@@ -14,8 +14,7 @@ from hvdtrain.backends.model_call import describe_columns
 from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
-from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.datasets import as_dataset, signature
+from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.horovod_build import installed_build, require_horovod
@@ -25,11 +24,21 @@ from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, s
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
 from hvdtrain.jobs.capabilities import check_capabilities
-from hvdtrain.jobs.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data
+from hvdtrain.jobs.data_identity import (
+    DATA,
+    NO_DATA,
+    SAME_DATA,
+    JobData,
+    identify_data,
+    keyed,
+    words_for,
+)
+from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
 from hvdtrain.jobs.host_watch import Watching, watch_hosts
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
+from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
@@ -66,7 +75,7 @@ class TaskData:
     Attributes:
         task: the task.
         train_data: the training data, a Dataset.
-        eval_data: the evaluation data, or None.
+        eval_data: the evaluation data: a Dataset, EvalSets of them, or None.
         common_values: what of the data must be equal on all workers.
         identity: the data with their fingerprints, once the workers have compared them.
         notes: what to tell the user of the data.
@@ -202,9 +211,13 @@ def open_task_data(job: JobSpec) -> TaskData:
     )
 
 
-def _notes_on_data(dataset: Any, method: str) -> list[str]:
-    """Return what a data set has to tell the user."""
-    return [f"{DATA[method]}: {note}" for note in getattr(dataset, "notes", ())]
+def _notes_on_data(data: Any, method: str) -> list[str]:
+    """Return what data sets have to tell the user."""
+    return [
+        f"{words_for(key)}: {note}"
+        for key, dataset in keyed(method, data).items()
+        for note in getattr(dataset, "notes", ())
+    ]
 
 
 def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -216,23 +229,19 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         method: a key of ``DATA``.
 
     Returns:
-        The data set, or None if the task has none, and what of it must be equal on all workers.
+        The data set, or None if the task has none, and what of it must be equal on all workers. Of several
+        sets, EvalSets of data sets.
 
     Raises:
         DataError: If it cannot be used.
         TaskError: If the task's method fails.
     """
-    what = DATA[method]
     seed_generators(config.seed, method)
     try:
         source = getattr(task, method)()
         if source is None:
-            return None, {f"size of the {what}": 0}
-        dataset = as_dataset(source, collate=getattr(task, "collate", None))
-        first = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
-        kinds = signature(dataset, what, lambda indices: first(indices)[0])
-        values = {f"{key} of the {what}": kind for key, kind in kinds.items()}
-        return dataset, {f"size of the {what}": len(dataset), **values}
+            return None, {f"size of the {DATA[method]}": 0}
+        return open_sets(source, getattr(task, "collate", None), config, method)
     except HvdtrainError:
         raise
     except Exception as error:
@@ -327,13 +336,20 @@ def _check_metric(field: str, metric: str, config: Config, task_data: TaskData, 
     known = ["loss", *getattr(task_data.task, "metrics", {})]
     if config.framework == "tf":  # if the model adds losses, which is known when it is called
         known.append(REGULARIZATION_LOSS)
-    own_loss = hasattr(
-        task_data.task, FRAMEWORKS[config.framework].loss_method
-    )  # names its metrics when it is called
-    if not own_loss and metric not in known:
-        raise ConfigError(
-            f"{field}: there is no metric {metric!r}", f"The task has {', '.join(known)}.", everywhere=True
+    # an own loss names its metrics when it is called
+    own_loss = hasattr(task_data.task, FRAMEWORKS[config.framework].loss_method)
+    set_name, separator, plain = metric.rpartition(SEPARATOR)
+    prefixes = metric_prefixes(task_data.eval_data).values()
+    if f"{set_name}{separator}" in prefixes and (own_loss or plain in known):
+        return
+    remedy = [] if own_loss else [f"The task has {', '.join(known)}."]
+    if others := [prefix for prefix in prefixes if prefix]:
+        remedy.append(
+            f"Metrics of the first set have plain names, those of the others begin with {', '.join(others)}."
         )
+    elif own_loss:
+        remedy.append(f"Names of metrics hold no {SEPARATOR!r}: the evaluation data are one set.")
+    raise ConfigError(f"{field}: there is no metric {metric!r}", " ".join(remedy), everywhere=True)
 
 
 def _common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:

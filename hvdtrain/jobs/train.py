@@ -17,6 +17,7 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config, Layer
+from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
     HvdtrainError,
@@ -178,7 +179,8 @@ def _entered(
             task=task_data.task,
             model=backend.model,
             train_data=task_data.train_data,
-            eval_data=task_data.eval_data,
+            eval_data=first_set(task_data.eval_data),
+            eval_sets=sets_of(task_data.eval_data),
         )
         report, run_dir = open_run(config, backend.workers, point.resumed_step, callbacks, context, lock=lock)
         session.report, session.run_dir = report, run_dir
@@ -213,7 +215,7 @@ def new_session(
         report=SilentReport(),
         run_dir=Path(config.run_dir or ""),
         readers=readers,
-        fingerprints=task_data.identity.fingerprints,
+        fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.metric_names import metrics_by_set
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.summary import Summary
 
@@ -33,6 +34,7 @@ class Console(Callback):
     def __init__(self, console: "rich.console.Console", run_dir: Path) -> None:
         self._console = console
         self._run_dir = run_dir
+        self._sets = [""]
         self._progress = _Bar(console) if console.is_terminal else _Lines(console)
 
     def say(self, text: str) -> None:
@@ -49,6 +51,7 @@ class Console(Callback):
 
     def on_start(self, context: RunContext) -> None:
         """Begin to show progress."""
+        self._sets = list(context.eval_sets) or [""]
         self._progress.start(context.steps, context.steps_done)
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
@@ -60,10 +63,11 @@ class Console(Callback):
         self._progress.show(step, values)
 
     def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
-        """Show an evaluation as a line of its own."""
+        """Show an evaluation as a line of its own; one for each set."""
         means = {name: value for name, value in metrics.items() if name not in _RATES}
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-        self.say(f"eval  step {step.step:>6,}  epoch {step.epoch:6.2f}  {shown}")
+        for name, of_set in metrics_by_set(means, self._sets).items():
+            shown = f"{name}  {describe_means(of_set)}" if name else describe_means(of_set)
+            self.say(f"eval  step {step.step:>6,}  epoch {step.epoch:6.2f}  {shown}")
 
     def on_end(self, summary: Summary) -> None:
         """Show how training ended."""
@@ -195,6 +199,11 @@ def _values_column() -> Any:
             return Text(task.fields["values"], no_wrap=True, overflow="ellipsis")
 
     return Values()
+
+
+def describe_means(means: Mapping[str, float]) -> str:
+    """Return metrics as text: "loss 0.1234  accuracy 0.9000"."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in means.items())
 
 
 def counted(number: float, noun: str) -> str:
