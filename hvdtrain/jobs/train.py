@@ -387,4 +387,5 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
         save_error=failures[-1] if failures else None,
         error=problem,
         stopped_early=session.stopped_early or None,
+        eval_sets=[name for name in sets_of(session.eval_data) if name],
     )

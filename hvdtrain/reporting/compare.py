@@ -21,7 +21,7 @@ _MAX_SHOWN = 1000  # characters of a line
 _TAIL_BYTES = 1_000_000  # of metrics.jsonl
 # facts of a run: those that are equal in all runs are shown once, below the table, and the short ones of
 # the others are columns
-_FACTS = ("framework", "task", "status", "workers", "steps")
+_FACTS = ("framework", "task", "status", "workers", "steps", "eval sets")
 _COLUMNS = ("framework", "status")
 # fields of the config that are not shown as differences: facts, and where a run starts from
 _NOT_COMPARED = {"framework", "task", "epochs", "steps"}
@@ -155,6 +155,8 @@ def _read(path: Path) -> _Run:
     except (OSError, ValueError, RecursionError) as error:
         return _from_log(path, from_config, fields, f"cannot read summary.json: {error}")
     facts = from_config | {name: _value(summary[name]) for name in _FACTS if name in summary}
+    if isinstance(sets := summary.get("eval_sets"), list):
+        facts["eval sets"] = _plain(", ".join(map(str, sets)))
     metrics = {name: _number(value, ".4f") for name, value in summary["final"].items()}
     speeds = {
         "seconds": _number(summary.get("seconds"), ".1f"),

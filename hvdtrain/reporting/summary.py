@@ -1,6 +1,6 @@
 """How a run ended."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -26,6 +26,8 @@ class Summary:
         save_error: why, the last time.
         error: what went wrong, if something did.
         stopped_early: why training ended before its length, where early stopping ended it.
+        eval_sets: names of the sets of evaluation data, the one whose metrics have plain names first; empty
+            where the data have no names.
     """
 
     status: str
@@ -45,8 +47,9 @@ class Summary:
     save_error: str | None = None
     error: str | None = None
     stopped_early: str | None = None
+    eval_sets: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready values; what went wrong, or ended it early, only where something did."""
-        rare = ("error", "bad_samples", "failed_saves", "save_error", "stopped_early")
+        """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is."""
+        rare = ("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets")
         return {name: value for name, value in asdict(self).items() if name not in rare or value}

@@ -17,6 +17,7 @@ LEFT_OUT = (
     r"test_dry_run\.py::.*\[tf(-|\])",
     r"test_evaluate\.py::test_a_worker_that_lacks",
     r"test_evaluation_metrics\.py::.*(\[tf(-[13])?\]|-3\])",
+    r"test_eval_sets\.py::.*(\[tf-|-3\])",
     r"test_export\.py::test_several_workers",
     r"test_export\.py::test_a_program_takes.*\[tf-",
     r"test_fine_tuning\.py::.*tf-torch",

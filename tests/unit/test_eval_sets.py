@@ -1,0 +1,388 @@
+"""Several evaluation sets by name: which names, which numbers, and which set a message means."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.fakes import FakeBackend, dataset, make_loop_session, on_every_rank, one_worker
+from support.numpy_backend import NumpyDigits
+from support.watching import Watched, records, step_info
+
+import hvdtrain
+from hvdtrain import EvalSets, loop, metrics
+from hvdtrain.agreement import assert_consistent
+from hvdtrain.config import Config
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.eval_sets import check_not_bare_sets, name_the_set
+from hvdtrain.errors import (
+    AgreementError,
+    BadSampleError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TaskError,
+)
+from hvdtrain.jobs.batch_limits import check_eval_batch
+from hvdtrain.jobs.data_identity import identify_data
+from hvdtrain.jobs.data_sets import open_sets
+from hvdtrain.loop import run
+from hvdtrain.metric_names import RESERVED, check_metric_names
+from hvdtrain.reporting import compare
+from hvdtrain.task import RaisedInReader, where_raised
+from hvdtrain.training_plan import TrainingPlan
+
+ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
+
+
+class Items:
+    """A data set that is indexed."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> object:
+        return np.zeros(2), 1
+
+
+def test_sets_have_an_order_and_can_be_keywords():
+    assert list(EvalSets({"b": 1}, a=2)) == list(EvalSets(b=1, a=2)) == ["b", "a"]
+    assert hvdtrain.EvalSets(sets=1)["sets"] == 1
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ä", "a\n", 3, None, *sorted(RESERVED)])
+def test_a_name_that_is_not_allowed_is_refused(name):
+    with pytest.raises(DataError, match="EvalSets: "):
+        EvalSets({"good": ARRAYS, name: ARRAYS})
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "said"),
+    [
+        ({"a": 1}, {"a": 2}, "the name 'a' is given twice"),
+        (None, {}, "EvalSets holds no data set"),
+        ({}, {}, "EvalSets holds no data set"),
+        ([1, 2], {}, "takes a mapping of names to data sets, found a list"),
+    ],
+)
+def test_what_is_no_mapping_of_distinct_names_is_refused(given, named, said):
+    with pytest.raises(DataError, match=said):
+        EvalSets(given, **named)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"validation": Items(), "noisy": Items()},
+        {"validation": ARRAYS, "noisy": ARRAYS},
+        [Items(), Items()],
+        (Items(), Items()),
+    ],
+    ids=["data sets", "arrays", "list", "tuple"],
+)
+def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
+    with pytest.raises(DataError, match=r"of 2 data sets(.|\n)*Return hvdtrain\.EvalSets\("):
+        check_not_bare_sets(source, collates=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ARRAYS,
+        {"inputs": {"a": np.zeros(3), "targets": np.zeros(3)}, "targets": {"label": np.zeros(3)}},
+        (np.zeros((3, 2)), np.zeros(3)),
+        ([1, 2], [3, 4]),
+        [{"inputs": 1, "targets": 2}, {"inputs": 1, "targets": 2}],
+        [([1], 2), ([1], 2)],
+        Items(),
+        EvalSets(a=Items(), b=Items()),
+    ],
+)
+def test_one_data_set_is_taken_as_before(source):
+    check_not_bare_sets(source, collates=False)
+    check_not_bare_sets([Items(), Items()], collates=True)  # samples of a kind that collate knows
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_eval_sets_are_no_data_set(nested):
+    with pytest.raises(DataError, match="Only eval_data"):
+        hvdtrain.as_dataset(EvalSets(a=EvalSets(b=ARRAYS))["a"] if nested else EvalSets(a=ARRAYS))
+
+
+def test_a_metric_with_the_separator_is_refused():
+    with pytest.raises(TaskError, match=r"the name 'noisy/f1' holds '/'(.|\n)*'noisy_f1'"):
+        check_metric_names(iter(["f1", "noisy/f1"]), "the task's metrics")
+
+
+SETS = {"validation": dataset(7), "noisy": dataset(5)}
+
+
+def session_of(tmp_path, sets=None, **fields):
+    session = make_loop_session(tmp_path, **fields)
+    session.eval_data = EvalSets(sets or SETS)
+    return session
+
+
+@pytest.mark.parametrize("read_workers", [0, 1])
+def test_each_set_has_its_own_exact_mean_and_the_first_plain_names(tmp_path, read_workers):
+    session = session_of(tmp_path, eval_every=None, read_workers=read_workers)
+    with loop_readers(session):
+        run(session)
+    assert session.report.evaluations == [(5, {"loss": 3.0, "noisy/loss": 2.0})]
+    assert session.state.last_eval == {"loss": 3.0, "noisy/loss": 2.0}
+    assert session.manifest().metrics == {"loss": 3.0, "noisy/loss": 2.0}
+
+
+def loop_readers(session):
+    from hvdtrain.session import readers_for
+
+    session.readers = readers_for(session.config, session.train_data, session.eval_data)
+    return session.readers
+
+
+def test_statistics_are_averaged_once_for_all_sets(tmp_path):
+    session = session_of(tmp_path)
+    loop.evaluate(session, session.plan())
+    assert session.backend.calls.count("average") == 1
+
+
+def test_the_throughput_is_that_of_all_sets(tmp_path, monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    clock = SimpleNamespace(perf_counter=lambda: now.seconds)
+    for module in (loop, metrics):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(metrics.Window, "__init__", _window_started_now(metrics.Window.__init__, now))
+
+    class Slow(FakeBackend):
+        def eval_step(self, batch, partial=None):
+            now.seconds += 1.0  # 4 batches: two of each set
+            return super().eval_step(batch, partial)
+
+    session = session_of(tmp_path, backend=Slow(one_worker()))
+    speeds = []
+    session.report.on_evaluation = lambda step, means, speed: speeds.append(speed)
+    loop.evaluate(session, session.plan())
+    assert speeds == [(7 + 5) / 4]
+
+
+def _window_started_now(init, now):
+    def start(self, *args, **kwargs):
+        init(self, *args, **{"started_seconds": now.seconds, **kwargs})
+
+    return start
+
+
+def test_the_metric_of_a_set_decides_which_checkpoint_is_best_and_when_to_stop(tmp_path):
+    losses = [5.0, 3.0, 1.0, 4.0, 0.5, 3.5]  # of validation and noisy in turn: noisy gets worse
+    backend = FakeBackend(one_worker(), eval_losses=losses)
+    session = session_of(
+        tmp_path, backend=backend, eval_every=1, keep_best="noisy/loss", early_stopping="noisy/loss",
+        early_stopping_patience=2, save_every=100,
+    )  # fmt: skip
+    run(session)
+    assert session.state.best_value == 3.0
+    assert session.stopped_early == (
+        "stopped early at step 3: noisy/loss has not improved for 2 evaluations (best 3 at step 1)"
+    )
+
+
+class Unreadable:
+    """A data set in which a sample cannot be read, for a reason of files or of code."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict:
+        if index == 4:
+            raise self.error
+        return {"inputs": np.float32(index), "targets": index}
+
+
+def test_a_skipped_sample_is_named_with_its_set(tmp_path):
+    sets = {name: Unreadable(BadSampleError("cut off")) for name in ("validation", "noisy")}
+    session = session_of(tmp_path, sets, on_bad_sample="skip")
+    assert loop.evaluate(session, session.plan()) == {"loss": 11 / 5, "noisy/loss": 11 / 5}
+    assert session.report.notes == [
+        f"skipped sample 4 of the evaluation set '{name}': cut off" for name in ("validation", "noisy")
+    ]
+    assert session.skipped.count == 2
+
+
+def test_an_error_of_reading_names_the_set(tmp_path):
+    bad = session_of(tmp_path, {"validation": dataset(6), "noisy": Unreadable(BadSampleError("cut off"))})
+    with pytest.raises(BadSampleError, match=r"^evaluation set 'noisy': cut off$"):
+        loop.evaluate(bad, bad.plan())
+    raised = session_of(tmp_path, {"validation": dataset(6), "noisy": Unreadable(ValueError("no"))})
+    with pytest.raises(ValueError, match="no") as caught:
+        loop.evaluate(raised, raised.plan())
+    assert caught.value.__notes__ == ["sample 4 of the evaluation set 'noisy'"]
+
+
+def test_an_error_of_a_reader_process_names_the_set():
+    error = RaisedInReader("data.py, line 3: KeyError: 'x' (sample 4)", "")
+    name_the_set(error, "evaluation set 'noisy'")
+    assert where_raised(error) == "data.py, line 3: KeyError: 'x' (sample 4) (of the evaluation set 'noisy')"
+
+
+def differing(workers) -> None:
+    names = ["validation", ("noisy", "shifted")[workers.rank]]
+    _, values = open_sets(
+        EvalSets(dict.fromkeys(names, ARRAYS)), None, Config(framework="torch", epochs=1), "eval_data"
+    )
+    assert_consistent(workers, values)
+
+
+def test_workers_with_other_sets_are_refused_with_the_names():
+    for error in on_every_rank(["a", "b"], differing):
+        assert isinstance(error, AgreementError)
+        assert (
+            "names of the evaluation sets: 'validation, noisy' on rank 0 (a), 'validation, shifted'"
+            in str(error)
+        )
+
+
+def test_a_sample_that_differs_between_workers_is_named_with_its_set():
+    def identify(workers):
+        other = {"inputs": np.full(3, workers.rank, np.float32), "targets": np.zeros(3)}
+        sets = EvalSets(validation=as_dataset(ARRAYS), noisy=as_dataset(other))
+        return identify_data(workers, {"eval_data": sets}, Config(framework="torch", epochs=1))
+
+    for error in on_every_rank(["a", "b"], identify):
+        assert isinstance(error, AgreementError)
+        assert "sample 0 of the evaluation set 'noisy' differs under 'inputs'" in error.problem
+
+
+def test_the_batch_of_each_set_is_limited():
+    config = Config(framework="torch", epochs=1, eval_batch_size=70_000)
+    plan, large = TrainingPlan.of(config, 1, 100), dataset(1000)
+    check_eval_batch(config, plan, EvalSets(a=large, b=large), 1)
+    with pytest.raises(ConfigError, match=r"times the evaluation set 'b' \(size 3\)"):
+        check_eval_batch(config, plan, EvalSets(a=large, b=dataset(3)), 1)
+
+
+def test_the_console_has_a_line_for_each_set(tmp_path):
+    watched = Watched(tmp_path, eval_sets={"validation": None, "noisy": None})
+    watched.report.on_start(4, 0)
+    watched.report.on_evaluation(step_info(2), {"loss": 0.5, "f1": 1.0, "noisy/loss": 0.75}, 100.0)
+    assert watched.lines == [
+        "eval  step      2  epoch   0.50  validation  loss 0.5000  f1 1.0000",
+        "eval  step      2  epoch   0.50  noisy  loss 0.7500",
+    ]
+    watched.report.close()
+
+
+class Sets(NumpyDigits):
+    """Digits with a second set; its parts can be changed by the class of a test."""
+
+    columns, extra, first = 8, 0.0, "validation"
+
+    def eval_data(self):
+        own = super().eval_data()
+        found = own.batch(np.arange(40))
+        noisy = found["inputs"][:, :, : self.columns] + np.float32(self.extra)
+        return EvalSets({self.first: own, "noisy": (noisy, found["targets"])})
+
+
+class Second(Sets):
+    """Its second set alone."""
+
+    def eval_data(self):
+        return super().eval_data()["noisy"]
+
+
+def test_a_whole_job_logs_both_sets_as_they_would_be_alone(train, tmp_path, capsys):
+    summary = train(Sets, steps=20, eval_every=10, keep_best="noisy/accuracy")
+    said = capsys.readouterr().out
+    alone = train(Second, steps=20, eval_every=10, run_dir="alone")
+    plain = train(steps=20, eval_every=10, run_dir="plain")
+    assert summary.final == {**plain.final, **{f"noisy/{key}": value for key, value in alone.final.items()}}
+    last = [line for line in records(tmp_path / "run") if line["phase"] == "eval"][-1]
+    assert {name: last[name] for name in summary.final} == summary.final
+    assert "evaluation     validation (359 samples), noisy (40 samples)" in said
+    assert "to evaluate" not in said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval_sets"] == ["validation", "noisy"]
+    assert "eval_sets" not in json.loads((tmp_path / "plain" / "summary.json").read_text())
+    compare.print_table([tmp_path / "run", tmp_path / "plain"])
+    shown = capsys.readouterr().out
+    assert "noisy/accuracy" in shown
+    assert "eval sets validation, noisy" in shown
+
+
+def variant(**members: object) -> type:
+    """Return ``Sets`` with other members, under the same name."""
+    return type("Sets", (Sets,), members)
+
+
+def test_resuming_says_which_set_changed(train):
+    train(Sets, steps=4, lr_schedule="constant")
+    with pytest.raises(CheckpointError, match=r"^the evaluation set 'noisy' changed since .*sample 0 has"):
+        train(variant(extra=1.0), steps=8, lr_schedule="constant", resume="auto")
+    # the first set has plain names in metrics, whatever it is called
+    assert train(variant(first="main"), steps=8, lr_schedule="constant", resume="auto").steps == 8
+
+
+def test_the_order_of_the_sets_is_part_of_the_data(train):
+    train(Sets, steps=4, lr_schedule="constant")
+
+    def reversed_sets(self):
+        return EvalSets(dict(reversed(list(Sets.eval_data(self).items()))))
+
+    with pytest.raises(CheckpointError, match="the evaluation set 'noisy' changed since"):
+        train(variant(eval_data=reversed_sets), steps=8, lr_schedule="constant", resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "said"),
+    [
+        ({"columns": 6}, TaskError, "the first batch of the evaluation set 'noisy' fails"),
+        ({"eval_data": lambda self: EvalSets(a=ARRAYS, b=[])}, DataError, "the evaluation set 'b' is empty"),
+        ({"eval_data": lambda self: EvalSets(a=None)}, DataError, "evaluation set 'a': data must be arrays"),
+        (
+            {"eval_data": lambda self: EvalSets(a=Unreadable(ValueError("no")), b=3)},
+            DataError,
+            "evaluation set 'b': data must be arrays",
+        ),
+        (
+            {"train_data": lambda self: EvalSets(a=ARRAYS)},
+            DataError,
+            "found hvdtrain.data.eval_sets.EvalSets",
+        ),
+        ({"eval_data": lambda self: [Items(), Items()]}, DataError, "a list of 2 data sets"),
+    ],
+    ids=["dry run", "empty", "none", "second", "training", "list"],
+)
+def test_a_set_that_cannot_be_used_is_named_before_training(train, tmp_path, members, error, said):
+    with pytest.raises(error) as caught:
+        train(variant(**members), steps=2)
+    assert said in caught.value.problem
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("metric", ["clean/accuracy", "validation/accuracy", "noisy/f1"])
+def test_a_metric_of_no_set_is_refused_with_those_that_there_are(train, metric):
+    with pytest.raises(ConfigError, match=f"keep_best: there is no metric '{metric}'") as caught:
+        train(Sets, steps=2, keep_best=metric)
+    assert caught.value.remedy == (
+        "The task has loss, accuracy. Metrics of the first set have plain names, those of the others begin "
+        "with noisy/."
+    )
+
+
+def test_check_data_compares_every_set(train, capsys):
+    train(Sets, steps=1, check_data=1)
+    said = capsys.readouterr().out
+    for words in ("training data", "evaluation set 'validation'", "evaluation set 'noisy'"):
+        assert f"samples of the {words} are equal on all workers" in said
+
+
+def test_a_callback_gets_the_sets_by_name(train):
+    seen = []
+    callback = SimpleNamespace(
+        on_start=lambda context: seen.append((len(context.eval_data), list(context.eval_sets))),
+        on_evaluation=lambda step, values: seen.append(sorted(set(values) & {"loss", "noisy/loss"})),
+    )
+    train(Sets, steps=1, callbacks=[callback])
+    assert seen == [(359, ["validation", "noisy"]), ["loss", "noisy/loss"]]
