@@ -1,7 +1,7 @@
 """Several evaluation data sets by name, and what the sets and their metrics are called."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,8 +122,10 @@ def _bare_sets_error(source: Any, count: int) -> DataError:
 def _is_data_set(part: Any) -> bool:
     """Return whether an object can be a data set, and no array or sample."""
     if is_frame(part):
+        return any(name in TARGETS for name in part.columns)
+    if hasattr(part, "column_names"):  # of Hugging Face, which has a shape too
         return True
-    is_plain = isinstance(part, list | tuple | str | bytes | Mapping) or hasattr(part, "shape")
+    is_plain = isinstance(part, Sequence | Mapping) or hasattr(part, "shape") or hasattr(part, "__array__")
     return not is_plain and hasattr(part, "__len__") and hasattr(part, "__getitem__")
 
 

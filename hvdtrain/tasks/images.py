@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Transform
+from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.images.dataset import ImageData, Normalisation, measure
 from hvdtrain.data.images.finding import FORMS, find
 from hvdtrain.data.images.sources import Found, ImageSource, count_classes
@@ -91,8 +92,8 @@ class Images:
         """Return a description of the images that were found."""
         height, width = self._size
         grey = "" if self._found.train.channels == 3 else " grey"
-        evaluated = self.eval_data()
-        to_evaluate = f", {len(evaluated):,} to evaluate" if evaluated is not None else ""
+        evaluated = first_set(self.eval_data())  # a subclass may return other data, or several sets
+        to_evaluate = f", {len(evaluated):,} to evaluate" if isinstance(evaluated, ImageData) else ""
         mean, std = (
             ", ".join(f"{value:.4g}" for value in values)
             for values in (self._normalisation.mean, self._normalisation.std)

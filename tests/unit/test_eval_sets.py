@@ -1,6 +1,7 @@
 """Several evaluation sets by name: which names, which numbers, and which set a message means."""
 
 import json
+from array import array
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +34,9 @@ from hvdtrain.task import RaisedInReader, where_raised
 from hvdtrain.training_plan import TrainingPlan
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
+
+
+COLUMNS = {"inputs": [1.0, 2.0], "label": [0, 1]}
 
 
 class Items:
@@ -94,6 +98,7 @@ def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
         ([1, 2], [3, 4]),
         [{"inputs": 1, "targets": 2}, {"inputs": 1, "targets": 2}],
         [([1], 2), ([1], 2)],
+        {"x": range(3), "y": array("f", [1, 2, 3])},
         Items(),
         EvalSets(a=Items(), b=Items()),
     ],
@@ -101,6 +106,15 @@ def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
 def test_one_data_set_is_taken_as_before(source):
     check_not_bare_sets(source, collates=False)
     check_not_bare_sets([Items(), Items()], collates=True)  # samples of a kind that collate knows
+
+
+def test_data_sets_of_other_packages_in_a_dict_are_refused_and_columns_are_not():
+    hugging_face = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
+    frame = pytest.importorskip("pandas").DataFrame(COLUMNS)
+    for one in (hugging_face, frame):
+        with pytest.raises(DataError, match="a dict of 2 data sets"):
+            check_not_bare_sets({"validation": one, "noisy": one}, collates=False)
+    check_not_bare_sets({"x": frame[["inputs"]], "y": frame[["inputs"]]}, collates=False)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -11,6 +11,7 @@ from PIL import Image
 from support.documents import ROOT
 from support.image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
 
+from hvdtrain import EvalSets
 from hvdtrain.data.datasets import fetch, signature
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import BadSampleError
@@ -69,6 +70,15 @@ def test_cifars_batches_follow_each_other(tmp_path):
         f"200 images 32x32 in 10 classes, 20 to evaluate (CIFAR-10 batches in {tmp_path}); "
         "mean 0, 0, 0, std 0.003922, 0.003922, 0.003922"
     )
+
+
+def test_the_first_of_several_sets_of_a_subclass_is_counted(tmp_path):
+    class Twice(Images):
+        def eval_data(self):
+            return EvalSets(own=super().eval_data(), other=(IMAGES, LABELS))
+
+    task = Twice(path=write("idx", tmp_path, IMAGES, LABELS), eval_fraction=0.1)
+    assert "180 grey images 8x8 in 10 classes, 20 to evaluate (" in task.describe()
 
 
 def test_parts_that_lie_apart_are_used_so(tmp_path):
