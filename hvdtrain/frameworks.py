@@ -10,7 +10,7 @@ ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
     "compression",
 )
 EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
-PARAMETER_GROUPS = "parameter_groups"
+PARAMETER_GROUPS, OWN_STEP = "parameter_groups", "own_step"
 ALL_CAPABILITIES = frozenset(
     {
         EXPORT,
@@ -23,6 +23,7 @@ ALL_CAPABILITIES = frozenset(
         LARGE_BATCH,
         LABEL_SMOOTHING,
         PARAMETER_GROUPS,
+        OWN_STEP,
     }
 )
 
@@ -60,11 +61,27 @@ class Framework:
         """The task's optional method that makes an optimizer."""
         return f"{self.flag}_optimizer"
 
+    @property
+    def optimizers_method(self) -> str:
+        """The task's optional method that makes several optimizers, by name."""
+        return f"{self.flag}_optimizers"
+
+    @property
+    def step_method(self) -> str:
+        """The task's optional method in place of a training step."""
+        return f"{self.flag}_step"
+
 
 FRAMEWORKS: dict[str, Framework] = {
     row.flag: row
     for row in (
         Framework("torch", "PyTorch", "hvdtrain.backends.torch.backend", "horovod.torch"),
-        Framework("tf", "TensorFlow", "hvdtrain.backends.tensorflow.backend", "horovod.tensorflow"),
+        Framework(
+            "tf",
+            "TensorFlow",
+            "hvdtrain.backends.tensorflow.backend",
+            "horovod.tensorflow",
+            ALL_CAPABILITIES - {OWN_STEP},
+        ),
     )
 }

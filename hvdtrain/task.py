@@ -18,7 +18,7 @@ import click
 from numpy.typing import NDArray
 
 from hvdtrain.errors import HvdtrainError, TaskError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
 from hvdtrain.paths import expand_task
 
 Arrays = dict[str, NDArray[Any]]
@@ -37,6 +37,10 @@ _ARGUMENTS = {
     "torch_loss": ("model", "batch"),
     "tf_loss": ("model", "batch"),
     "torch_optimizer": ("parameters",),
+    "torch_optimizers": ("model",),
+    "tf_optimizers": ("model",),
+    "torch_step": ("model", "batch", "optimizers"),
+    "tf_step": ("model", "batch", "optimizers"),
 }
 
 # prefix for modules of task files, which other processes cannot import by name
@@ -81,6 +85,9 @@ class Task(Protocol):
     - ``class_weights``: for the loss ``cross_entropy``, a weight for each class;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces
       the config's; its learning rates are used if ``learning_rate`` is not set;
+    - ``torch_step(model, batch, optimizers)`` / ``tf_step(model, batch, optimizers)``: a training step of its
+      own, which computes losses and lets optimizers minimize them; returns what ``torch_loss`` does;
+    - ``torch_optimizers(model)`` / ``tf_optimizers(model)``: the optimizers of such a step, by name;
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not tell;
     - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
@@ -160,8 +167,11 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         other = next((name for name in methods if callable(getattr(task, name, None))), None)
         remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
         raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
-    if not hasattr(task, "loss") and not hasattr(task, FRAMEWORKS[framework].loss_method):
+    row = FRAMEWORKS[framework]
+    if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)")
+    if hasattr(task, row.step_method) and OWN_STEP not in row.capabilities:
+        raise TaskError(f"task {spec} has {row.step_method}: the backend for {row.title} cannot call it")
     _check_signatures(task, spec, framework)
     return task
 
@@ -173,7 +183,9 @@ def _check_signatures(task: Any, spec: str, framework: str) -> None:
         TaskError: naming the method and how to write it.
     """
     row = FRAMEWORKS[framework]
-    for method in ("train_data", "eval_data", row.model_method, row.loss_method, row.optimizer_method):
+    of_framework = (row.model_method, row.loss_method, row.optimizer_method)
+    of_step = (row.step_method, row.optimizers_method)
+    for method in ("train_data", "eval_data", *of_framework, *of_step):
         arguments = _ARGUMENTS.get(method, ())
         try:
             signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]

@@ -95,12 +95,14 @@ class DryRun:
         values: name to array (samples,); "loss" and the task's metrics. Empty after an error.
         last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
         error: the exception that ended the computation, or None.
+        note: what the user should know of the computation, in words; empty if nothing.
     """
 
     outputs: Any
     values: Mapping[str, NDArray[Any]]
     last_activation: str = ""
     error: Exception | None = None
+    note: str = ""
 
 
 FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow

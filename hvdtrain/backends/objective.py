@@ -50,6 +50,8 @@ def make_objective(
         counting_of(task, f"its own {framework}_loss")
         _check_none_is_stateful(task, f"{framework}_loss")
         return _own_objective(own, f"{framework}_loss")
+    if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
+        return _no_objective(framework)
     given, options = named_loss(getattr(task, "loss", None), framework)
     if label_smoothing:
         _check_can_smooth("an object with its own label_smoothing" if options else given)
@@ -81,24 +83,45 @@ def _own_objective(own: Objective, name: str) -> Objective:
     """Return a task's own objective, which is given batches nested and whose result is checked."""
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        result = own(model, nested_batch(batch))
-        is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
-        if not is_pair:
-            raise TaskError(
-                f"{name} must return (loss per sample, {{metric: value per sample}}); "
-                f"found {_kinds_of(result)}",
-                "Return (loss, {}) if there are no metrics, and a loss with reduction='none'.",
-                everywhere=True,
-            )
-        check_metric_names(result[1], f"{name}()")
-        return result[0], dict(result[1])
+        return checked_result(own(model, nested_batch(batch)), name)
+
+    return objective
+
+
+def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the loss and the metrics that a task's own method returned.
+
+    Raises:
+        TaskError: If it returned something else, or a metric has a name that hvdtrain logs itself.
+    """
+    is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
+    if not is_pair:
+        raise TaskError(
+            f"{name} must return (loss per sample, {{metric: value per sample}}); found {_kinds_of(result)}",
+            "Return (loss, {}) if there are no metrics, and a loss with reduction='none'.",
+            everywhere=True,
+        )
+    check_metric_names(result[1], f"{name}()")
+    return result[0], dict(result[1])
+
+
+def _no_objective(framework: str) -> Objective:
+    """Return an objective for a task that has only its own training step: it cannot be called."""
+
+    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        raise TaskError(
+            f"the task has {framework}_step and neither loss nor {framework}_loss, which say what an "
+            "evaluation or a prediction computes",
+            f"Add loss or {framework}_loss(model, batch); for exports and predictions, {framework}_serve.",
+            everywhere=True,
+        )
 
     return objective
 
 
 def may_give_mean(task: Any, framework: str) -> bool:
     """Return whether a task has a loss or metric of its own, which may give the mean of a batch."""
-    if hasattr(task, f"{framework}_loss") or callable(task.loss):
+    if hasattr(task, f"{framework}_loss") or callable(getattr(task, "loss", None)):
         return True
     return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
 

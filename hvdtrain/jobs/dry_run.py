@@ -87,8 +87,8 @@ def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping
 
 def _passes(session: Session, task: Any) -> Iterator[Pass]:
     """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
-    plan, own_loss = session.plan(), FRAMEWORKS[session.config.framework].loss_method
-    loss = None if hasattr(task, own_loss) else getattr(task, "loss", None)
+    plan, row = session.plan(), FRAMEWORKS[session.config.framework]
+    loss = None if hasattr(task, row.loss_method) else getattr(task, "loss", None)
     if loss is not None:  # a loss object may be that of a name
         loss, _ = named_loss(loss, session.config.framework)
     name = loss if isinstance(loss, str) else ""
@@ -104,8 +104,10 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         batch = _read(what, read)
         if batch is None:  # training is done
             return
-        result = session.backend.dry_run(batch, training=what == TRAINING_DATA)
-        done.append(Pass.of(what, batch, result, name, ignored))
+        training = what == TRAINING_DATA
+        result = session.backend.dry_run(batch, training=training)
+        is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
+        done.append(Pass.of(what, batch, result, name if is_named else "", ignored))
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]

@@ -91,6 +91,8 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
         yield f"data of the {run.what}", f"in the {run.what}, {found}"
     if not _mean_is_finite(run):
         yield f"loss of the {run.what}", f"the loss of the first batch of the {run.what} is not finite"
+    if run.result.note:
+        yield f"computation of the {run.what}", run.result.note
     outputs = _array_of(run)
     if (
         run.named_loss == "binary_cross_entropy"

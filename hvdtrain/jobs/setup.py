@@ -257,6 +257,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     hosts = handshake(job, backend)
     task_data = open_task_data(job)
     assert_consistent(backend.workers, task_data.common_values, SAME_DATA)
+    check_can_evaluate(job.config, task_data)
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     _check_plan(job.config, backend, task_data)  # before anything is written
@@ -265,9 +266,27 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     return _with_call_note(job.config, task_data, backend), model, hosts
 
 
+def check_can_evaluate(config: Config, task_data: TaskData) -> None:
+    """Check that a task with evaluation data says what an evaluation computes. Local: no collective.
+
+    Raises:
+        TaskError: If it has its own training step and no loss.
+    """
+    row = FRAMEWORKS[config.framework]
+    if task_data.eval_data is None or any(hasattr(task_data.task, n) for n in ("loss", row.loss_method)):
+        return
+    raise TaskError(
+        f"the task has {row.step_method} and eval_data(), but neither loss nor {row.loss_method}, which say "
+        "what an evaluation computes",
+        f"Add loss, or {row.loss_method}(model, batch), or let eval_data() return None.",
+        everywhere=True,
+    )
+
+
 def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> TaskData:
     """Add a note of columns that the model is not given. Local: no collective."""
-    if hasattr(task_data.task, FRAMEWORKS[config.framework].loss_method):
+    row = FRAMEWORKS[config.framework]
+    if any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
         return task_data
     size, suffix = (f"{key} of the {DATA['train_data']}" for key in ("size", ""))
     columns = [

@@ -1,0 +1,259 @@
+"""A task's own training step: what it may return and call, and which parameters its optimizers train.
+
+``<framework>_step(model, batch, optimizers)`` replaces the model call, the loss and the update of a training
+step. Each framework's ``own_step.py`` reduces the gradients and lets the optimizers take their steps.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hvdtrain.backends.counting import counting_of
+from hvdtrain.backends.model_call import nested_batch
+from hvdtrain.backends.objective import checked_result
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.frameworks import FRAMEWORKS
+
+# (model, batch, optimizers) -> (loss per sample, {metric name: value per sample}); each may be Weighted
+Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]
+
+
+class StepOptimizer(Protocol):
+    """One of the optimizers that a task's own step is given.
+
+    In TensorFlow, ``gradients`` and ``minimize`` also take the tape that recorded the losses.
+    """
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The parameters that it trains, in the order of the gradients."""
+        ...
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of this step; the largest one if its parameter groups have several."""
+        ...
+
+    def gradients(self, losses: Any) -> list[Any]:
+        """Collective. Return the mean gradient over the global batch, one tensor for each variable.
+
+        Args:
+            losses: one value per sample, or ``Weighted``.
+        """
+        ...
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Clip the gradients, set the learning rate and take a step."""
+        ...
+
+    def minimize(self, losses: Any) -> None:
+        """Collective. Compute the gradients of the losses and apply them."""
+        ...
+
+
+class Optimizers(Mapping[str, StepOptimizer]):
+    """What a task's own step is given as ``optimizers``.
+
+    Args:
+        by_name: the optimizers.
+
+    Attributes:
+        step: the number of the step, counted from 0; equal on all workers.
+    """
+
+    def __init__(self, by_name: Mapping[str, StepOptimizer]) -> None:
+        self._by_name = dict(by_name)
+        self.step: Any = 0
+
+    def __getitem__(self, name: str) -> StepOptimizer:
+        """Return an optimizer.
+
+        Raises:
+            TaskError: If there is none of this name.
+        """
+        if name not in self._by_name:
+            close = difflib.get_close_matches(str(name), self._by_name, n=1)
+            raise TaskError(
+                f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self._by_name))}",
+                f"Did you mean {close[0]!r}?" if close else "",
+            )
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
+class NotCalled:
+    """The methods of a framework's optimizers that a task's own step cannot call, each with the reason."""
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """Refuse to take a step with gradients of this worker alone."""
+        raise TaskError(
+            "step() of an optimizer was called in the task's own step: it would use the gradients of this "
+            "worker alone, and evaluate a closure several times before they are summed over workers",
+            "Call minimize(losses), or gradients(losses) and then apply(gradients).",
+        )
+
+    def zero_grad(self, *_: Any, **__: Any) -> None:
+        """Refuse, because gradients are not kept between calls."""
+        raise TaskError(
+            "zero_grad() of an optimizer was called in the task's own step: gradients(losses) returns the "
+            "gradients, and nothing accumulates",
+            "Leave zero_grad() out.",
+        )
+
+    def backward(self, *_: Any, **__: Any) -> None:
+        """Refuse to add to gradients that nobody sums over workers."""
+        raise accumulated("backward()")
+
+
+def accumulated(call: str) -> TaskError:
+    """Return the error for a gradient that was accumulated in the parameters."""
+    return TaskError(
+        f"the task's own step called {call}, which adds to the gradients of this worker alone; they are not "
+        "summed over workers",
+        "Call minimize(losses) or gradients(losses) of an optimizer, with one loss per sample. For gradients "
+        "of inputs, use torch.autograd.grad(losses.sum(), inputs).",
+    )
+
+
+def stepped_alone(name: str) -> TaskError:
+    """Return the error for an optimizer of the framework whose step the task called itself."""
+    return TaskError(
+        f"the task's own step called step() of the optimizer {name!r} itself: gradients, clipping and the "
+        "learning rate would be those of this worker alone",
+        f"Use optimizers[{name!r}] of the step's arguments: minimize(losses), or gradients() and apply().",
+    )
+
+
+def own_step_of(task: Any, config: Config) -> Step | None:
+    """Return the task's own training step for the config's framework; None if it has none.
+
+    It is given batches nested, and what it returns is checked.
+
+    Raises:
+        ConfigError: If the config asks for something that an own step cannot have.
+        TaskError: If the task has optimizers by name and no step that uses them.
+    """
+    row = FRAMEWORKS[config.framework]
+    own = getattr(task, row.step_method, None)
+    if own is None:
+        if hasattr(task, row.optimizers_method):
+            raise TaskError(
+                f"the task has {row.optimizers_method}(model) and no {row.step_method}, which would use them",
+                f"Add {row.step_method}, or give a single optimizer in {row.optimizer_method}.",
+            )
+        return None
+    if hasattr(task, row.optimizers_method) and hasattr(task, row.optimizer_method):
+        raise TaskError(
+            f"the task has both {row.optimizers_method} and {row.optimizer_method}",
+            f"Leave out {row.optimizer_method}, or give its optimizer a name in {row.optimizers_method}.",
+        )
+    _check_config(config, row.step_method)
+    counting_of(task, f"that of its own {row.step_method}")  # refuses class_weights, which it would not use
+
+    def step(model: Any, batch: Mapping[str, Any], optimizers: Optimizers) -> tuple[Any, dict[str, Any]]:
+        return checked_result(own(model, nested_batch(batch), optimizers), row.step_method)
+
+    return step
+
+
+def check_losses(losses: Any, name: str) -> None:
+    """Check that losses are given, and no closure that computes them.
+
+    Raises:
+        TaskError: If it is a function.
+    """
+    if callable(losses) and not hasattr(losses, "shape"):
+        raise TaskError(
+            f"the optimizer {name!r} was given a function in place of losses; a closure would be evaluated "
+            "several times on this worker's gradients before they are summed over workers",
+            "Compute the losses, one per sample, and give them.",
+        )
+
+
+def check_reached(name: str, is_reached: bool) -> None:
+    """Check that losses depend on a parameter of the optimizer that is to minimize them.
+
+    Raises:
+        TaskError: If none is reached.
+    """
+    if not is_reached:
+        raise TaskError(
+            f"the losses given to the optimizer {name!r} depend on none of its parameters",
+            "Give it the losses of its own network, computed without detach() or torch.no_grad() in between.",
+        )
+
+
+def check_gradients(
+    name: str, found: Sequence[tuple[int, ...] | None], wanted: Sequence[tuple[int, ...]]
+) -> None:
+    """Check that there is a gradient of the right shape for each variable.
+
+    Args:
+        name: of the optimizer.
+        found: the shapes of the gradients; None for what is no tensor.
+        wanted: the shapes of the variables.
+
+    Raises:
+        TaskError: If they do not fit.
+    """
+    if len(found) == len(wanted) and all(f == tuple(w) for f, w in zip(found, wanted, strict=True)):
+        return
+    if len(found) != len(wanted):
+        problem = f"{len(found)} gradients for {len(wanted)} variables"
+    else:
+        place = next(i for i, (f, w) in enumerate(zip(found, wanted, strict=True)) if f != tuple(w))
+        what = "no tensor" if found[place] is None else f"the shape {found[place]}"
+        problem = f"gradient {place} has {what}, and the variable {tuple(wanted[place])}"
+    raise TaskError(
+        f"apply() of the optimizer {name!r}: {problem}",
+        "Give the list that gradients() of the same optimizer returned, or one computed from it.",
+    )
+
+
+def describe_not_applied(names: Sequence[str]) -> str:
+    """Return a note of optimizers that took no step; empty if there are none."""
+    if not names:
+        return ""
+    shown = ", ".join(map(repr, names))
+    return f"the task's own step did not use the optimizer{'s' * (len(names) > 1)} {shown} in the first step"
+
+
+def _check_config(config: Config, method: str) -> None:
+    """Check that a config does not ask for what an own step cannot have.
+
+    Raises:
+        ConfigError: naming the option and the reason.
+    """
+    refused = {
+        f"accumulate {config.accumulate}": (
+            config.accumulate > 1,
+            "it updates the parameters itself, and micro-batches would each be updated",
+            "Use a smaller model or batch_size, or leave accumulate out.",
+        ),
+        "precision fp16": (
+            config.precision == "fp16",
+            "fp16 needs one scale of the loss, and a step may have several losses",
+            "Use precision bf16, which needs none.",
+        ),
+        "compile": (
+            config.compile,
+            "there is no single forward and backward pass to compile",
+            "Compile the parts in the task itself.",
+        ),
+        f"label_smoothing {config.label_smoothing:g}": (
+            bool(config.label_smoothing),
+            "it computes the training losses itself",
+            "Smooth the targets there.",
+        ),
+    }
+    for option, (is_set, reason, remedy) in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"{option} cannot be used with the task's own {method}: {reason}", remedy, everywhere=True
+            )
