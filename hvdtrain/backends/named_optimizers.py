@@ -108,6 +108,8 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
     Args:
         rates: the learning rates of each optimizer, by name.
     """
+    if list(rates) == [MAIN]:
+        return rates[MAIN], {MAIN: 1.0}
     bases = [own.base for own in rates.values() if own.base is not None]
     base = max(bases) if bases else None
     relative = {

@@ -5,6 +5,7 @@ step. Each framework's ``own_step.py`` reduces the gradients and lets the optimi
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -174,6 +175,32 @@ def check_losses(losses: Any, name: str) -> None:
             "several times on this worker's gradients before they are summed over workers",
             "Compute the losses, one per sample, and give them.",
         )
+
+
+def check_takes_no_closure(name: str, optimizer: Any) -> None:
+    """Check that an optimizer's step needs no closure, as that of L-BFGS does.
+
+    Raises:
+        TaskError: If it needs one.
+    """
+    try:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    except (TypeError, ValueError, AttributeError):  # written in C, or an optimizer without step()
+        return
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TaskError(
+            f"the optimizer {name!r}, {type(optimizer).__name__}, needs a closure that computes the loss, "
+            "and would evaluate it several times on gradients that are not summed over workers",
+            "Use an optimizer whose step() takes gradients, such as Adam or SGD.",
+        )
+
+
+def outside_of_step(name: str) -> TaskError:
+    """Return the error for an optimizer that was used when no step was being done."""
+    return TaskError(
+        f"the optimizer {name!r} was used outside of the task's own step",
+        "Use it only inside of the method that is given it, and not in callbacks or threads.",
+    )
 
 
 def check_reached(name: str, is_reached: bool) -> None:

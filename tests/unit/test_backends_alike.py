@@ -11,7 +11,10 @@ import hvdtrain
 FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
-OWN_FILES = {"torch": set(), "tensorflow": {"functions.py", "formulas.py", "distributed_optimizer.py"}}
+OWN_FILES = {
+    "torch": {"own_step.py"},
+    "tensorflow": {"functions.py", "formulas.py", "distributed_optimizer.py"},
+}
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
     "torch/model_state.py": {"Entry"},

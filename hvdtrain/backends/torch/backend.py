@@ -29,7 +29,9 @@ from hvdtrain.backends.base import (
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
+from hvdtrain.backends.own_step import describe_not_applied, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -47,12 +49,13 @@ from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
-from hvdtrain.backends.torch.model_state import ModelState, TorchSnapshot
+from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
-from hvdtrain.backends.torch.optimizers import choose_optimizer, take_own_rates
+from hvdtrain.backends.torch.optimizers import choose_optimizer
+from hvdtrain.backends.torch.own_step import OwnStep, Samples, counted_samples, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
-from hvdtrain.backends.torch.reduction import choose_reducer
+from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.update import Update
@@ -95,6 +98,7 @@ class TorchBackend:
     """
 
     model: torch.nn.Module
+    _own_step: OwnStep | None
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
         self.workers: Workers = workers
@@ -112,31 +116,33 @@ class TorchBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._make_objectives(task, config)
+        step = own_step_of(task, config)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
-        own_optimizer = "torch_optimizer" if hasattr(task, "torch_optimizer") else ""
+        own_optimizer = own_optimizer_method(task, config)
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
         groups = ParameterGroups(config, shapes, own_optimizer)
         tensors.freeze(groups.frozen)
         trainable = [entry for entry in tensors.entries if entry.trainable]
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
-        self._optimizer = choose_optimizer(task, config, tensors, groups.options)
-        own_rates = take_own_rates(self._optimizer) if own_optimizer else None
+        if own_optimizer == "torch_optimizers":
+            self._optimizers = make_optimizers(task, self.model, tensors)
+        else:
+            self._optimizers = {MAIN: choose_optimizer(task, config, tensors, groups.options)}
+        own_rates = take_rates(self._optimizers) if own_optimizer else None
         if not own_optimizer:
-            fill_slots(self._optimizer)
+            fill_slots(self._optimizers[MAIN])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer, self._ema)
+        self._state = TrainingState(tensors, self._optimizers, self._ema)
         reducer = choose_reducer(config, self.workers.size)
-        self._update = Update(
-            trainable,
-            self._optimizer,
-            reducer,
-            self._ema,
-            size=self.workers.size,
-            clip_norm=config.clip_norm,
-            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
-        )
+        self._own_step = None
+        if step is None:
+            self._make_update(trainable, reducer, config)
+        else:
+            self._own_step = OwnStep(
+                step, self._optimizers, trainable, config, self._ema, size=self.workers.size
+            )
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         return ModelInfo(
@@ -179,7 +185,9 @@ class TorchBackend:
             raise
         except Exception as raised:
             error = raised
-        return DryRun(recorder.outputs, values, last_activation(self.model), error)
+        skipped = self._own_step.not_applied() if training and self._own_step and not error else []
+        note = describe_not_applied(skipped)
+        return DryRun(recorder.outputs, values, last_activation(self.model), error, note)
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -189,6 +197,8 @@ class TorchBackend:
         self._seed_step(batch.step)
         if not self.model.training:
             self.model.train()
+        if self._own_step is not None:
+            return self._train_own_step(self._own_step, batch, learning_rate, signals)
         self._optimizer.zero_grad()
         try:
             with peer_errors():
@@ -264,8 +274,9 @@ class TorchBackend:
             # made here: Horovod makes missing slots by a step that moves parameters and options
             has_slots = self.workers.broadcast_object(self._state.has_slots(), root)
             self._state.follow(has_slots)
-            if has_slots:
-                hvd.broadcast_optimizer_state(self._optimizer, root)
+            for optimizer, has_some in zip(self._optimizers.values(), has_slots, strict=True):
+                if has_some:
+                    hvd.broadcast_optimizer_state(optimizer, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
 
@@ -390,6 +401,47 @@ class TorchBackend:
         update.ema(batch.step + 1)
         return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
 
+    def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
+        """Make the update of a step that is not the task's own."""
+        self._optimizer = self._optimizers[MAIN]
+        self._update = Update(
+            trainable,
+            self._optimizer,
+            reducer,
+            self._ema,
+            size=self.workers.size,
+            clip_norm=config.clip_norm,
+            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
+        )
+
+    def _train_own_step(
+        self, step: OwnStep, batch: TorchBatch, learning_rate: float, signals: Sequence[float]
+    ) -> TorchPending:
+        """Collective. Do the task's own step."""
+        micro_batch, weights, gradient_weights = counted_samples(batch)
+        samples = Samples(weights, gradient_weights, batch.total_weight, learning_rate)
+        try:
+            with peer_errors():
+                rows = self._rows_of_own_step(step, micro_batch, batch.step, samples)
+                unused = step.unused()
+                numbers = self._numbers(unused, signals)
+                vector = step.reduce(torch.cat((torch.mv(rows, weights), numbers)))
+        except BaseException:
+            step.begin()
+            raise
+        step.ema(batch.step + 1)
+        return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
+
+    def _rows_of_own_step(
+        self, step: OwnStep, micro_batch: dict[str, torch.Tensor], number: int, samples: Samples
+    ) -> torch.Tensor:
+        """Collective. Do the task's own step, or a dry run of it, and return the rows of its values."""
+        self._batch_norm.weights = samples.weights
+        # a cached cast of a weight would not follow the weight when it is updated within the step
+        with autocast(self._precision, self._device, cache=False):
+            given = step.run(self.model, micro_batch, number, samples)
+        return self._values(given, len(samples.weights)).rows
+
     def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
         micro_batch, weights = batch.micro_batches[0], batch.weights[0]
@@ -402,6 +454,9 @@ class TorchBackend:
             with torch.no_grad():  # a model may keep tensors, which a step could not use in inference mode
                 rows = self._per_sample(micro_batch, len(weights)).rows
                 self._evaluation.try_out(self._evaluation.take(), batch.samples.rows(0, len(weights)))
+        elif self._own_step is not None:
+            samples = Samples(weights, gradient_weights, batch.total_weight, None)
+            rows = self._rows_of_own_step(self._own_step, micro_batch, batch.step, samples)
         else:
             self._update.begin(reduces=False)
             try:
@@ -453,7 +508,10 @@ class TorchBackend:
         objective = self._train_objective if self.model.training else self._eval_objective
         with autocast(self._precision, self._device):
             losses, metrics = objective(self.model, micro_batch)
-        given = {"loss": losses, **metrics}
+        return self._values({"loss": losses, **metrics}, samples)
+
+    def _values(self, given: dict[str, Any], samples: int) -> Values:
+        """Return the loss, the first, and the metrics of the samples of a micro-batch."""
         weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
         self._gives_mean[self.model.training] = any(is_batch_mean(given[name]) for name in weighted)
         names = tuple(given)
@@ -463,7 +521,7 @@ class TorchBackend:
         if weighted:
             return weigh(given, samples)
         detached = [value.detach().to(torch.float32) for value in given.values()]
-        return Values(losses.to(torch.float32), None, torch.stack(detached))
+        return Values(given["loss"].to(torch.float32), None, torch.stack(detached))
 
 
 _backend: type[Backend] = TorchBackend

@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
@@ -21,8 +22,6 @@ from hvdtrain.errors import TaskError
 
 # PyTorch's optimizer slots, by the names that Keras twins use
 _SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
-_STEP = "optimizer/step"
-_OWN_STEPS = f"{PRIVATE['torch']}optimizer/step/"
 
 
 @dataclass(frozen=True)
@@ -55,56 +54,47 @@ class _Number:
 
 
 class TrainingState:
-    """Model and optimizer as portable state.
+    """Model and optimizers as portable state.
 
     Args:
         model: the model's tensors.
-        optimizer: the task's or one of hvdtrain's.
+        optimizers: the task's or one of hvdtrain's; several by name.
         ema: the moving average of the weights; none if not given.
     """
 
     def __init__(
         self,
         model: ModelState,
-        optimizer: torch.optim.Optimizer,
+        optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
         ema: ExponentialMovingAverage | None = None,
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)
-        self._optimizer = optimizer
-        # optimizers of tasks make their slots in their first step
-        self._starts_empty = not self.has_slots()
+        by_name = {MAIN: optimizers} if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+        prefixes = state_prefixes(list(by_name))
+        self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
 
     def check(self) -> None:
-        """Check that everything the optimizer keeps can be saved.
+        """Check that everything the optimizers keep can be saved.
 
         Raises:
             TaskError: naming what cannot.
         """
-        known = {id(entry.tensor): entry.path for entry in self.model.entries}
-        for parameter, slots in self._optimizer.state.items():
-            if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
-                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
-                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
-            for key, value in slots.items():
-                if not isinstance(value, torch.Tensor | int | float | np.number | None):
-                    found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
-                    raise _cannot_be_saved(self._optimizer, found)
+        for part in self._parts:
+            part.check()
 
     def snapshot(self) -> TorchSnapshot:
         """Copy everything off the device.
 
         Raises:
-            TaskError: If the optimizer's state cannot be saved.
+            TaskError: If an optimizer's state cannot be saved.
         """
         self.check()
-        state: PortableState = {n.name: np.asarray(n.value) for n in self._numbers()}
-        counts = self._step_counts()
-        if counts:
-            last = max(count.value for count in counts)
-            state[_STEP] = np.asarray(int(last), np.int64)
-            state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
-        slots = list(self._slot_fields())
+        state: PortableState = {}
+        slots: list[Field] = []
+        for part in self._parts:
+            state |= part.values()
+            slots += part.slot_fields()
         check_unique((field.name, field.name) for field in slots)
         return TorchSnapshot([*self.model.fields, *self.ema.fields, *slots], state)
 
@@ -114,43 +104,123 @@ class TrainingState:
         A moving average that is not in it starts anew.
 
         Raises:
-            TaskError: If the state does not fit, or the optimizer's cannot be made.
+            TaskError: If the state does not fit, or an optimizer's cannot be made.
         """
         ema_fields = self.ema.fields if has_ema(state) else []
-        saved_slots = any(name.startswith("optimizer/") for name in state)
-        made = self._starts_empty and saved_slots and not self.has_slots()
-        emptied = self._starts_empty and not saved_slots
+        saved = [part.is_in(state) for part in self._parts]
+        made: list[_OptimizerState] = []
+        emptied = [
+            p for p, is_saved in zip(self._parts, saved, strict=True) if p.starts_empty and not is_saved
+        ]
         try:
-            if made:
-                self.make_slots()
+            for part, is_saved in zip(self._parts, saved, strict=True):
+                if part.starts_empty and is_saved and not part.has_slots():
+                    made.append(part)
+                    part.make_slots()
             own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-            shapes = {field.name: field.shape for field in ema_fields} | self._shapes(with_slots=not emptied)
+            shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields]}
+            for part in self._parts:
+                shapes |= part.shapes() if part not in emptied else {}
             check_state(shapes, state, "torch", own_names)
         except TaskError:
-            if made:
-                self._optimizer.state.clear()
+            for part in made:
+                part.clear()
             raise
-        if emptied:
-            self._optimizer.state.clear()
-        for field in [*self.model.fields, *self._slot_fields(), *ema_fields]:
+        for part in emptied:
+            part.clear()
+        slots = [field for part in self._parts for field in part.slot_fields()]
+        for field in [*self.model.fields, *slots, *ema_fields]:
             field.write(state)
         if not ema_fields:
             self.ema.restart()
+        for part in self._parts:
+            part.write_numbers(state)
+
+    def follow(self, root_has_slots: Sequence[bool]) -> None:
+        """Make or drop this worker's slots, so that each optimizer has them where the root's has them."""
+        for part, has_slots in zip(self._parts, root_has_slots, strict=True):
+            if has_slots and not part.has_slots():
+                part.make_slots()
+            elif not has_slots and part.starts_empty:
+                part.clear()
+
+    def has_slots(self) -> list[bool]:
+        """Return whether each optimizer keeps anything yet."""
+        return [part.has_slots() for part in self._parts]
+
+    def make_slots(self) -> None:
+        """Let the optimizers make their slots, by steps with zero gradients that change nothing else.
+
+        Raises:
+            TaskError: If an optimizer takes no such step.
+        """
+        for part in self._parts:
+            part.make_slots()
+
+
+class _OptimizerState:
+    """One optimizer as portable state.
+
+    Args:
+        model: the model's tensors.
+        optimizer: the optimizer.
+        prefix: what stands before the names of its slots, after ``optimizer/``.
+
+    Attributes:
+        starts_empty: whether it makes its slots in its first step, as optimizers of tasks do.
+    """
+
+    def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer, prefix: str) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._prefix = f"optimizer/{prefix}"
+        self._step = f"{self._prefix}step"
+        self.starts_empty = not self.has_slots()
+
+    def is_in(self, state: PortableState) -> bool:
+        """Return whether a state has anything of this optimizer."""
+        return any(name.startswith(self._prefix) for name in state)
+
+    def check(self) -> None:
+        """Check that everything the optimizer keeps can be saved.
+
+        Raises:
+            TaskError: naming what cannot.
+        """
+        known = {id(entry.tensor): entry.path for entry in self._model.entries}
+        for parameter, slots in self._optimizer.state.items():
+            if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
+                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
+                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
+            for key, value in slots.items():
+                if not isinstance(value, torch.Tensor | int | float | np.number | None):
+                    found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
+                    raise _cannot_be_saved(self._optimizer, found)
+
+    def values(self) -> PortableState:
+        """Return the numbers that are no tensors, and the counts of steps."""
+        state: PortableState = {n.name: np.asarray(n.value) for n in self._numbers()}
+        counts = self._step_counts()
+        if counts:
+            last = max(count.value for count in counts)
+            state[self._step] = np.asarray(int(last), np.int64)
+            state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
+        return state
+
+    def write_numbers(self, state: PortableState) -> None:
+        """Set what ``values`` returns."""
         for number in self._numbers():
             number.write(state[number.name].item())
         for count in self._step_counts():
-            count.write(state.get(count.name, state[_STEP]).item())
-
-    def follow(self, root_has_slots: bool) -> None:
-        """Make or drop this worker's slots, so that it has them where the root has them."""
-        if root_has_slots and not self.has_slots():
-            self.make_slots()
-        elif not root_has_slots and self._starts_empty:
-            self._optimizer.state.clear()
+            count.write(state.get(count.name, state[self._step]).item())
 
     def has_slots(self) -> bool:
         """Return whether the optimizer keeps anything yet."""
         return any(self._optimizer.state.values())
+
+    def clear(self) -> None:
+        """Drop everything that the optimizer keeps."""
+        self._optimizer.state.clear()
 
     def make_slots(self) -> None:
         """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.
@@ -182,47 +252,45 @@ class TrainingState:
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(options)
 
-    def _shapes(self, with_slots: bool) -> dict[str, tuple[int, ...]]:
-        fields = [*self.model.fields, *(self._slot_fields() if with_slots else ())]
-        shapes: dict[str, tuple[int, ...]] = {field.name: field.shape for field in fields}
-        if with_slots:
-            shapes |= {number.name: () for number in self._numbers()}
-            shapes |= {_STEP: ()} if self._step_counts() else {}
-        return shapes
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the slots and of the numbers, by portable name."""
+        shapes: dict[str, tuple[int, ...]] = {field.name: field.shape for field in self.slot_fields()}
+        shapes |= {number.name: () for number in self._numbers()}
+        return shapes | ({self._step: ()} if self._step_counts() else {})
 
-    def _slot_fields(self) -> Iterator[Field]:
+    def slot_fields(self) -> Iterator[Field]:
         """Return the slots: those shaped as their parameter share its layout."""
-        for field in self.model.fields:
+        for field in self._model.fields:
             states = [self._slots_of(tensor) for tensor in field.tensors]
             for key in states[0]:
                 values: list[Any] = [slots.get(key) for slots in states]
                 if all(_shaped_as(v, t) for v, t in zip(values, field.tensors, strict=True)):
                     layout = field.layout.of_slots or field.layout
                     yield replace(
-                        field, tensors=tuple(values), layout=layout, torch_names=(), prefix=_slot(key)
+                        field, tensors=tuple(values), layout=layout, torch_names=(), prefix=self._slot(key)
                     )
         for entry, key, value in self._rest():
             if isinstance(value, torch.Tensor):
-                yield Field(entry.path, entry.path, (value,), (entry.path,), SAME, prefix=_slot(key))
+                yield Field(entry.path, entry.path, (value,), (entry.path,), SAME, prefix=self._slot(key))
 
     def _numbers(self) -> list[_Number]:
         return [
-            _Number(f"{_slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
+            _Number(f"{self._slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
             for entry, key, value in self._rest()
             if not isinstance(value, torch.Tensor)
         ]
 
     def _rest(self) -> Iterator[tuple[Entry, str, Any]]:
         """Return the slots that are not shaped as their parameter, without counts of steps."""
-        for entry in self.model.entries:
+        for entry in self._model.entries:
             for key, value in self._slots_of(entry.tensor).items():
                 if value is not None and not _shaped_as(value, entry.tensor):
                     yield entry, key, value
 
     def _step_counts(self) -> list[_Number]:
         return [
-            _Number(f"{_OWN_STEPS}{entry.path}", slots, "step")
-            for entry in self.model.entries
+            _Number(f"{PRIVATE['torch']}{self._step}/{entry.path}", slots, "step")
+            for entry in self._model.entries
             if "step" in (slots := self._optimizer.state.get(entry.tensor, {}))
         ]
 
@@ -230,6 +298,9 @@ class TrainingState:
         """Return a parameter's part of the optimizer's state, without its count of steps."""
         slots = self._optimizer.state.get(tensor, {})
         return {key: value for key, value in slots.items() if key != "step"}
+
+    def _slot(self, key: str) -> str:
+        return f"{self._prefix}{_SLOTS.get(key, key)}"
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
@@ -241,10 +312,6 @@ def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
     return type(optimizer).__name__
-
-
-def _slot(key: str) -> str:
-    return f"optimizer/{_SLOTS.get(key, key)}"
 
 
 def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:

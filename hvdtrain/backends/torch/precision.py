@@ -15,11 +15,19 @@ from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_S
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context for the model and its loss: operations that bear it compute in half precision."""
+def autocast(precision: str, device: torch.device, cache: bool = True) -> AbstractContextManager[Any]:
+    """Return a context for the model and its loss: operations that bear it compute in half precision.
+
+    Args:
+        precision: the config's.
+        device: where it computes.
+        cache: whether weights are cast once within the context; they must not change in it then.
+    """
     if precision == "fp32":
         return nullcontext()
-    half: AbstractContextManager[Any] = torch.autocast(device.type, dtype=_HALVES[precision])
+    half: AbstractContextManager[Any] = torch.autocast(
+        device.type, dtype=_HALVES[precision], cache_enabled=cache
+    )
     return half
 
 
