@@ -195,6 +195,21 @@ def check_takes_no_closure(name: str, optimizer: Any) -> None:
         )
 
 
+def different_calls(call: str, number: int) -> TaskError:
+    """Return the error for workers of which one called something else, or ended its step.
+
+    Args:
+        call: what this worker called.
+        number: how many calls of the step came before.
+    """
+    return TaskError(
+        f"workers did not call the same optimizers in the same order: call {number + 1} of a step is {call} "
+        "on one worker and something else on another",
+        "Decide by optimizers.step, which is equal on all workers, and not by losses or samples.",
+        everywhere=True,
+    )
+
+
 def outside_of_step(name: str) -> TaskError:
     """Return the error for an optimizer that was used when no step was being done."""
     return TaskError(

@@ -1,7 +1,9 @@
 """Tasks with training steps of their own, for both frameworks."""
 
+import os
+
 import numpy as np
-from small_task import INPUTS, OUTPUTS, Small
+from small_task import INPUTS, Small
 
 RADIUS = 0.05  # how far SAM goes
 NOISE, HIDDEN = 3, 8
@@ -236,6 +238,13 @@ class Weighed(Gan):
         return hvdtrain.Weighted(d_losses, weights), {"generator_loss": mean}
 
 
+class Apart(Gan):
+    """The generator is trained by one worker alone, from the second step on: a decision by its own losses."""
+
+    def trains_generator(self, step):
+        return step == 0 or os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+
+
 class NoLoss(Gan):
     """Evaluation data, and nothing that says what to compute with them."""
 
@@ -250,6 +259,3 @@ class Backward(Plain):
         losses, metrics = self.torch_loss(model, batch)
         losses.mean().backward()
         return losses, metrics
-
-
-__all__ = ["OUTPUTS", "Alternating", "Backward", "Fit", "Gan", "NoLoss", "Plain", "Sam", "Weighed"]

@@ -3,7 +3,7 @@
 ``tensorflow/own_step.py`` does the same for Keras; the rules are in ``backends/own_step.py``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from hvdtrain.backends.own_step import (
     check_losses,
     check_reached,
     check_takes_no_closure,
+    different_calls,
     outside_of_step,
     stepped_alone,
 )
@@ -117,6 +118,49 @@ def counted_samples(batch: TorchBatch) -> tuple[Any, torch.Tensor, torch.Tensor]
     return counted, weights[rows], gradient_weights[rows]
 
 
+class Calls:
+    """Checks that all workers make the same calls in a step, with an all-reduce of two numbers for each.
+
+    If they did not, each would wait for sums that others do not compute.
+
+    Args:
+        names: the optimizers.
+        size: number of workers.
+    """
+
+    def __init__(self, names: Sequence[str], size: int) -> None:
+        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
+        self._size = size
+        self._number = 0
+
+    def begin(self) -> None:
+        """Begin a step. Local: no collective."""
+        self._number = 0
+
+    def announce(self, name: str = "") -> Callable[[], None]:
+        """Collective. Begin the check of a call, and return what waits for it.
+
+        Args:
+            name: the optimizer whose gradients are about to be reduced; empty at the end of the step.
+
+        Raises:
+            TaskError: when waiting, on all workers, if their calls differ.
+        """
+        number, code = self._number, self._codes[name]
+        self._number += 1
+        if self._size == 1:
+            return lambda: None
+        own = torch.tensor([code, code * code])
+        handle = hvd.allreduce_async(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
+
+        def check() -> None:
+            # the mean and the mean square are this worker's only if all codes are equal
+            if not torch.equal(hvd.synchronize(handle), own * self._size):
+                raise different_calls(f"gradients() of {name!r}" if name else "the end", number)
+
+        return check
+
+
 class StepOptimizer(NotCalled):
     """One of the optimizers that a task's own step is given.
 
@@ -125,6 +169,7 @@ class StepOptimizer(NotCalled):
         optimizer: the optimizer.
         entries: the parameters that it trains.
         config: the config.
+        calls: those of the step so far, of all its optimizers.
         size: number of workers.
 
     Attributes:
@@ -133,7 +178,14 @@ class StepOptimizer(NotCalled):
     """
 
     def __init__(
-        self, name: str, optimizer: torch.optim.Optimizer, entries: Sequence[Entry], config: Config, size: int
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        entries: Sequence[Entry],
+        config: Config,
+        calls: Calls,
+        *,
+        size: int,
     ) -> None:
         check_takes_no_closure(name, optimizer)
         self.unused: set[str] = set()
@@ -146,7 +198,8 @@ class StepOptimizer(NotCalled):
         self._size = size
         self._new_reducer = partial(choose_reducer, config, size)
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
-        self._calls = 0
+        self._calls = calls
+        self._own_calls = 0
         self._samples: Samples | None = None
         self._is_stepping = False
         optimizer.register_step_pre_hook(self._check_step)
@@ -226,7 +279,7 @@ class StepOptimizer(NotCalled):
     def begin(self, samples: Samples | None) -> None:
         """Begin a step with these samples; None if no step is being done. Local: no collective."""
         self._samples = samples
-        self._calls = 0
+        self._own_calls = 0
         if samples is not None:
             self.unused, self.is_applied = set(), False
 
@@ -243,18 +296,20 @@ class StepOptimizer(NotCalled):
     def _note_unused(self, found: Sequence[torch.Tensor | None]) -> None:
         missed = {path for path, gradient in zip(self._paths, found, strict=True) if gradient is None}
         check_reached(self._name, len(missed) < len(self._paths))
-        self.unused = missed if self._calls == 0 else self.unused & missed
+        self.unused = missed if self._own_calls == 0 else self.unused & missed
 
     def _reduced(
         self, gradients: list[torch.Tensor], counted: torch.Tensor | None, samples: Samples
     ) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients over workers, divided by the share that counted."""
-        call, self._calls = self._calls, self._calls + 1
+        call, self._own_calls = self._own_calls, self._own_calls + 1
         if self._size > 1 and samples.learning_rate is not None:
+            check = self._calls.announce(self._name)
             handle = None
             if counted is not None:
                 name = f"hvdtrain.counted.{self._name}.{call}"
                 handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
+            check()
             try:
                 gradients = self._reducer(call).finish(gradients)
             finally:
@@ -305,13 +360,14 @@ class OwnStep:
         self._ema = ema
         self._size = size
         self._is_running = False
+        self._calls = Calls(list(optimizers), size)
         for entry in trainable:  # before the hooks of reducers
             entry.tensor.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
         self._optimizers: dict[str, StepOptimizer] = {}
         for name, optimizer in optimizers.items():
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             entries = [entry for entry in trainable if id(entry.tensor) in own]
-            self._optimizers[name] = StepOptimizer(name, optimizer, entries, config, size)
+            self._optimizers[name] = StepOptimizer(name, optimizer, entries, config, self._calls, size=size)
         self._given = Optimizers(self._optimizers)
 
     def begin(self) -> None:
@@ -330,6 +386,7 @@ class OwnStep:
             samples: their weights, and the learning rate.
         """
         self._given.step = number
+        self._calls.begin()
         for optimizer in self._optimizers.values():
             optimizer.begin(samples)
         self._is_running = True
@@ -352,6 +409,8 @@ class OwnStep:
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the step's vector over workers and return it."""
         if self._size > 1:
+            check = self._calls.announce()
+            check()
             hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.metrics")
         return vector
 

@@ -1,0 +1,160 @@
+"""A task's own training step: equal curves, several optimizers that are saved and resumed, and refusals."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.jobs import Run, temporary_folder
+from support.pool import command, train
+from support.serving import hvdtrain
+
+from hvdtrain.data.order import ShuffledOrder
+from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
+
+TASKS = Path(__file__).with_name("own_step_tasks.py")
+CAPABLE = [name for name, row in FRAMEWORKS.items() if OWN_STEP in row.capabilities]
+EVERY_STEP = ("--save-every", "1", "--set", "keep_last=null")
+HALF = 2  # of the steps; the generator of Alternating has not taken one then
+JOBS = [(framework, workers) for framework in CAPABLE for workers in (1, 2)]
+
+
+def options(framework: str, task: str, *others: str) -> tuple[str, ...]:
+    return ("--framework", framework, "--task", f"{TASKS}:{task}", *EVERY_STEP, *others)
+
+
+@functools.cache
+def trained(framework: str, workers: int, task: str, *others: str) -> Run:
+    controller = "none" if workers == 1 else "mpi"
+    return train(workers, controller, *options(framework, task, *others), cwd=temporary_folder())
+
+
+def state(run: Run, step: int) -> dict[str, np.ndarray]:
+    folder = run.folder / "checkpoints" / f"step-{step:08d}"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("others", [(), ("--clip-norm", "0.5", "--ema-decay", "0.9", "--precision", "bf16")])
+def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
+    usual, own = (trained(framework, 1, task, *others) for task in ("Fit", "Plain"))
+    assert own.losses == usual.losses
+    assert_same(state(own, 8), state(usual, 8))
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_with_two_workers_too(framework, compression):
+    usual, own = (trained(framework, 2, task, "--compression", compression) for task in ("Fit", "Plain"))
+    assert own.losses == pytest.approx(usual.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("task", ["Gan", "Sam", "Weighed"])
+def test_curves_do_not_depend_on_the_number_of_workers(framework, task):
+    # the last batch of two epochs has 8 samples: workers have parts of unequal length, and padding
+    alone, two, three = (
+        trained(framework, n, task, "--set", "steps=null", "--epochs", "2") for n in (1, 2, 3)
+    )
+    assert len(alone.losses) == 9
+    assert two.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert three.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(("framework", "workers"), JOBS)
+@pytest.mark.parametrize("task", ["Gan", "Alternating"])
+def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
+    whole = trained(framework, workers, task)
+    resumed = trained(
+        framework, workers, task, "--resume", str(whole.folder / "checkpoints" / f"step-{HALF:08d}")
+    )
+    assert resumed.losses == whole.losses[HALF:]
+    assert_same(state(resumed, 8), state(whole, 8))
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_slots_are_saved_under_the_name_of_their_optimizer(framework):
+    names = [name for name in state(trained(framework, 1, "Gan"), 8) if name.startswith("optimizer/")]
+    assert "optimizer/generator/momentum/generator/hidden/kernel" in names
+    assert "optimizer/discriminator/step" in names
+    assert all(name.split("/")[1] in ("generator", "discriminator") for name in names)
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_rates_of_all_optimizers_scale_alike(framework):
+    scaled = ("--set", "global_batch_size=null", "--batch-size", "12", "--steps", "3")
+    run = trained(framework, 2, "Gan", *scaled)
+    assert "0.04 = 0.02 (the optimizer's own) x 2 (linear rule" in run.result.stdout
+    assert "2 parameter groups at 0.04, 0.01" in run.result.stdout
+    assert "optimizer      the task's own, generator: SGD, discriminator: Adam" in run.result.stdout
+    # Adam moves what has a gradient by its learning rate in the first step
+    first = [train_of(framework, rate) for rate in ("linear", "none")]
+    assert first[0] == pytest.approx(2 * first[1], rel=0.05)
+
+
+def train_of(framework: str, rule: str) -> float:
+    """Give how far the discriminator's output bias moved in the second step."""
+    scaled = ("--set", "global_batch_size=null", "--batch-size", "12", "--steps", "3")
+    run = trained(framework, 2, "Gan", *scaled, "--lr-scaling", rule)
+    name = "model/discriminator/outputs/kernel"
+    return float(np.median(np.abs(state(run, 2)[name] - state(run, 1)[name])))
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_an_optimizer_that_the_first_step_does_not_use_is_noted(framework):
+    note = "note: the task's own step did not use the optimizer 'generator' in the first step"
+    assert note in trained(framework, 1, "Alternating").result.stdout
+    assert note not in trained(framework, 1, "Gan").result.stdout
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_sharpness_aware_minimization_is_that_of_the_formula(framework):
+    """Also: the dry run, which goes to the worst point as well, leaves no trace."""
+    run = trained(framework, 1, "Sam", "--optimizer", "sgd", "--momentum", "0", "--weight-decay", "0")
+    name = next(n for n in state(run, 1) if n.startswith("model/") and n.endswith("kernel"))
+    kernel, bias = state(run, 1)[name], state(run, 1)[name.replace("kernel", "bias")]
+    inputs, targets = batch_of(run, 1)
+
+    def gradient(kernel, bias):
+        errors = inputs @ kernel + bias - targets
+        return inputs.T @ errors / len(inputs), errors.mean(0)
+
+    slopes = gradient(kernel, bias)
+    far = 0.05 / np.sqrt(sum((slope**2).sum() for slope in slopes))
+    slopes = gradient(kernel + far * slopes[0], bias + far * slopes[1])
+    np.testing.assert_allclose(state(run, 2)[name], kernel - 0.02 * slopes[0], atol=1e-6)
+
+
+def batch_of(run: Run, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give the samples of a step as the job's order has them."""
+    from own_step_tasks import Sam
+
+    inputs, targets = Sam().data
+    indices = ShuffledOrder(len(inputs), 0).indices(np.arange(step * 24, step * 24 + 24))
+    return inputs[indices], targets[indices]
+
+
+def test_mistakes_are_refused_with_their_reason():
+    framework = CAPABLE[0]
+    commands = [
+        (options(framework, "Plain", "--accumulate", "2"), "accumulate 2 cannot be used with the task's own"),
+        (options(framework, "NoLoss"), "neither loss nor torch_loss, which say what an evaluation computes"),
+        (options(framework, "Backward"), "the task's own step called backward()"),
+    ]
+    texts = hvdtrain(*[list(words) for words, _ in commands], cwd=temporary_folder(), framework=framework)
+    for (_, wanted), (_, error) in zip(commands, texts, strict=True):
+        assert wanted in error
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_workers_that_use_different_optimizers_are_told_so(framework):
+    result = command(2, "mpi", framework, *options(framework, "Apart"), cwd=temporary_folder(), timeout=60)
+    assert result.returncode == 2
+    assert "workers did not call the same optimizers in the same order: call 2 of a step" in result.stderr
