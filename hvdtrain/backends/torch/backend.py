@@ -52,7 +52,7 @@ from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer
-from hvdtrain.backends.torch.own_step import OwnStep, Samples, counted_samples, make_optimizers, take_rates
+from hvdtrain.backends.torch.own_step import OwnStep, StepPart, counted_samples, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
@@ -419,7 +419,7 @@ class TorchBackend:
     ) -> TorchPending:
         """Collective. Do the task's own step."""
         micro_batch, weights, gradient_weights = counted_samples(batch)
-        samples = Samples(weights, gradient_weights, batch.total_weight, learning_rate)
+        samples = StepPart(weights, gradient_weights, batch.total_weight, learning_rate)
         try:
             with peer_errors():
                 rows = self._rows_of_own_step(step, micro_batch, batch.step, samples)
@@ -433,7 +433,7 @@ class TorchBackend:
         return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
 
     def _rows_of_own_step(
-        self, step: OwnStep, micro_batch: dict[str, torch.Tensor], number: int, samples: Samples
+        self, step: OwnStep, micro_batch: dict[str, torch.Tensor], number: int, samples: StepPart
     ) -> torch.Tensor:
         """Collective. Do the task's own step, or a dry run of it, and return the rows of its values."""
         self._batch_norm.weights = samples.weights
@@ -455,7 +455,7 @@ class TorchBackend:
                 rows = self._per_sample(micro_batch, len(weights)).rows
                 self._evaluation.try_out(self._evaluation.take(), batch.samples.rows(0, len(weights)))
         elif self._own_step is not None:
-            samples = Samples(weights, gradient_weights, batch.total_weight, None)
+            samples = StepPart(weights, gradient_weights, batch.total_weight, None)
             rows = self._rows_of_own_step(self._own_step, micro_batch, batch.step, samples)
         else:
             self._update.begin(reduces=False)

@@ -39,7 +39,7 @@ from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
 
 
-class Samples(NamedTuple):
+class StepPart(NamedTuple):
     """The samples of a step on one worker, and what an update with them needs.
 
     Attributes:
@@ -200,7 +200,7 @@ class StepOptimizer(NotCalled):
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
         self._calls = calls
         self._own_calls = 0
-        self._samples: Samples | None = None
+        self._samples: StepPart | None = None
         self._is_stepping = False
         optimizer.register_step_pre_hook(self._check_step)
 
@@ -276,7 +276,7 @@ class StepOptimizer(NotCalled):
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
         self.apply(self.gradients(losses, retain_graph))
 
-    def begin(self, samples: Samples | None) -> None:
+    def begin(self, samples: StepPart | None) -> None:
         """Begin a step with these samples; None if no step is being done. Local: no collective."""
         self._samples = samples
         self._own_calls = 0
@@ -288,7 +288,7 @@ class StepOptimizer(NotCalled):
         self._samples = None
         self._reducers.clear()
 
-    def _of_step(self) -> Samples:
+    def _of_step(self) -> StepPart:
         if self._samples is None:
             raise outside_of_step(self._name)
         return self._samples
@@ -299,7 +299,7 @@ class StepOptimizer(NotCalled):
         self.unused = missed if self._own_calls == 0 else self.unused & missed
 
     def _reduced(
-        self, gradients: list[torch.Tensor], counted: torch.Tensor | None, samples: Samples
+        self, gradients: list[torch.Tensor], counted: torch.Tensor | None, samples: StepPart
     ) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients over workers, divided by the share that counted."""
         call, self._own_calls = self._own_calls, self._own_calls + 1
@@ -376,7 +376,7 @@ class OwnStep:
         for optimizer in self._optimizers.values():
             optimizer.forget()
 
-    def run(self, model: Any, batch: Mapping[str, Any], number: int, samples: Samples) -> dict[str, Any]:
+    def run(self, model: Any, batch: Mapping[str, Any], number: int, samples: StepPart) -> dict[str, Any]:
         """Collective. Do the task's step and return its loss, the first, and its metrics by name.
 
         Args:
