@@ -78,7 +78,8 @@ class Task(Protocol):
     constructor receives ``task_options`` as keyword arguments. Optional attributes:
 
     - ``defaults``: mapping of config fields to the task's default values;
-    - ``metrics``: mapping of names to metrics, each of the same form as ``loss``;
+    - ``metrics``: mapping of names to metrics, each of the same form as ``loss``, or one of a whole
+      evaluation: its name, a ``SumMetric`` or a ``GatheredMetric``;
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
     - ``ignore_index``: the target that named losses and metrics leave out, -100 by default;
