@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,8 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         loss, _ = named_loss(loss, session.config.framework)
     name = loss if isinstance(loss, str) else ""
     ignored = getattr(task, "ignore_index", IGNORE_INDEX)
+    given = {} if hasattr(task, own_loss) else getattr(task, "metrics", {})
+    metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
     sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
         (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))
     ]
@@ -107,7 +109,8 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         training = what == TRAINING_DATA
         result = session.backend.dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
-        done.append(Pass.of(what, batch, result, name if is_named else "", ignored))
+        one = Pass.of(what, batch, result, name if is_named else "", ignored)
+        done.append(replace(one, named_metrics=metrics))
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]

@@ -1,7 +1,7 @@
 """What a dry run's results say of a task's data, model and loss: plain numbers, without a framework."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,11 @@ from hvdtrain.task import where_raised
 
 _SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in half precision
 _FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance
+# named metrics that are wrong of a model's probabilities, by what computes these
+_WRONG_OF = {
+    "sigmoid": ("precision", "recall", "f1", "mean_iou", "binary_accuracy", "perplexity"),
+    "softmax": ("auc", "perplexity"),
+}
 
 Shapes = Mapping[str, str]
 
@@ -33,6 +38,7 @@ class Pass:
         named_loss: name of the task's loss; empty if it is a function.
         ignore_index: the target that does not count.
         is_sample: (samples,), whether a row is a sample and not padding; None if all are.
+        named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
     """
 
     what: str
@@ -42,6 +48,7 @@ class Pass:
     named_loss: str = ""
     ignore_index: int = IGNORE_INDEX
     is_sample: NDArray[np.bool_] | None = None
+    named_metrics: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -76,7 +83,9 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     error = run.result.error
     problem = _label_error(run)
     if error is None:
-        return problem or (None if other else _probabilities_error(run) or _loss_error(run))
+        return problem or (
+            None if other else _probabilities_error(run) or _metric_error(run) or _loss_error(run)
+        )
     if problem is None and isinstance(error, HvdtrainError):
         difference = _difference(run, other) if other else ""
         return type(error)(error.problem, f"{difference}\n  {error.remedy}") if difference else error
@@ -94,8 +103,9 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
     if run.result.note:
         yield f"computation of the {run.what}", run.result.note
     outputs = _array_of(run)
+    takers = [run.named_loss] if run.named_loss == "binary_cross_entropy" else _metrics_of_logits(run)
     if (
-        run.named_loss == "binary_cross_entropy"
+        takers
         and run.what.startswith("training")
         and outputs is not None
         and outputs.size >= _FEWEST_VALUES
@@ -103,7 +113,7 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
     ):
         yield (
             "probabilities",
-            "all outputs for the first batch lie between 0 and 1; binary_cross_entropy takes logits: if the "
+            f"all outputs for the first batch lie between 0 and 1; {takers[0]} takes logits: if the "
             "model ends in a sigmoid, remove it",
         )
 
@@ -118,6 +128,12 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
     lines.append("--debug shows the traceback.")
     problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
     return TaskError(problem, "\n  ".join(lines))
+
+
+def _metrics_of_logits(run: Pass) -> list[str]:
+    """Return the named metrics that a sigmoid before them makes wrong, of a loss that is a function."""
+    kinds = {} if run.named_loss else run.named_metrics
+    return [f"metrics[{name!r}]" for name, kind in kinds.items() if kind in _WRONG_OF["sigmoid"]]
 
 
 def _hints(run: Pass) -> Iterator[str]:
@@ -199,6 +215,23 @@ def _probabilities_error(run: Pass) -> HvdtrainError | None:
         f"the model's outputs are probabilities ({found}), and the loss {run.named_loss} takes logits: it "
         f"computes the {layer} itself",
         remedy,
+    )
+
+
+def _metric_error(run: Pass) -> HvdtrainError | None:
+    """Return the error of a model that gives probabilities to metrics that take logits.
+
+    The largest probability is that of the largest logit, and a sigmoid keeps the order of samples.
+    """
+    outputs, last = _array_of(run), run.result.last_activation
+    wrong = _WRONG_OF.get(last, ())
+    name = next((name for name, kind in run.named_metrics.items() if kind in wrong), None)
+    if name is None or outputs is None or not outputs.size or not _in_unit_interval(outputs):
+        return None
+    return TaskError(
+        f"the model's outputs are probabilities (the last layer is a {last}), and metrics[{name!r}] takes "
+        "logits",
+        f"Remove the {last} and compute it in the loss, or write hvdtrain.SumMetric.",
     )
 
 

@@ -245,3 +245,31 @@ def test_the_first_sample_that_is_not_finite_is_named():
     assert describe_not_finite({"x": np.full(2, np.nan)}, np.asarray([5, 6])).startswith(
         "'x' of sample 5 holds nan"
     )
+
+
+@pytest.mark.parametrize(
+    ("last", "metrics", "named"),
+    [
+        ("sigmoid", {"area": "auc", "it": "f1"}, "metrics['it']"),
+        ("sigmoid", {"right": "binary_accuracy"}, "metrics['right']"),
+        ("softmax", {"f": "f1", "it": "auc"}, "metrics['it']"),
+        ("softmax", {"f": "f1", "r": "accuracy"}, ""),
+        ("sigmoid", {"it": "auc"}, ""),
+        ("", {"it": "f1"}, ""),
+    ],
+)
+def test_a_metric_of_logits_refuses_the_probabilities_that_make_it_wrong(last, metrics, named):
+    run = replace(passed(softmax(LOGITS), loss="", last=last), named_metrics=metrics)
+    found = problem(run)
+    assert (f"the last layer is a {last}), and {named} takes logits" in found) == bool(named)
+    assert bool(found) == bool(named)
+    assert not problem(replace(run, result=replace(run.result, outputs=LOGITS)))
+
+
+def test_a_metric_of_logits_notes_outputs_that_look_like_a_sigmoids():
+    run = replace(passed(RANDOM.rand(40, 1), np.zeros((40, 1), int), loss=""), named_metrics={"it": "f1"})
+    assert [text.partition(": ")[0] for _, text in find_notes(run)] == [
+        "all outputs for the first batch lie between 0 and 1; metrics['it'] takes logits"
+    ]
+    assert not list(find_notes(replace(run, named_metrics={"it": "auc"})))
+    assert not list(find_notes(replace(run, named_loss="mse")))
