@@ -210,7 +210,8 @@ def check_memory(name: str, given: Mapping[str, NDArray[Any]], total: int, max_b
 
 
 def _in_units(size: int) -> str:
-    return f"{size / (1 << 30):.3g} GiB" if size >= 1 << 27 else f"{size / (1 << 20):.3g} MiB"
+    unit, power = ("GiB", 30) if size >= 1 << 27 else ("MiB", 20) if size >= 1 << 17 else ("KiB", 10)
+    return f"{size / (1 << power):.3g} {unit}"
 
 
 def _shapes(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
