@@ -21,6 +21,7 @@ LEFT_OUT = (
     r"test_export\.py::test_several_workers",
     r"test_export\.py::test_a_program_takes.*\[tf-",
     r"test_fine_tuning\.py::.*tf-torch",
+    r"test_fine_tuning_example\.py::.*\[tf",
     r"test_images_task\.py::test_a_wrong_label",
     r"test_inputs\.py::test_inputs_by_position",
     r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-|tf-torchrun-)",

@@ -1,0 +1,76 @@
+"""examples/fine_tuning.py: a new head on a backbone from another job, by --init and by import."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.documents import ROOT
+from support.jobs import FRAMEWORKS, Run, temporary_folder
+from support.pool import train
+from support.resuming import said
+from support.serving import hvdtrain
+
+EXAMPLE = ROOT / "examples" / "fine_tuning.py"
+SKIP = ("--init-skip", "model/dense2/*")
+
+
+@functools.cache
+def trained_low(framework: str) -> Run:
+    words = ("--framework", framework, "--task", f"{EXAMPLE}:LowDigits")
+    return train(2, "mpi", *words, cwd=temporary_folder())
+
+
+@functools.cache
+def tuned(source: str, framework: str) -> Run:
+    words = ("--framework", framework, "--task", f"{EXAMPLE}:FewDigits", "--log-every", "1")
+    return train(2, "mpi", *words, "--init", str(trained_low(source).folder), *SKIP, cwd=temporary_folder())
+
+
+def weights(run: Run) -> dict[str, np.ndarray]:
+    return load_file(Path(run.summary["checkpoint"]) / "model.safetensors")
+
+
+@pytest.mark.parametrize(("source", "framework"), [("torch", "torch"), ("torch", "tf"), ("tf", "tf")])
+def test_the_backbone_is_taken_and_the_head_is_new(source, framework):
+    run, before = tuned(source, framework), weights(trained_low(source))
+    assert run.summary["final"]["accuracy"] >= 0.87
+    after = weights(run)
+    same = {name for name in after if np.array_equal(before[name], after[name])}
+    assert same == {"model/conv1/kernel", "model/conv1/bias"}
+    assert (before["model/dense2/bias"].shape, after["model/dense2/bias"].shape) == ((5,), (10,))
+    text = said(run)
+    assert "weights 6 of 8 arrays taken, 150,016 of 151,306 numbers" in text
+    assert "initial model/dense2/bias (10,): --init-skip 'model/dense2/*'; there (5,)" in text
+
+
+def test_both_frameworks_tune_alike_from_one_checkpoint():
+    np.testing.assert_allclose(
+        tuned("torch", "tf").losses[:40], tuned("torch", "torch").losses[:40], rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_without_options_the_head_is_refused_and_an_exported_file_can_be_imported_without_it(framework):
+    low, folder = str(trained_low(framework).folder), temporary_folder()
+    file = folder / {"torch": "low.pt", "tf": "low.keras"}[framework]
+    few = ("--task", f"{EXAMPLE}:FewDigits")
+    words = ["import", str(file), *few, "--output", str(folder / "imported")]
+    refused, exported, whole, part = hvdtrain(
+        ["--framework", framework, *few, "--init", low, "--steps", "1"],
+        ["export", low, "--to", file.suffix[1:], "--task", f"{EXAMPLE}:LowDigits", "--output", str(file)],
+        words,
+        [*words, "--skip", "model/dense2/*"],
+        cwd=folder,
+        framework=framework,
+    )
+    assert "misshapen: model/dense2/kernel must be (128, 10), is (128, 5)" in refused[1]
+    assert refused[1].endswith("To take the rest, add: --init-skip 'model/dense2/*'")
+    assert exported[1] == ""
+    assert whole[1].endswith("To take the rest, add: --skip 'model/dense2/*'")
+    assert "\n6 of 8 arrays taken, 150,016 of 151,306 numbers\n" in part[0]
+    before = weights(trained_low(framework))
+    found = load_file(folder / "imported" / "step-00000000" / "model.safetensors")
+    taken = {name for name in found if np.array_equal(before[name], found[name])}
+    assert taken == {name for name in before if "dense2" not in name}
