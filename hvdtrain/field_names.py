@@ -129,6 +129,10 @@ _VALUES = {
     ("framework", "tensorflow"): "write tf",
     ("framework", "keras"): "write tf",
 }  # fmt: skip
+# by field, what to do for a value that there is not
+_OTHER_VALUES = {
+    "optimizer": "the task can return any other one in torch_optimizer(parameters) or tf_optimizer()",
+}
 _NULLS = ("none", "nil", "null", "")
 
 
@@ -172,4 +176,4 @@ def value_hint(field: str, value: object, nullable: bool) -> str:
         return ""
     if nullable and value.strip().lower() in _NULLS:
         return "write null for no value"
-    return _VALUES.get((field, value.strip().lower()), "")
+    return _VALUES.get((field, value.strip().lower()), _OTHER_VALUES.get(field, ""))

@@ -20,11 +20,15 @@ def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) ->
     """
     found = type(optimizer)
     if not isinstance(optimizer, kind):
-        remedy = "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
-        is_scheduler = isinstance(getattr(optimizer, "optimizer", None), kind)
-        raise TaskError(
-            f"{method}() must give {wanted}, found {found.__name__}", remedy if is_scheduler else ""
-        )
+        remedy = ""
+        if isinstance(getattr(optimizer, "optimizer", None), kind):
+            remedy = "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
+        elif isinstance(optimizer, list | tuple):
+            remedy = "Return one optimizer, for all parameters."
+        elif isinstance(optimizer, type) and issubclass(optimizer, kind):
+            remedy = f"Return an instance: {optimizer.__name__}(...), with the arguments that it requires."
+        shown = repr(optimizer) if isinstance(optimizer, str | type) else found.__name__
+        raise TaskError(f"{method}() must give {wanted}, found {shown}", remedy)
     if found.__module__.startswith("horovod.") or found.__name__ == "DistributedOptimizer":
         raise TaskError(
             f"{method}() gave an optimizer that is wrapped to reduce gradients over workers",

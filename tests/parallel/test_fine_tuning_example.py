@@ -1,31 +1,46 @@
 """examples/fine_tuning.py: a new head on a backbone from another job, by --init and by import."""
 
 import functools
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.documents import ROOT
+from support.documents import ROOT, hvdtrain_commands
 from support.jobs import FRAMEWORKS, Run, temporary_folder
 from support.pool import train
 from support.resuming import said
 from support.serving import hvdtrain
 
 EXAMPLE = ROOT / "examples" / "fine_tuning.py"
-SKIP = ("--init-skip", "model/dense2/*")
+
+
+def documented(number: int) -> list[str]:
+    """Return the options of a job of the page, without its folder for the run."""
+    words = hvdtrain_commands(ROOT / "docs" / "fine-tuning.md")[number]
+    assert words[:6] == ["horovodrun", "-np", "2", "python", "-m", "hvdtrain"]
+    return list(takewhile(lambda word: word != "--run-dir", words[6:]))
+
+
+def job(number: int, framework: str, **values: str) -> Run:
+    """Train a documented job with two workers, with other values of some of its options."""
+    words = documented(number)
+    for option, value in {"framework": framework, **values}.items():
+        words[words.index(f"--{option}") + 1] = value
+    path = words.index("--task") + 1
+    words[path] = str(ROOT / words[path])
+    return train(2, "mpi", *words, "--log-every", "1", cwd=temporary_folder())
 
 
 @functools.cache
 def trained_low(framework: str) -> Run:
-    words = ("--framework", framework, "--task", f"{EXAMPLE}:LowDigits")
-    return train(2, "mpi", *words, cwd=temporary_folder())
+    return job(0, framework)
 
 
 @functools.cache
 def tuned(source: str, framework: str) -> Run:
-    words = ("--framework", framework, "--task", f"{EXAMPLE}:FewDigits", "--log-every", "1")
-    return train(2, "mpi", *words, "--init", str(trained_low(source).folder), *SKIP, cwd=temporary_folder())
+    return job(1, framework, init=str(trained_low(source).folder))
 
 
 def weights(run: Run) -> dict[str, np.ndarray]:

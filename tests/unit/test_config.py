@@ -248,7 +248,6 @@ OTHER_OFFENCES = [
     ("batch_size", 1.5, "should be a valid integer, got a number with a fractional part"),
     ("seed", "x", "should be a valid integer, unable to parse string as an integer"),
     ("framework", "jax", "should be 'torch' or 'tf'"),
-    ("optimizer", "adagrad", "should be 'sgd', 'adamw', 'lars' or 'lamb'"),
     ("precision", "fp8", "should be 'fp32', 'bf16' or 'fp16'"),
     ("on_bad_sample", "ignore", "should be 'error' or 'skip'"),
     ("on_changed_data", "ignore", "should be 'stop' or 'warn'"),
@@ -287,6 +286,13 @@ def test_every_bound_of_every_field_is_tested_above():
         if isinstance(rule, Gt | Ge | Lt | Le)
     ]
     assert sorted(bounds) == sorted(field for field, _, _ in OUT_OF_RANGE)
+
+
+def test_another_optimizer_is_the_tasks():
+    assert refused(Layer("run.yaml", {"optimizer": "lion"})) == (
+        "optimizer: should be 'sgd', 'adamw', 'lars' or 'lamb', found 'lion' (run.yaml); the task can return "
+        "any other one in torch_optimizer(parameters) or tf_optimizer()"
+    )
 
 
 def test_every_offence_is_said_at_once():

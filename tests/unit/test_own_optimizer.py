@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from support.documents import ROOT, blocks
 from support.twins import keras, torch
 
 from hvdtrain.backends.base import OwnRates
@@ -78,6 +79,32 @@ def test_a_scheduler_of_pytorch_is_refused(name, options):
     task = SimpleNamespace(torch_optimizer=lambda parameters: scheduler)
     with pytest.raises(TaskError, match=r"must give an optimizer, found .*\n.*lr_schedule"):
         of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
+
+
+@pytest.mark.parametrize(
+    ("returned", "found", "remedy"),
+    [
+        ([torch.optim.SGD([BODY])], "found list", "Return one optimizer, for all parameters."),
+        (Lion, "found <class '", r"Return an instance: Lion\(\.\.\.\), with the arguments that it requires"),
+        ("adam", "found 'adam'", ""),
+    ],
+)
+def test_what_is_no_optimizer_is_shown_with_what_to_return(returned, found, remedy):
+    task = SimpleNamespace(torch_optimizer=lambda parameters: returned)
+    with pytest.raises(TaskError, match=rf"torch_optimizer\(\) must give an optimizer, {found}.*\n?{remedy}"):
+        of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
+
+
+def test_the_groups_that_the_documents_show_have_their_rates():
+    (block,) = [b.text for b in blocks(ROOT / "docs" / "tasks.md") if "def torch_optimizer" in b.text]
+    names = {}
+    exec(block, names)  # the project's own document
+    body, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    task = SimpleNamespace(model=SimpleNamespace(body=body, head=head))
+    task.torch_optimizer = lambda parameters: names["torch_optimizer"](task, parameters)
+    optimizer = of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
+    rates = of_torch.take_own_rates(optimizer)
+    assert rates == OwnRates("AdamW", 1e-3, is_default=False, factors=pytest.approx((0.1, 1.0)))
 
 
 def test_a_rate_of_zero_is_refused():
