@@ -110,7 +110,7 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         result = session.backend.dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
         one = Pass.of(what, batch, result, name if is_named else "", ignored)
-        done.append(replace(one, named_metrics=metrics))
+        done.append(replace(one, named_metrics=metrics if is_named else {}))
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]
