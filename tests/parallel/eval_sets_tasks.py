@@ -7,8 +7,12 @@ import numpy as np
 from small_task import INPUTS, OUTPUTS, Small
 
 import hvdtrain
+from hvdtrain.config import Layer
+from hvdtrain.jobs.export import export_checkpoint
+from hvdtrain.jobs.predict import predict_checkpoint
 
 FIRST_SIZE, SECOND_SIZE = 30, 17
+EXPORTS = {"torch": "pt", "tf": "keras"}
 
 
 class TwoSets(Small):
@@ -43,17 +47,29 @@ class SecondAlone(TwoSets):
         return super().eval_data()["noisy"]
 
 
-def evaluated(framework: str) -> dict[str, dict[str, float]]:
-    """Train both tasks; return their last evaluations, and that of the first one's checkpoint."""
-    found = {}
-    for task in (TwoSets, SecondAlone):
-        summary = hvdtrain.train(
-            task, framework=framework, run_dir=task.__name__, device="cpu", steps=4, global_batch_size=12,
-            eval_batch_size=4, eval_every=2, sync_batch_norm=True, ema_decay=0.9, log_every=4,
-        )  # fmt: skip
-        found[task.__name__] = summary.final
-    found["evaluate"] = hvdtrain.evaluate(TwoSets.__name__, TwoSets)
-    lines = [json.loads(line) for line in Path(TwoSets.__name__, "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if line["phase"] == "eval"][-1]
-    found["log"] = {name: last[name] for name in found["evaluate"]}
+def evaluated(framework: str, commands: list[str]) -> dict[str, dict[str, float]]:
+    """Train; return the last evaluation as the run and its log have it, and that of the second set alone.
+
+    Args:
+        framework: the job's.
+        commands: which of ``evaluate``, ``predict`` and ``export`` take the checkpoint too. The loss of the
+            predictions is that of the set that is predicted.
+    """
+    summary = hvdtrain.train(
+        TwoSets, framework=framework, run_dir="run", device="cpu", steps=3, global_batch_size=12,
+        eval_batch_size=4, sync_batch_norm=True, ema_decay=0.9, log_every=3,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text().splitlines()]
+    logged = {name: lines[-1][name] for name in summary.final}
+    found = {"run": summary.final, "log": logged, "alone": hvdtrain.evaluate("run", SecondAlone)}
+    given = [Layer("test", {"task": f"{__file__}:{TwoSets.__name__}", "framework": framework})]
+    if "evaluate" in commands:
+        found["evaluate"] = hvdtrain.evaluate("run", TwoSets)
+    if "predict" in commands:
+        predict_checkpoint(Path("run"), given, Path("predictions.npz"), split="eval")
+        predicted, (_, targets) = np.load("predictions.npz")["outputs"], TwoSets().data
+        found["predict"] = {"loss": float(((predicted - targets[: len(predicted)]) ** 2).mean())}
+    if "export" in commands:
+        exported = export_checkpoint(Path("run"), EXPORTS[framework], given)
+        found["export"] = {"relative": exported.exported.relative}
     return found
