@@ -1,6 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
+:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`, :class:`SumMetric`,
+:class:`GatheredMetric` and :class:`MetricObject`. They are loaded on first use, so that
 :class:`Summary`, :class:`Dataset`, :class:`EvalSets`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`,
 :class:`SumMetric` and :class:`GatheredMetric`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
@@ -16,6 +18,7 @@ __all__ = [
     "Dataset",
     "EvalSets",
     "GatheredMetric",
+    "MetricObject",
     "RunContext",
     "SumMetric",
     "Summary",
@@ -32,6 +35,7 @@ _HOMES = {
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
     "GatheredMetric": "hvdtrain.backends.stateful_metrics",
+    "MetricObject": "hvdtrain.backends.metric_objects",
     "EvalSets": "hvdtrain.data.eval_sets",
     "RunContext": "hvdtrain.callbacks",
     "SumMetric": "hvdtrain.backends.stateful_metrics",
@@ -46,6 +50,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from hvdtrain.backends.counting import Weighted
+    from hvdtrain.backends.metric_objects import MetricObject
     from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext
     from hvdtrain.data.collate import pad

@@ -1,7 +1,7 @@
 """The metrics of a whole evaluation, beside those that are means: which a task has, and evaluating them."""
 
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,10 +9,12 @@ import numpy as np
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.metric_merging import Collectives, merge, merge_alone
+from hvdtrain.backends.metric_objects import is_metric_object
 from hvdtrain.backends.metric_states import GatheredState, SumState
 from hvdtrain.backends.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.stateful_metrics import GatheredMetric, Rows, StatefulMetric, SumMetric
 from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.metric_names import check_metric_names
 from hvdtrain.task import where_raised
 
 # what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
@@ -21,7 +23,8 @@ Seen = tuple[Any, ...]
 
 def is_stateful(metric: Any) -> bool:
     """Return whether a task's metric is one of a whole evaluation, and not a mean over samples."""
-    return isinstance(metric, SumMetric | GatheredMetric) or (isinstance(metric, str) and metric in NAMES)
+    is_named = isinstance(metric, str) and metric in NAMES
+    return is_named or isinstance(metric, SumMetric | GatheredMetric) or is_metric_object(metric)
 
 
 class EvaluationMetrics:
@@ -48,8 +51,14 @@ class EvaluationMetrics:
         if hasattr(task, f"{functions.framework}_loss"):
             return cls({})
         given = getattr(task, "metrics", {})
-        states = {n: _state(n, m, task, functions) for n, m in given.items() if is_stateful(m)}
-        return cls(states, tuple(given) if states else ())
+        states: dict[str, StatefulMetric] = {}
+        order: list[str] = []
+        for name, metric in given.items():
+            found = _states(name, metric, task, functions) if is_stateful(metric) else {}
+            order += found or [name]
+            states |= found
+        _check_names(order)
+        return cls(states, tuple(order) if states else ())
 
     def __bool__(self) -> bool:
         return bool(self._states)
@@ -139,16 +148,31 @@ def check_number(name: str, value: Any) -> float:
     return float(array.reshape(()))
 
 
-def _state(name: str, metric: Any, task: Any, functions: MetricFunctions) -> StatefulMetric:
+def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Mapping[str, StatefulMetric]:
+    """Return the states of a metric by what they are logged as: one, or those of a collection of objects."""
     if isinstance(metric, SumMetric):
-        return SumState(name, metric, functions.to_numpy)
+        return {name: SumState(name, metric, functions.to_numpy)}
     if isinstance(metric, GatheredMetric):
-        return GatheredState(name, metric, functions.to_numpy)
+        return {name: GatheredState(name, metric, functions.to_numpy)}
     if isinstance(metric, str):
-        return named_metric(name, metric, task, functions)
-    found = functions.as_object(name, metric)
-    assert found is not None  # is_stateful says that it is one
-    return found
+        return {name: named_metric(name, metric, task, functions)}
+    return functions.object_states(name, metric, task)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Check the names of all metrics: those of a collection's members come to the task's own.
+
+    Raises:
+        TaskError: If two metrics have one name, or one has the name of a number that hvdtrain logs.
+    """
+    check_metric_names(names, "the task's metrics")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise TaskError(
+            f"the task has two metrics {twice!r}, of which one is a member of a collection",
+            "Give one of them another name.",
+            everywhere=True,
+        )
 
 
 @contextmanager

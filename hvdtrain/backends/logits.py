@@ -117,7 +117,7 @@ def bad_target(error: Exception) -> TaskError | None:
     )
 
 
-def _logits(name: str, outputs: Any) -> Any:
+def logits_of(name: str, outputs: Any) -> Any:
     """Return the logits of a structured output, as the models of Hugging Face transformers give it."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if hasattr(found, "shape"):
@@ -134,7 +134,7 @@ def of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def of_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
         if not hasattr(outputs, "shape"):
-            outputs = _logits(name, outputs)
+            outputs = logits_of(name, outputs)
         return function(outputs, batch)
 
     return of_outputs

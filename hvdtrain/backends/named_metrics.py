@@ -80,7 +80,8 @@ class MetricFunctions(NamedTuple):
     Attributes:
         framework: "torch" or "tf".
         to_numpy: returns a tensor as an array.
-        as_object: (name, metric) -> the state of an object of another library; None if the metric is none.
+        object_states: (name, metric, task) -> by name, the states of a metric that is an object of another
+            library.
         counts: (outputs, batch, setting), as those below -> by class or label, right ones, predicted
             ones and actual ones.
         entropies: cross-entropy and the number of targets that count.
@@ -90,7 +91,7 @@ class MetricFunctions(NamedTuple):
 
     framework: str
     to_numpy: ToNumpy
-    as_object: Callable[[str, Any], StatefulMetric | None]
+    object_states: Callable[[str, Any, Any], Mapping[str, StatefulMetric]]
     counts: Callable[..., Mapping[str, Any]]
     entropies: Callable[..., Mapping[str, Any]]
     values: Callable[..., Mapping[str, Any]]

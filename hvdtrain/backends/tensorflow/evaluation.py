@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import check_comparable
 from hvdtrain.backends.named_metrics import MetricFunctions, Setting, check_flat, check_targets
-from hvdtrain.backends.stateful_metrics import StatefulMetric
 from hvdtrain.backends.tensorflow.losses import classes_last, cross_entropy
+from hvdtrain.backends.tensorflow.metric_objects import object_states
 from hvdtrain.backends.tensorflow.program import to_numpy
 
 Tensor = Any
@@ -23,11 +23,6 @@ def as_array(tensor: Tensor) -> NDArray[np.generic]:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
     is_tensor = tf.is_tensor(tensor) or keras.ops.is_tensor(tensor)
     return to_numpy(tensor) if is_tensor else np.asarray(tensor)
-
-
-def as_object(_name: str, _metric: Any) -> StatefulMetric | None:
-    """Return the state of an object of another library; None if a metric is none."""
-    return None
 
 
 def counts(outputs: Tensor, batch: Batch, setting: Setting) -> dict[str, Tensor]:
@@ -118,4 +113,4 @@ def _classes(outputs: Tensor, targets: Tensor, setting: Setting) -> tuple[Tensor
     return tf.reshape(outputs, (*shape, classes)), targets, tf.reshape(counted, shape)
 
 
-FUNCTIONS = MetricFunctions("tf", as_array, as_object, counts, entropies, values, scores)
+FUNCTIONS = MetricFunctions("tf", as_array, object_states, counts, entropies, values, scores)

@@ -1,7 +1,6 @@
 """Metrics of a whole evaluation in PyTorch; ``tensorflow/evaluation.py`` does the same for TensorFlow."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import check_comparable
 from hvdtrain.backends.named_metrics import MetricFunctions, Setting, check_flat, check_targets
-from hvdtrain.backends.stateful_metrics import StatefulMetric
 from hvdtrain.backends.torch.losses import classes_last, cross_entropy
+from hvdtrain.backends.torch.metric_objects import object_states
 from hvdtrain.backends.torch.program import to_numpy
 
 Batch = Mapping[str, Tensor]
@@ -21,11 +20,6 @@ Batch = Mapping[str, Tensor]
 def as_array(tensor: Tensor) -> NDArray[np.generic]:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
     return to_numpy(tensor.detach().cpu()) if isinstance(tensor, Tensor) else np.asarray(tensor)
-
-
-def as_object(_name: str, _metric: Any) -> StatefulMetric | None:
-    """Return the state of an object of another library; None if a metric is none."""
-    return None
 
 
 def counts(outputs: Tensor, batch: Batch, setting: Setting) -> dict[str, Tensor]:
@@ -118,4 +112,4 @@ def _classes(outputs: Tensor, targets: Tensor, setting: Setting) -> tuple[Tensor
     return outputs.reshape(*shape, classes), targets.reshape(shape), counted.reshape(shape)
 
 
-FUNCTIONS = MetricFunctions("torch", as_array, as_object, counts, entropies, values, scores)
+FUNCTIONS = MetricFunctions("torch", as_array, object_states, counts, entropies, values, scores)

@@ -1,0 +1,421 @@
+"""Objects of torchmetrics and Keras: merged over workers they give what one object gives for all samples."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.torchvision_ops import load_torchmetrics
+
+import hvdtrain
+from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.object_merging import merged_parts
+from hvdtrain.backends.stateful_metrics import Part, Rows
+from hvdtrain.errors import TaskError
+
+torch = pytest.importorskip("torch")
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+torchmetrics = load_torchmetrics()
+classification, regression = torchmetrics.classification, torchmetrics.regression
+
+RANDOM = np.random.RandomState(7)
+SAMPLES, CLASSES = 53, 3
+LOGITS = RANDOM.randn(SAMPLES, CLASSES).astype("float32") * 2
+LABELS = RANDOM.randint(0, CLASSES, SAMPLES)
+ONE_HOT = np.eye(CLASSES, dtype="float32")[LABELS]
+SCORES = RANDOM.randn(SAMPLES).astype("float32")
+YES = (RANDOM.rand(SAMPLES) < 0.4).astype("float32")
+MANY = (RANDOM.rand(SAMPLES, CLASSES) < 0.4).astype("float32")
+NUMBERS = RANDOM.randn(SAMPLES, 2).astype("float32") + 3
+
+
+def side_of(framework):
+    if framework == "torch":
+        from hvdtrain.backends.torch.evaluation import FUNCTIONS
+
+        return FUNCTIONS, lambda array: torch.from_numpy(np.array(array))
+    from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
+
+    return FUNCTIONS, tf.constant
+
+
+def states_of(framework, metric, loss="mse", **task):
+    metrics = metric if isinstance(metric, dict) else {"it": metric}
+    task = SimpleNamespace(loss=loss, metrics=metrics, **task)
+    return EvaluationMetrics.of(task, side_of(framework)[0])._states
+
+
+def in_order(of_workers):
+    """Merge as over workers, with rows in the order of the data set."""
+    merged = merged_parts(of_workers)
+    for key, part in of_workers[0].items():
+        if part.reduction == "gather":
+            indices = np.concatenate([parts[key].indices for parts in of_workers])
+            merged[key] = merged[key][np.argsort(indices, kind="stable")]
+    return merged
+
+
+def evaluated(framework, metric, data, loss="mse", workers=3, **task):
+    """Give what a metric computes over several workers, whose last batches are padded."""
+    tensor, (outputs, targets), batch = side_of(framework)[1], data, 5
+    states = [states_of(framework, copy(metric), loss, **task) for _ in range(workers)]
+    found = {}
+    for name in states[0]:
+        for first in range(0, len(outputs), workers * batch):
+            for rank in range(workers):
+                indices = first + rank * batch + np.arange(batch)
+                counted = indices < len(outputs)
+                rows = Rows(counted, np.where(counted, indices, 0), len(outputs))
+                given = {"targets": tensor(targets[rows.indices]), "others": tensor(outputs[rows.indices])}
+                states[rank][name].add(tensor(outputs[rows.indices]), given, rows)
+        found[name] = states[0][name].compute(in_order([of_rank[name].parts() for of_rank in states]))
+    return found["it"] if list(found) == ["it"] else found
+
+
+def copy(metric):
+    """Give an object of its own to a worker that shares this process."""
+    if isinstance(metric, keras.metrics.Metric) and type(metric).__module__.startswith("keras."):
+        return metric.from_config(metric.get_config())
+    return metric
+
+
+def sigmoid(array):
+    return 1 / (1 + np.exp(-array))
+
+
+def softmax(array):
+    return np.exp(array) / np.exp(array).sum(-1, keepdims=True)
+
+
+def by_torchmetrics(metric, preds, targets):
+    metric = metric.clone()
+    metric.update(torch.from_numpy(np.array(preds)), torch.from_numpy(np.array(targets)))
+    return float(metric.compute())
+
+
+class Deviation(torchmetrics.Metric):
+    """A state with a reduction of its own that depends on the batches."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx=reduction)
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, preds, target):
+        self.mean = (preds - target).abs().mean()
+        self.count += len(preds)
+
+    def compute(self):
+        return self.mean
+
+
+class LargestError(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, preds, target):
+        self.largest = torch.maximum(self.largest, (preds - target).abs().max())
+
+    def compute(self):
+        return self.largest
+
+
+class Product(torchmetrics.Metric):
+    """A reduction of its own that can be merged: a product of all ratios."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("product", torch.tensor(1.0), dist_reduce_fx=lambda of_all: of_all.prod(0))
+
+    def update(self, preds, target):
+        self.product = self.product * (1 + 0.01 * (preds - target)).prod()
+
+    def compute(self):
+        return self.product
+
+
+TORCH = {
+    "f1 of logits": (classification.BinaryF1Score(), "binary_cross_entropy", SCORES, YES),
+    "auroc of all samples": (classification.BinaryAUROC(), "binary_cross_entropy", SCORES, YES),
+    "auroc of bins": (classification.BinaryAUROC(thresholds=20), "binary_cross_entropy", SCORES, YES),
+    "labels": (classification.MultilabelAUROC(CLASSES), "binary_cross_entropy", LOGITS, MANY),
+    "classes": (classification.MulticlassF1Score(CLASSES), "cross_entropy", LOGITS, LABELS),
+    "auroc of classes": (classification.MulticlassAUROC(CLASSES), "cross_entropy", LOGITS, LABELS),
+    "calibration": (classification.MulticlassCalibrationError(CLASSES), "cross_entropy", LOGITS, LABELS),
+    "sums": (regression.R2Score(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2]),
+    "ranks": (regression.SpearmanCorrCoef(), "mse", SCORES, SCORES + YES),
+    "states of workers side by side": (regression.PearsonCorrCoef(), "mse", SCORES, SCORES + YES),
+    "largest": (LargestError(), "mse", SCORES, YES),
+    "a mean that is constant": (
+        torchmetrics.image.PeakSignalNoiseRatio(data_range=5.0),
+        "mse",
+        NUMBERS,
+        NUMBERS + 0.1,
+    ),
+    "own reduction": (Product(), "mse", SCORES, YES),
+    "composed": (regression.MeanSquaredError() + regression.MeanAbsoluteError(), "mse", SCORES, YES),
+    "axis of length 1": (regression.MeanAbsoluteError(), "mse", SCORES[:, None], YES),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_torchmetrics_over_workers(name, workers):
+    metric, loss, outputs, targets = TORCH[name]
+    given = outputs.reshape(targets.shape) if outputs.size == targets.size else outputs
+    wanted = targets if loss == "mse" else targets.astype("int64")
+    expected = by_torchmetrics(metric, given, wanted)
+    assert evaluated("torch", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_users_object_stays_as_it_is():
+    metric = classification.BinaryAUROC()
+    evaluated("torch", metric, (SCORES, YES), "binary_cross_entropy")
+    assert not metric.update_called
+    assert metric.preds == []
+
+
+KERAS = {
+    "auc of logits": (keras.metrics.AUC(), "binary_cross_entropy", SCORES, YES, sigmoid),
+    "auc that takes logits": (keras.metrics.AUC(from_logits=True), "binary_cross_entropy", SCORES, YES, None),
+    "threshold of logits": (
+        keras.metrics.Precision(thresholds=0.0),
+        "binary_cross_entropy",
+        SCORES,
+        YES,
+        None,
+    ),
+    "accuracy of logits": (keras.metrics.BinaryAccuracy(), "binary_cross_entropy", SCORES, YES, sigmoid),
+    "classes": (keras.metrics.SparseCategoricalAccuracy(), "cross_entropy", LOGITS, LABELS, softmax),
+    "one-hot": (keras.metrics.F1Score(average="macro"), "cross_entropy", LOGITS, ONE_HOT, softmax),
+    "entropy": (keras.metrics.CategoricalCrossentropy(), "cross_entropy", LOGITS, ONE_HOT, softmax),
+    "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), "cross_entropy", LOGITS, LABELS, softmax),
+    "r2": (keras.metrics.R2Score(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2], None),
+    "root": (keras.metrics.RootMeanSquaredError(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2], None),
+    "axis of length 1": (keras.metrics.MeanAbsoluteError(), "mse", SCORES[:, None], YES[:, None], None),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_keras_over_workers(name, workers):
+    metric, loss, outputs, targets, prepared = KERAS[name]
+    alone = copy(metric)
+    alone.update_state(targets, outputs if prepared is None else prepared(outputs))
+    expected = float(alone.result())
+    assert evaluated("tf", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_collection_gives_a_metric_for_each_member():
+    given = torchmetrics.MetricCollection(
+        {"f1": classification.BinaryF1Score(), "auroc": classification.BinaryAUROC()}
+    )
+    task = SimpleNamespace(loss="binary_cross_entropy", metrics={"mine": "auc", "valid": given})
+    found = EvaluationMetrics.of(task, side_of("torch")[0])
+    assert found.order == ("mine", "valid_auroc", "valid_f1")
+    values = evaluated("torch", given, (SCORES, YES), "binary_cross_entropy")
+    assert values["it_auroc"] == pytest.approx(by_torchmetrics(given["auroc"], SCORES, YES.astype("int64")))
+    with pytest.raises(TaskError, match="two metrics 'valid_f1'"):
+        states_of("torch", {"valid": given, "valid_f1": "f1"}, "binary_cross_entropy")
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_what_an_object_is_given_can_be_chosen(framework):
+    metric = hvdtrain.MetricObject(
+        torch=lambda: classification.MulticlassAccuracy(CLASSES, average=None),
+        tf=keras.metrics.F1Score,
+        preds=lambda outputs, batch: batch["others"],
+        targets=lambda outputs, batch: (
+            batch["targets"].argmax(-1) if framework == "torch" else batch["targets"]
+        ),
+        result=lambda value: value[1],
+    )
+    found = evaluated(framework, metric, (LOGITS, ONE_HOT))
+    chosen = LOGITS.argmax(-1)
+    right = ((chosen == 1) & (LABELS == 1)).sum()
+    expected = right / (LABELS == 1).sum()
+    if framework == "tf":
+        expected = 2 * right / ((LABELS == 1).sum() + (chosen == 1).sum())
+    assert found == pytest.approx(expected)
+
+
+def test_classes_on_the_last_axis_are_moved_for_torchmetrics():
+    outputs = RANDOM.randn(12, 4, CLASSES).astype("float32")
+    targets = RANDOM.randint(0, CLASSES, (12, 4))
+    metric = classification.MulticlassAccuracy(CLASSES, average="micro")
+    expected = (outputs.argmax(-1) == targets).mean()
+    assert evaluated("torch", metric, (outputs, targets), "cross_entropy") == pytest.approx(expected)
+    square = RANDOM.randn(12, CLASSES, CLASSES).astype("float32")
+    with pytest.raises(TaskError, match="cannot tell which axis"):
+        evaluated("torch", metric, (square, targets[:, :CLASSES]), "cross_entropy")
+
+
+def test_classes_on_axis_1_are_moved_for_keras():
+    outputs = RANDOM.randn(12, CLASSES, 4).astype("float32")
+    targets = RANDOM.randint(0, CLASSES, (12, 4))
+    expected = (outputs.argmax(1) == targets).mean()
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    assert evaluated("tf", metric, (outputs, targets), "cross_entropy") == pytest.approx(expected)
+
+
+class MeanOfMeans(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("batches", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, preds, target):
+        self.total += (preds - target).abs().mean()
+        self.batches += 1
+
+    def compute(self):
+        return self.total / self.batches
+
+
+class Hidden(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+        self.all = []
+
+    def update(self, preds, target):
+        self.count += len(preds)
+        self.all.append((preds - target).abs())
+
+    def compute(self):
+        return torch.cat(self.all).sum() / self.count
+
+
+class Stateless(torchmetrics.Metric):
+    def update(self, preds, target):
+        self.last = preds.mean()
+
+    def compute(self):
+        return self.last
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.largest
+
+
+class KerasMeanOfMeans(keras.metrics.MeanMetricWrapper):
+    def __init__(self):
+        super().__init__(lambda y_true, y_pred: keras.ops.mean(keras.ops.abs(y_true - y_pred)))
+
+
+REFUSED = {
+    "mean of means": ("torch", MeanOfMeans(), "'total' after a batch is not that after the batch in two"),
+    "hidden state": ("torch", Hidden(), "for a batch, and .* for the same batch in two parts"),
+    "own reduction": ("torch", Deviation(lambda of_all: of_all.max(0).values), "the same batch in two parts"),
+    "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
+    "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
+    "history": (
+        "torch",
+        torchmetrics.wrappers.MinMaxMetric(regression.MeanSquaredError()),
+        "keeps a history over evaluations",
+    ),
+    "class": ("torch", classification.MulticlassAUROC, "cannot be constructed: TypeError"),
+    "other framework": ("tf", regression.MeanSquaredError(), "is of torchmetrics, and this job runs .*tf"),
+    "other way": ("torch", keras.metrics.AUC(), "is of Keras, and this job runs --framework torch"),
+    "no object": ("torch", hvdtrain.MetricObject(torch=lambda: 3), "must be an object of torchmetrics"),
+    "maximum": ("tf", Largest(), "variable' after a batch is not that after the batch in two parts"),
+    "keras mean": ("tf", KerasMeanOfMeans(), "is not that after the batch in two"),
+    "keras aggregator": ("tf", keras.metrics.Mean(), "takes values and weights"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_is_refused(name):
+    framework, metric, said = REFUSED[name]
+    with pytest.raises(TaskError, match=said):
+        evaluated(framework, metric, (SCORES, YES))
+
+
+IGNORES = {"ignore_index": -1}
+GIVEN = {
+    "logits or not": (
+        ("torch", classification.BinaryAUROC(), "mse", SCORES, YES),
+        r"outside of \[0, 1\]",
+    ),
+    "several numbers": (
+        ("torch", classification.MulticlassF1Score(CLASSES, average=None), "cross_entropy", LOGITS, LABELS),
+        r"computes numbers of shape \(3,\).*\n.*average='macro'",
+    ),
+    "keras: several numbers": (
+        ("tf", keras.metrics.F1Score(), "cross_entropy", LOGITS, ONE_HOT),
+        r"computes numbers of shape \(3,\)",
+    ),
+    "class numbers and one-hot": (
+        ("tf", keras.metrics.CategoricalAccuracy(), "cross_entropy", LOGITS, LABELS),
+        r"compares arrays of one shape.*\n.*Sparse",
+    ),
+    "probabilities as classes": (
+        ("tf", keras.metrics.MeanIoU(2), "binary_cross_entropy", SCORES, YES),
+        "takes class numbers as predictions",
+    ),
+    "equality": (
+        ("tf", keras.metrics.Accuracy(), "binary_cross_entropy", SCORES, YES),
+        "counts predictions that equal their targets exactly",
+    ),
+    "ignored": (
+        ("tf", keras.metrics.SparseCategoricalAccuracy(), "cross_entropy", LOGITS, LABELS - 1, IGNORES),
+        "is given targets of -1, which the loss leaves out",
+    ),
+    "torch: ignored": (
+        ("torch", regression.MeanAbsoluteError(), "mse", SCORES, YES - 1, IGNORES),
+        "is given targets of -1, which the loss leaves out",
+    ),
+    "memory": (
+        (
+            "torch",
+            hvdtrain.MetricObject(torch=classification.BinaryAUROC(), max_bytes=100),
+            "binary_cross_entropy",
+            SCORES,
+            YES,
+        ),
+        "all of 53 samples; it may take .*\n.*thresholds=200",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_data_that_would_be_taken_for_something_else_are_refused(name):
+    (framework, metric, loss, outputs, targets, *task), said = GIVEN[name]
+    with pytest.raises(TaskError, match=said):
+        evaluated(framework, metric, (outputs, targets), loss, **(task[0] if task else {}))
+
+
+def test_ignored_targets_are_left_to_an_object_that_knows_them():
+    labels = np.where(np.arange(SAMPLES) % 4 == 0, -100, LABELS)
+    metric = classification.MulticlassAccuracy(CLASSES, average="micro", ignore_index=-100)
+    expected = (LOGITS.argmax(-1) == labels)[labels >= 0].mean()
+    found = evaluated("torch", metric, (LOGITS, labels), "cross_entropy", ignore_index=-100)
+    assert found == pytest.approx(expected)
+
+
+def test_keras_counts_beyond_the_24_bits_of_its_variables():
+    (state,) = states_of("tf", keras.metrics.MeanAbsoluteError()).values()
+    given, rows = {"targets": tf.constant(YES)}, Rows(np.ones(SAMPLES, bool), np.arange(SAMPLES), 0)
+    state.add(tf.constant(SCORES), given, rows)
+    state._sums = [array + 2.0**26 for array in state._sums]
+    state.add(tf.constant(SCORES), given, rows)
+    assert state.parts()["1 count"].array == 2 * SAMPLES + 2.0**26
+
+
+def test_parts_of_a_worker_without_samples_have_the_shapes_of_the_others():
+    (state,) = states_of("torch", classification.BinaryAUROC(), "binary_cross_entropy").values()
+    padding = Rows(np.zeros(4, bool), np.zeros(4, np.int64), 3)
+    state.add(torch.from_numpy(SCORES[:4]), {"targets": torch.from_numpy(YES[:4])}, padding)
+    parts = state.parts()
+    assert isinstance(parts["preds"], Part)
+    assert (parts["preds"].array.shape, parts["preds"].array.dtype) == ((0,), np.float32)
+    assert (parts["target"].array.shape, parts["target"].array.dtype) == ((0,), np.int64)
