@@ -1,0 +1,135 @@
+"""Tasks whose metrics are objects of torchmetrics and Keras."""
+
+import numpy as np
+from support.torchvision_ops import load_torchmetrics
+
+import hvdtrain
+
+SAMPLES, INPUTS, CLASSES = 53, 6, 3
+RANDOM = np.random.RandomState(11)
+
+
+def rows_kept(name):
+    """Return a metric that writes outputs and targets of all samples to a file."""
+
+    def compute(rows):
+        np.savez(f"{name}.npz", **rows)
+        return len(rows["outputs"])
+
+    return hvdtrain.GatheredMetric(
+        lambda outputs, batch: {"outputs": outputs, "targets": batch["targets"]}, compute
+    )
+
+
+def of_torch(make):
+    """Return a function that makes an object of torchmetrics."""
+    return lambda: make(load_torchmetrics())
+
+
+def of_keras(make):
+    """Return a function that makes an object of Keras."""
+
+    def made():
+        import keras
+
+        return make(keras.metrics)
+
+    return made
+
+
+def collection(library):
+    members = {"auroc": library.classification.BinaryAUROC(), "f1": library.classification.BinaryF1Score()}
+    return library.MetricCollection(members)
+
+
+class Answers:
+    """Yes or no."""
+
+    loss = "binary_cross_entropy"
+    metrics = {  # noqa: RUF012
+        "accuracy": "binary_accuracy",
+        "auroc": hvdtrain.MetricObject(
+            torch=of_torch(lambda library: library.classification.BinaryAUROC()),
+            tf=of_keras(lambda library: library.AUC(num_thresholds=50)),
+        ),
+        "rows": rows_kept("Answers"),
+        "rank": hvdtrain.MetricObject(
+            torch=of_torch(lambda library: library.regression.PearsonCorrCoef()),
+            tf=of_keras(lambda library: library.MeanAbsoluteError()),
+            targets=lambda outputs, batch: batch["inputs"][:, 0],
+            preds=lambda outputs, batch: outputs[:, 0],
+        ),
+    }
+    defaults = {"batch_size": 8, "eval_batch_size": 8, "steps": 3, "eval_every": 1}  # noqa: RUF012
+    outputs = 1
+    data = (RANDOM.randn(SAMPLES, INPUTS).astype(np.float32), (RANDOM.rand(SAMPLES) < 0.4).astype(np.float32))
+
+    def train_data(self):
+        return self.data
+
+    def eval_data(self):
+        return self.data
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(INPUTS, self.outputs))
+
+    def tf_model(self):
+        import keras
+
+        inputs = keras.Input((INPUTS,))
+        return keras.Model(inputs, keras.layers.Dense(self.outputs, name="0")(inputs))
+
+
+class Kinds(Answers):
+    """Several classes."""
+
+    loss = "cross_entropy"
+    metrics = {  # noqa: RUF012
+        "f1": hvdtrain.MetricObject(
+            torch=of_torch(lambda library: library.classification.MulticlassF1Score(CLASSES)),
+            tf=of_keras(lambda library: library.MeanIoU(CLASSES, sparse_y_pred=False)),
+        ),
+        "of_one": hvdtrain.MetricObject(
+            torch=of_torch(lambda library: library.classification.MulticlassAUROC(CLASSES, average=None)),
+            tf=of_keras(lambda library: library.F1Score()),
+            targets=lambda outputs, batch: one_hot(batch["targets"]),
+            preds=lambda outputs, batch: probabilities(outputs),
+            result=lambda value: value[1],
+        ),
+        "rows": rows_kept("Kinds"),
+    }
+    outputs = CLASSES
+    data = (RANDOM.randn(SAMPLES, INPUTS).astype(np.float32), RANDOM.randint(0, CLASSES, SAMPLES))
+
+
+def probabilities(outputs):
+    if hasattr(outputs, "softmax"):
+        return outputs.softmax(1)
+    import tensorflow as tf
+
+    return tf.nn.softmax(outputs)
+
+
+def one_hot(targets):
+    if hasattr(targets, "softmax"):
+        return targets
+    import tensorflow as tf
+
+    return tf.one_hot(targets, CLASSES)
+
+
+class Collected(Answers):
+    """A collection for PyTorch, of which the best is kept."""
+
+    metrics = {"valid": hvdtrain.MetricObject(torch=of_torch(collection))}  # noqa: RUF012
+
+
+class OfTheTask(Answers):
+    """An object that the task makes itself."""
+
+    def __init__(self):
+        import keras
+
+        self.metrics = {"auroc": keras.metrics.AUC(), "accuracy": "binary_accuracy"}

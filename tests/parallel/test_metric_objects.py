@@ -1,0 +1,58 @@
+"""Objects of torchmetrics and Keras: over workers as one object that has seen all samples."""
+
+import functools
+from pathlib import Path
+
+import pytest
+from metric_object_tasks import SAMPLES, Answers
+from support.jobs import FRAMEWORKS, temporary_folder
+from support.pool import Key, call, command, train
+
+CASES = Path(__file__).with_name("metric_object_cases.py")
+TASKS = Path(__file__).with_name("metric_object_tasks.py")
+NAMES = ["Answers", "Kinds"]
+
+
+@functools.cache
+def evaluated(framework, workers):
+    """Return the metrics of the tasks; and what one object gives for the rows that rank 0 gathered."""
+    key = Key(framework, "none" if workers == 1 else "mpi", workers)
+    done = call(key, f"{CASES}:evaluated", temporary_folder(), framework=framework, tasks=NAMES)
+    found = [of_rank for of_rank, _ in done.values]
+    assert all(of_rank == found[0] for of_rank in found)
+    return done.values[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_they_are_those_of_one_object_with_all_samples(framework, workers):
+    found, expected = evaluated(framework, workers)
+    for name in NAMES:
+        assert found[name]["rows"] == SAMPLES
+        assert {key: found[name][key] for key in expected[name]} == pytest.approx(expected[name], rel=1e-6)
+        assert list(found["Answers"]) == ["loss", *Answers.metrics]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_they_do_not_depend_on_the_number_of_workers(framework):
+    (one, _), (several, _) = evaluated(framework, 1), evaluated(framework, 3)
+    for name in NAMES:
+        assert several[name] == pytest.approx(one[name], rel=1e-6)
+
+
+def test_training_keeps_the_best_by_a_member_of_a_collection(tmp_path):
+    words = ["--framework", "torch", "--task", f"{TASKS}:Collected", "--keep-best", "valid_auroc"]
+    run = train(2, "mpi", *words, "--device", "cpu", cwd=tmp_path)
+    lines = {line["step"]: line for line in run.metrics if line["phase"] == "eval"}
+    assert all({"valid_auroc", "valid_f1"} <= set(line) for line in lines.values())
+    best = max(lines, key=lambda step: (lines[step]["valid_auroc"], -step))
+    assert (run.folder / "checkpoints" / f"step-{best:08d}").exists()
+
+
+def test_an_object_of_the_other_framework_ends_the_job_before_the_first_step(tmp_path):
+    words = ["--framework", "tf", "--task", f"{TASKS}:Collected", "--run-dir", str(tmp_path / "run")]
+    result = command(1, "none", "tf", *words, cwd=tmp_path)
+    assert result.returncode == 2, result.output
+    assert "metrics['valid'] is of torchmetrics, and this job runs --framework tf" in result.stderr
+    assert "hvdtrain.MetricObject(torch=..., tf=...)" in result.stderr
+    assert not (tmp_path / "run").exists()
