@@ -1,10 +1,8 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
 Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
-:class:`Summary`, :class:`Dataset`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`, :class:`SumMetric`,
-:class:`GatheredMetric` and :class:`MetricObject`. They are loaded on first use, so that
 :class:`Summary`, :class:`Dataset`, :class:`EvalSets`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`,
-:class:`SumMetric` and :class:`GatheredMetric`. They are loaded on first use, so that
+:class:`SumMetric`, :class:`GatheredMetric` and :class:`MetricObject`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 """
 
@@ -34,9 +32,9 @@ __all__ = [
 _HOMES = {
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
+    "EvalSets": "hvdtrain.data.eval_sets",
     "GatheredMetric": "hvdtrain.backends.stateful_metrics",
     "MetricObject": "hvdtrain.backends.metric_objects",
-    "EvalSets": "hvdtrain.data.eval_sets",
     "RunContext": "hvdtrain.callbacks",
     "SumMetric": "hvdtrain.backends.stateful_metrics",
     "Summary": "hvdtrain.reporting.summary",

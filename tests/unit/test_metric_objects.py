@@ -346,6 +346,14 @@ GIVEN = {
         ("torch", classification.BinaryAUROC(), "mse", SCORES, YES),
         r"outside of \[0, 1\]",
     ),
+    "keras: logits": (
+        ("tf", keras.metrics.BinaryAccuracy(), "mse", SCORES, YES),
+        r"takes probabilities, and is given numbers outside of \[0, 1\]",
+    ),
+    "keras: logits of a threshold": (
+        ("tf", keras.metrics.F1Score(average="micro", threshold=0.5), "mse", LOGITS, ONE_HOT),
+        r"takes probabilities, and is given numbers outside of \[0, 1\]",
+    ),
     "several numbers": (
         ("torch", classification.MulticlassF1Score(CLASSES, average=None), "cross_entropy", LOGITS, LABELS),
         r"computes numbers of shape \(3,\).*\n.*average='macro'",

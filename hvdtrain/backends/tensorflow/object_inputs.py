@@ -14,6 +14,19 @@ Tensor = Any
 
 # Keras's own classes that compare something else than arrays of one shape
 _OF_OTHER_SHAPES = ("Sparse", "IoU", "MeanIoU", "OneHot")
+# Keras's own classes that are wrong of logits, and do not say so
+_OF_PROBABILITIES = {
+    "AUC",
+    "BinaryAccuracy",
+    "BinaryCrossentropy",
+    "BinaryIoU",
+    "CategoricalCrossentropy",
+    "Precision",
+    "Recall",
+    "SensitivitySpecificityBase",
+    "SparseCategoricalCrossentropy",
+    "_ConfusionMatrixConditionCount",
+}
 
 
 class ObjectInputs:
@@ -32,6 +45,10 @@ class ObjectInputs:
         self._takes_numbers = "IoU" in names and "BinaryIoU" not in names and metric.sparse_y_pred
         self._is_plain_accuracy = names[:1] == ["Accuracy"]
         self._guessed = "" if not names or _takes_logits(metric) else taken.activation
+        has_threshold = "FBetaScore" in names and metric.threshold is not None
+        self._needs_probabilities = not _takes_logits(metric) and (
+            has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
+        )
         settings = getattr(metric, "_fn_kwargs", {})
         ignored = getattr(metric, "ignore_class", settings.get("ignore_class"))
         self._must_not_have = None if taken.ignore_index == ignored else taken.ignore_index
@@ -88,6 +105,12 @@ class ObjectInputs:
     def _check_comparable(self, preds: Tensor, targets: Tensor) -> None:
         """Check that Keras would not compare, or broadcast, what does not belong together."""
         taken, shapes = self._taken, f"predictions {tuple(preds.shape)} and targets {tuple(targets.shape)}"
+        if self._needs_probabilities and not bool(tf.reduce_all((preds >= 0) & (preds <= 1))):
+            raise taken.error(
+                "takes probabilities, and is given numbers outside of [0, 1]",
+                "Construct it with from_logits=True, if it has that, or give hvdtrain.MetricObject(tf=..., "
+                "preds=lambda outputs, batch: tf.sigmoid(outputs)).",
+            )
         if self._takes_numbers and preds.dtype.is_floating and bool(tf.reduce_any(preds != tf.round(preds))):
             raise taken.error(
                 f"takes class numbers as predictions and would round probabilities down; found {shapes}",
