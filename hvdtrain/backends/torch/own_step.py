@@ -34,7 +34,7 @@ from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry, ModelState
 from hvdtrain.backends.torch.optimizers import take_own_rates
-from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.reduction import AllReduce, GradientReducer, choose_reducer
 from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
 
@@ -309,9 +309,12 @@ class StepOptimizer(NotCalled):
             if counted is not None:
                 name = f"hvdtrain.counted.{self._name}.{call}"
                 handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
+            reducer = self._reducer(call)
+            if isinstance(reducer, AllReduce):  # the check then waits for no round of its own
+                reducer.start(gradients)
             check()
             try:
-                gradients = self._reducer(call).finish(gradients)
+                gradients = reducer.finish(gradients)
             finally:
                 if handle is not None:
                     hvd.synchronize(handle)
@@ -410,8 +413,9 @@ class OwnStep:
         """Collective. Sum the step's vector over workers and return it."""
         if self._size > 1:
             check = self._calls.announce()
+            handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
             check()
-            hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+            hvd.synchronize(handle)
         return vector
 
     def ema(self, step: int) -> None:

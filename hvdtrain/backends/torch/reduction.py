@@ -84,14 +84,18 @@ class AllReduce:
         ]
         self._forget()
 
+    def start(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Begin what no backward pass has completed; ``finish`` does it, too. Local: no collective."""
+        for name, gradient in zip(self._parameters, gradients, strict=True):
+            if name not in self._begun:
+                self._begun[name] = self._begin(name, gradient)
+
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Collective. Begin what no backward pass has completed, and wait for all."""
         if self._size == 1:
             return list(gradients)
         try:
-            for name, gradient in zip(self._parameters, gradients, strict=True):
-                if name not in self._begun:
-                    self._begun[name] = self._begin(name, gradient)
+            self.start(gradients)
             return _wait_for_all([self._begun[name] for name in self._parameters])
         finally:
             self._forget()
