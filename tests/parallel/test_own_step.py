@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.documents import ROOT
 from support.jobs import Run, temporary_folder
 from support.pool import command, train
 from support.serving import hvdtrain
@@ -77,6 +78,17 @@ def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
     )
     assert resumed.losses == whole.losses[HALF:]
     assert_same(state(resumed, 8), state(whole, 8))
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_the_example_continues_bit_for_bit_with_two_workers(framework):
+    task = ("--framework", framework, "--task", f"{ROOT}/examples/gan.py:DigitGan", *EVERY_STEP)
+    words = (*task, "--steps", "6", "--log-every", "1")
+    whole = train(2, "mpi", *words, cwd=temporary_folder())
+    half = str(whole.folder / "checkpoints" / "step-00000003")
+    resumed = train(2, "mpi", *words, "--resume", half, cwd=temporary_folder())
+    assert resumed.losses == whole.losses[3:]
+    assert_same(state(resumed, 6), state(whole, 6))
 
 
 @pytest.mark.parametrize("framework", CAPABLE)

@@ -1,0 +1,309 @@
+"""A task's own training step: names and owners of optimizers, their rates, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.backends import named_optimizers, own_step
+from hvdtrain.backends.base import OwnRates
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, TaskError
+
+BOTH = {"g": ["a", "b"], "d": ["c"]}
+
+
+def config(**values):
+    return Config(task="mine.py:Task", framework="torch", steps=1, **values)
+
+
+def task(**methods):
+    return SimpleNamespace(torch_step=lambda model, batch, optimizers: (batch["x"], {}), **methods)
+
+
+def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nested():
+    assert own_step.own_step_of(SimpleNamespace(loss="mse"), config()) is None
+    kept = []
+    step = own_step.own_step_of(
+        SimpleNamespace(torch_step=lambda model, batch, optimizers: (kept.append(batch), {})), config()
+    )
+    step(None, {"inputs/a": 1, "inputs/b": 2}, None)
+    assert kept == [{"inputs": {"a": 1, "b": 2}}]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"accumulate": 2}, "accumulate 2 cannot be used with the task's own torch_step: it updates"),
+        ({"precision": "fp16"}, "precision fp16 cannot be used .* one scale of the loss"),
+        ({"compile": True}, "compile cannot be used"),
+        ({"label_smoothing": 0.1}, "label_smoothing 0.1 cannot be used"),
+    ],
+)
+def test_options_that_a_step_of_ones_own_cannot_have_are_refused(values, problem):
+    with pytest.raises(ConfigError, match=problem):
+        own_step.own_step_of(task(), config(**values))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (SimpleNamespace(torch_optimizers=None), r"torch_optimizers\(model\) and no torch_step"),
+        (task(torch_optimizers=None, torch_optimizer=None), "both torch_optimizers and torch_optimizer"),
+        (task(class_weights=[1, 2]), "class_weights acts on the named loss"),
+    ],
+)
+def test_attributes_that_contradict_one_another_are_refused(given, problem):
+    with pytest.raises(TaskError, match=problem):
+        own_step.own_step_of(given, config())
+
+
+def test_a_step_that_returns_something_else_is_refused():
+    step = own_step.own_step_of(SimpleNamespace(torch_step=lambda *_: 3.0), config())
+    with pytest.raises(TaskError, match=r"torch_step must return \(loss per sample, .*found a float"):
+        step(None, {}, None)
+
+
+class Kind:
+    """An optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (Kind(), "must return a mapping of names to optimizers, found a Kind"),
+        ({}, "found an empty mapping"),
+        ({"a/b": Kind()}, "the name 'a/b', which cannot be part of a saved name"),
+        ({1: Kind()}, "the name 1"),
+        ({"g": 5}, "must give an optimizer as 'g', found int"),
+    ],
+)
+def test_optimizers_that_are_no_mapping_of_names_are_refused(given, problem):
+    with pytest.raises(TaskError, match=problem):
+        named_optimizers.check_named_optimizers(given, Kind, "torch_optimizers")
+
+
+def test_each_parameter_belongs_to_one_optimizer():
+    named_optimizers.check_owners("m", ["a", "b", "c"], BOTH, {"g": 0, "d": 0})
+
+
+@pytest.mark.parametrize(
+    ("trainable", "owned", "foreign", "problem"),
+    [
+        (["a", "b", "c", "e"], BOTH, {}, "no optimizer trains e"),
+        (["a", "b", "c"], {**BOTH, "d": ["c", "a"]}, {}, "a belong to several optimizers: 'g' and 'd'"),
+        (["a", "b", "c"], {**BOTH, "e": []}, {}, "the optimizer 'e' has no trainable parameter"),
+        (["a", "b", "c"], BOTH, {"d": 2}, "'d' has 2 parameters that are not the model's"),
+    ],
+)
+def test_other_owners_are_refused(trainable, owned, foreign, problem):
+    with pytest.raises(TaskError, match=problem):
+        named_optimizers.check_owners("torch_optimizers", trainable, owned, foreign)
+
+
+def test_the_largest_rate_of_all_is_the_base():
+    rates = {"g": OwnRates("Adam", 0.002, False), "d": OwnRates("SGD", 0.001, False, (1.0, 0.5))}
+    combined, relative = named_optimizers.combined_rates(rates)
+    assert combined == OwnRates("g: Adam, d: SGD", 0.002, False, (1.0, 0.5, 0.25))
+    assert relative == {"g": 1.0, "d": 0.5}
+
+
+@pytest.mark.parametrize(("other", "is_default"), [(0.001, True), (0.01, False)])
+def test_a_rate_in_the_config_replaces_defaults_only_if_they_agree(other, is_default):
+    rates = {"g": OwnRates("Adam", 0.001, True), "d": OwnRates("SGD", other, True)}
+    assert named_optimizers.combined_rates(rates)[0].is_default == is_default
+
+
+def test_a_lone_optimizer_keeps_the_names_and_rates_that_it_has_without_a_step():
+    own = OwnRates("Adam", 0.002, False)
+    assert named_optimizers.combined_rates({"main": own}) == (own, {"main": 1.0})
+    assert named_optimizers.state_prefixes(["main"]) == {"main": ""}
+    assert named_optimizers.state_prefixes(["g", "main"]) == {"g": "g/", "main": "main/"}
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    optimizers = own_step.Optimizers({"generator": None, "discriminator": None})
+    assert list(optimizers) == ["generator", "discriminator"]
+    with pytest.raises(TaskError, match=r"no optimizer 'generater'.*\nDid you mean 'generator'"):
+        optimizers["generater"]
+
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("horovod")
+
+
+class Side:
+    """A model of two networks with an optimizer each, in one worker."""
+
+    def __init__(self, step, make=None, **values):
+        from hvdtrain.backends.portable.names import Renaming
+        from hvdtrain.backends.torch import own_step as torch_step
+        from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+        from hvdtrain.backends.torch.model_state import ModelState
+
+        torch.manual_seed(0)
+        self.model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"})
+        tensors = ModelState(self.model, Renaming(SimpleNamespace(), "torch"))
+        make = make or (lambda model: {n: torch.optim.SGD(model[n].parameters(), 0.1) for n in "gd"})
+        self.optimizers = torch_step.make_optimizers(
+            SimpleNamespace(torch_optimizers=make), self.model, tensors
+        )
+        own = own_step.own_step_of(SimpleNamespace(torch_step=step), config(**values))
+        ema = ExponentialMovingAverage(tensors, None)
+        self.step = torch_step.OwnStep(own, self.optimizers, tensors.entries, config(**values), ema, size=1)
+        self.samples = torch_step.Samples(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
+
+    def run(self, dry=False):
+        samples = self.samples._replace(learning_rate=None) if dry else self.samples
+        return self.step.run(self.model, {"x": torch.arange(8.0).reshape(4, 2)}, 7, samples)
+
+    def values(self):
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+def losses_of(model, batch, name):
+    return model[name](batch["x"]).squeeze(-1) ** 2
+
+
+def good(model, batch, optimizers):
+    assert optimizers.step == 7
+    losses = losses_of(model, batch, "g")
+    optimizers["g"].minimize(losses)
+    return losses, {}
+
+
+def test_an_optimizer_moves_its_own_parameters_alone():
+    side = Side(good)
+    before = side.values()
+    side.run()
+    after = side.values()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["g.weight", "g.bias"]
+    assert side.step.not_applied() == ["d"]
+    assert side.step.unused() == []
+    assert all(p.grad is None for p in side.model.parameters())
+
+
+def test_a_dry_run_updates_nothing_and_has_the_rates_as_built():
+    rates = []
+
+    def step(model, batch, optimizers):
+        rates.append(optimizers["g"].learning_rate)
+        return good(model, batch, optimizers)
+
+    side = Side(step)
+    before = side.values()
+    side.run(dry=True)
+    assert all(torch.equal(value, before[name]) for name, value in side.values().items())
+    side.run()
+    assert rates == [0.1, 0.5]
+
+
+def test_clipping_leaves_the_gradients_of_the_task_as_they_are():
+    found = []
+
+    def step(model, batch, optimizers):
+        losses = losses_of(model, batch, "g")
+        found.append(optimizers["g"].gradients(losses))
+        found.append([g.clone() for g in found[0]])
+        optimizers["g"].apply(found[0])
+        return losses, {}
+
+    side = Side(step, clip_norm=0.01)
+    before = side.values()
+    side.run()
+    assert all(map(torch.equal, *found))
+    moved = torch.cat([(value - before[name]).flatten() for name, value in side.values().items()])
+    assert moved.norm() == pytest.approx(0.5 * 0.01, rel=1e-4)
+
+
+def test_gradients_do_not_share_memory_with_weights_or_with_one_another():
+    """The gradient of a sum is the samples' own weights, which the next step uses again."""
+
+    def step(model, batch, optimizers):
+        losses = model["g"].weight.squeeze(0).repeat(2) + model["g"].bias
+        for gradient in optimizers["g"].gradients(losses):
+            gradient.mul_(100)
+        return losses, {}
+
+    side = Side(step)
+    side.run()
+    assert side.samples.gradient_weights.tolist() == [0.25] * 4
+
+
+def test_a_second_derivative_can_be_a_part_of_the_losses():
+    def step(model, batch, optimizers):
+        x = batch["x"].requires_grad_()
+        (slope,) = torch.autograd.grad(losses_of(model, {"x": x}, "d").sum(), x, create_graph=True)
+        losses = losses_of(model, batch, "d") + (slope.norm(dim=-1) - 1) ** 2
+        optimizers["d"].minimize(losses)
+        return losses, {}
+
+    side = Side(step)
+    before = side.values()
+    side.run()
+    assert not torch.equal(side.values()["d.weight"], before["d.weight"])
+
+
+def backward(model, batch, optimizers):
+    losses_of(model, batch, "g").mean().backward()
+
+
+def raw(model, batch, optimizers):
+    losses = losses_of(model, batch, "g")
+    gradients = optimizers["g"].gradients(losses)
+    optimizer = raw.side.optimizers["g"]
+    for parameter, gradient in zip(model["g"].parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (backward, r"called backward\(\), which adds to the gradients of this worker alone"),
+        (raw, r"called step\(\) of the optimizer 'g' itself"),
+        (lambda m, b, o: o["g"].step(), r"step\(\) of an optimizer was called.*closure"),
+        (lambda m, b, o: o["g"].zero_grad(), r"zero_grad\(\) of an optimizer was called"),
+        (lambda m, b, o: o["g"].backward(losses_of(m, b, "g")), r"called backward\(\)"),
+        (lambda m, b, o: o["g"].minimize(lambda: 0), "'g' was given a function in place of losses"),
+        (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").mean()), "one value per sample"),
+        (lambda m, b, o: o["g"].minimize(losses_of(m, b, "d")), "depend on none of its parameters"),
+        (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").detach()), "depend on none of its parameters"),
+        (lambda m, b, o: o["g"].apply([torch.zeros(1, 2)]), "1 gradients for 2 variables"),
+        (lambda m, b, o: o["g"].apply([None, torch.zeros(1)]), "gradient 0 has no tensor"),
+        (lambda m, b, o: o["g"].apply([torch.zeros(2), torch.zeros(1)]), r"gradient 0 has the shape \(2,\)"),
+    ],
+)
+def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
+    side = Side(step)
+    raw.side = side
+    before = side.values()
+    with pytest.raises(TaskError, match=problem):
+        side.run()
+    assert all(torch.equal(value, before[name]) for name, value in side.values().items())
+
+
+def test_an_optimizer_is_of_use_within_the_step_alone():
+    kept = []
+    side = Side(lambda m, b, o: (kept.append(o["g"]) or losses_of(m, b, "g"), {}))
+    side.run()
+    with pytest.raises(TaskError, match="'g' was used outside of the task's own step"):
+        kept[0].minimize(torch.zeros(4))
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    with pytest.raises(TaskError, match="the optimizer 'g', LBFGS, needs a closure"):
+        Side(good, lambda model: {n: torch.optim.LBFGS(model[n].parameters()) for n in "gd"})
+
+
+def test_parts_of_one_saved_array_belong_to_one_optimizer():
+    from hvdtrain.backends.portable.names import Renaming
+    from hvdtrain.backends.torch.model_state import ModelState
+    from hvdtrain.backends.torch.own_step import make_optimizers
+
+    lstm = torch.nn.LSTM(2, 3)
+    owners = {"one": [lstm.bias_ih_l0], "rest": [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_hh_l0]}
+    task = SimpleNamespace(
+        torch_optimizers=lambda model: {n: torch.optim.SGD(p, 0.1) for n, p in owners.items()}
+    )
+    with pytest.raises(TaskError, match="parts of model/bias belong to different"):
+        make_optimizers(task, lstm, ModelState(lstm, Renaming(SimpleNamespace(), "torch")))
