@@ -51,6 +51,14 @@ def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
 
 
 @pytest.mark.parametrize("framework", CAPABLE)
+def test_half_precision_sees_weights_that_change_within_a_step(framework):
+    """A cached cast of the weights would make both gradients of SAM the same, and that of a plain step."""
+    half = ("--precision", "bf16")
+    assert trained(framework, 1, "Sam", *half).losses[2:] != trained(framework, 1, "Plain", *half).losses[2:]
+    assert len(trained(framework, 1, "Gan", *half).losses) == 8
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_with_two_workers_too(framework, compression):
     usual, own = (trained(framework, 2, task, "--compression", compression) for task in ("Fit", "Plain"))
