@@ -76,12 +76,6 @@ FRAMEWORKS: dict[str, Framework] = {
     row.flag: row
     for row in (
         Framework("torch", "PyTorch", "hvdtrain.backends.torch.backend", "horovod.torch"),
-        Framework(
-            "tf",
-            "TensorFlow",
-            "hvdtrain.backends.tensorflow.backend",
-            "horovod.tensorflow",
-            ALL_CAPABILITIES - {OWN_STEP},
-        ),
+        Framework("tf", "TensorFlow", "hvdtrain.backends.tensorflow.backend", "horovod.tensorflow"),
     )
 }

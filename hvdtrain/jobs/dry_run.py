@@ -93,7 +93,7 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         loss, _ = named_loss(loss, session.config.framework)
     name = loss if isinstance(loss, str) else ""
     ignored = getattr(task, "ignore_index", IGNORE_INDEX)
-    given = {} if hasattr(task, own_loss) else getattr(task, "metrics", {})
+    given = {} if hasattr(task, row.loss_method) else getattr(task, "metrics", {})
     metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
     sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
         (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))

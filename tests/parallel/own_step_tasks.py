@@ -183,9 +183,7 @@ class Gan:
             "generator": keras.optimizers.SGD(0.02, momentum=0.9),
             "discriminator": keras.optimizers.Adam(0.005),
         }
-        for name, optimizer in optimizers.items():
-            optimizer.build(getattr(model, name).trainable_variables)
-        return optimizers
+        return {name: (one, getattr(model, name).trainable_variables) for name, one in optimizers.items()}
 
     def tf_step(self, model, batch, optimizers):
         import tensorflow as tf
@@ -197,15 +195,8 @@ class Gan:
         optimizers["discriminator"].minimize(d_losses, tape)
         with tf.GradientTape() as tape:
             g_losses = tf.squeeze(tf.nn.softplus(-model.discriminator(model.generator(batch["noise"]))), -1)
-        gradients = optimizers["generator"].gradients(g_losses, tape)
-        if self.trains_generator(optimizers.step) is True:
-            optimizers["generator"].apply(gradients)
-        else:
-            tf.cond(
-                self.trains_generator(optimizers.step),
-                lambda: optimizers["generator"].apply(gradients),
-                lambda: None,
-            )
+        if self.trains_generator(optimizers.step):
+            optimizers["generator"].minimize(g_losses, tape)
         return g_losses, {"discriminator_loss": d_losses}
 
     def trains_generator(self, step):

@@ -102,7 +102,8 @@ def test_the_example_continues_bit_for_bit_with_two_workers(framework):
 @pytest.mark.parametrize("framework", CAPABLE)
 def test_slots_are_saved_under_the_name_of_their_optimizer(framework):
     names = [name for name in state(trained(framework, 1, "Gan"), 8) if name.startswith("optimizer/")]
-    assert "optimizer/generator/momentum/generator/hidden/kernel" in names
+    slot = {"torch": "momentum", "tf": "momentums"}[framework]  # Keras's own SGD keeps something else
+    assert f"optimizer/generator/{slot}/generator/hidden/kernel" in names
     assert "optimizer/discriminator/step" in names
     assert all(name.split("/")[1] in ("generator", "discriminator") for name in names)
 

@@ -12,14 +12,21 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"own_step.py"},
-    "tensorflow": {"functions.py", "formulas.py", "distributed_optimizer.py"},
+    "torch": set(),
+    "tensorflow": {
+        *("functions.py", "formulas.py", "distributed_optimizer.py"),
+        "task_model.py",
+        *("step_number.py", "graph_checks.py"),  # a step that is traced
+    },
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"fill_slots"},
+    "torch/own_step.py": {"counted_samples"},
+    "tensorflow/batches.py": {"BatchMaker"},
+    "tensorflow/device.py": {"device_name", "use_device"},
     # what is to be known of a library's layers has nothing in common
     "torch/layouts.py": {"Layout", "Rule", "rules", "left_out"},
     "tensorflow/layouts.py": {"role", "portable_shape", "children"},

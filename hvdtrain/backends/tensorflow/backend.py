@@ -37,6 +37,7 @@ from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
 from hvdtrain.backends.logits import bad_target
+from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
     Objective,
@@ -44,31 +45,46 @@ from hvdtrain.backends.objective import (
     make_objective,
     may_give_mean,
 )
+from hvdtrain.backends.own_step import describe_not_applied, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.precision import check_precision
-from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_signals import NO_SIGNALS
-from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activation_checkpointing
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
+from hvdtrain.backends.tensorflow.batches import (
+    BatchMaker,
+    TensorFlowBatch,
+    TensorFlowPending,
+    TensorFlowSums,
+)
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
-from hvdtrain.backends.tensorflow.device import choose_device
+from hvdtrain.backends.tensorflow.device import device_name, use_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.tensorflow.functions import Compiled, Phase, add_to_loss
+from hvdtrain.backends.tensorflow.functions import (
+    Compiled,
+    Phase,
+    accumulated_gradients,
+    add_to_loss,
+    of_all,
+    of_counted,
+    phase_of_layers,
+    run_eagerly,
+)
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.optimizers import choose_optimizer, take_own_rates
-from hvdtrain.backends.tensorflow.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
+from hvdtrain.backends.tensorflow.own_step import Calls, OwnStep, StepPart, make_optimizers, take_rates
+from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
+from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.tensorflow.task_model import make_model
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.backends.tensorflow.weighting import (
@@ -82,7 +98,6 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
-from hvdtrain.host.cores import threads_per_worker
 
 Tensor = Any
 # a micro-batch, its weights and gradient weights -> its part of the gradients, and its weighted sums
@@ -103,38 +118,8 @@ def start(config: Config) -> "TensorFlowBackend":
         )
     hvd.init()
     workers = HorovodWorkers(hvd)
-    threads = config.threads or threads_per_worker(workers.local_size)
-    try:
-        device = choose_device(config.device, workers)
-        check_precision(config.precision, device == "GPU", workers.host)
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        if device == "CPU":
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
-    except RuntimeError as error:
-        raise EnvironmentFault(
-            f"TensorFlow was used before hvdtrain could choose its device and threads: {error}",
-            "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
-        ) from None
+    device = use_device(config, workers)
     return TensorFlowBackend(workers, device)
-
-
-def _device_name(device: str) -> str:
-    """Return the name, for people, of what this worker computes on."""
-    if device == "CPU":
-        return "the CPU"
-    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
-    return str(details["device_name"])
-
-
-def _of_counted(function: Callable[..., Any], arrays: Any, weights: Tensor, *others: Tensor) -> Any:
-    """Call a function of a micro-batch and weights with the samples that do not have weight 0.
-
-    A micro-batch of which no sample counts stays as it is.
-    """
-    counted = weights > 0
-    kept = tf.logical_or(counted, tf.logical_not(tf.reduce_any(counted)))
-    parts = tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, kept), (arrays, weights, *others))
-    return function(*parts)
 
 
 class TensorFlowBackend:
@@ -149,15 +134,16 @@ class TensorFlowBackend:
     """
 
     model: keras.Model
+    _own_step: OwnStep | None
     _called: Any  # the model, or what stands for it, as steps call it
 
     def __init__(self, workers: Workers, device: str) -> None:
         self.workers: Workers = workers
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        on = _device_name(device)
+        on = device_name(device)
         self.info = BackendInfo(f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}", versions)
         self._no_signals = tf.constant(NO_SIGNALS)
-        self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
+        self._wrap = BatchMaker()
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
@@ -170,32 +156,45 @@ class TensorFlowBackend:
         self._unused: list[str] = []
         self._accumulate = config.accumulate
         self._has_collectives = config.sync_batch_norm and self.workers.size > 1  # the model itself
+        step = own_step_of(task, config)
         self._make_objectives(task, config)
-        self.model = self._make_model(task, config)
+        self._batch_norm = BatchNormSync(self.workers.size)
+        self.model = make_model(task, config, self._batch_norm)
+        self._called = cast_outputs_to_fp32(self.model, config.precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         tensors = ModelState(self.model, Renaming(task, "tf"))
-        own_optimizer = "tf_optimizer" if hasattr(task, "tf_optimizer") else ""
+        method = own_optimizer_method(task, config)
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        groups = ParameterGroups(config, shapes, own_optimizer)
+        groups = ParameterGroups(config, shapes, method)
         tensors.freeze(groups.frozen)
         trainable = list(tensors.trainable_fields())
         if not trainable:
             raise TaskError("the model has no trainable variable")
-        self._optimizer = choose_optimizer(task, config, tensors, groups.options)
-        own_rates = take_own_rates(self._optimizer) if own_optimizer else None
-        self._optimizer.build([field.variable for field in trainable])
+        if method == "tf_optimizers":
+            chosen = make_optimizers(task, self.model, tensors)
+        else:
+            chosen = {MAIN: (choose_optimizer(task, config, tensors, groups.options), trainable)}
+        self._optimizers = {name: optimizer for name, (optimizer, _) in chosen.items()}
+        own_rates, factors = take_rates(self._optimizers, method) if method else (None, {})
+        for optimizer, fields in chosen.values():
+            optimizer.build([field.variable for field in fields])
+        self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizer, self._ema)
+        self._state = TrainingState(tensors, self._optimizers, self._ema)
         reducer = choose_reducer(config, self.workers.size)
-        self._update = Update(
-            trainable,
-            self._optimizer,
-            reducer,
-            self._ema,
-            size=self.workers.size,
-            clip_norm=config.clip_norm,
-            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
-        )
+        self._own_step = None
+        if step is not None:
+            self._own_step = OwnStep(step, chosen, factors, config, size=self.workers.size)
+        else:
+            self._update = Update(
+                trainable,
+                self._optimizers[MAIN],
+                reducer,
+                self._ema,
+                size=self.workers.size,
+                clip_norm=config.clip_norm,
+                loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
+            )
         self._compile(config)
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
@@ -223,7 +222,8 @@ class TensorFlowBackend:
         """Collective. Compute the first micro-batch without changing state."""
         called = self._called
         recorder = self._called = Recorder(called)
-        values, error = {}, None
+        values: dict[str, NDArray[Any]] = {}
+        error = None
         try:
             with peer_errors(), state_kept(self.model):
                 values = self._dry_run(self._wrap(batch), training)
@@ -235,7 +235,9 @@ class TensorFlowBackend:
             error = raised
         finally:
             self._called = called
-        return DryRun(recorder.outputs, values, last_activation(self.model), error)
+        skipped = self._own_step.not_applied() if training and self._own_step and not error else []
+        note = describe_not_applied(skipped)
+        return DryRun(recorder.outputs, values, last_activation(self.model), error, note)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -245,15 +247,15 @@ class TensorFlowBackend:
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         try:
             self._learn_form(batch, training=True)
-            leaves_out = batch.is_padded and self._gives_mean[True]
+            leaves_out = batch.is_padded and (self._gives_mean[True] or self._own_step is not None)
             function = self._train_function_of_counted if leaves_out else self._train_function
             with peer_errors():
                 vector, (names, weighted, unused) = function(
-                    *(batch.signature, batch.arrays, batch.weights, batch.gradient_weights, batch.total),
-                    *(rate, self._ema.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
+                    *(batch, batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
+                    *(self._ema.share(batch.step + 1), self._seeds(batch.step), self._numbers(signals)),
                 )
         except BaseException:
-            self._update.begin()
+            (self._own_step or self._update).begin()
             raise
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
@@ -264,7 +266,7 @@ class TensorFlowBackend:
         function = self._eval_function_of_counted if leaves_out else self._eval_function
         if partial is None:
             self._evaluation.begin()
-        (sums, seen), (names, weighted, _) = function(batch.signature, batch.arrays, batch.weights)
+        (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
         if self._evaluation:
             # without padding, as many rows as there are samples that count
             count = int(np.count_nonzero(batch.samples.weights)) if leaves_out else 0
@@ -300,10 +302,7 @@ class TensorFlowBackend:
         if self.workers.size == 1:
             return
         with peer_errors():
-            for field in self._state.model.fields:
-                if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
-                    name = f"hvdtrain.statistics.{field.path}"
-                    field.variable.assign(hvd.allreduce(field.variable.value, op=hvd.Average, name=name))
+            self._batch_norm.average_statistics(self._state.model.fields)
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
@@ -324,7 +323,7 @@ class TensorFlowBackend:
             return
         with peer_errors():
             # given Keras variables, Horovod fails on a method that Keras 3 does not have
-            hvd.broadcast_variables([v.value for v in self._optimizer.variables], root)
+            hvd.broadcast_variables([v.value for v in self._slots], root)
             hvd.broadcast_variables([field.variable.value for field in self._state.model.fields], root)
             hvd.broadcast_variables(self._ema.to_broadcast(), root)
 
@@ -344,7 +343,7 @@ class TensorFlowBackend:
 
     def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
-        outputs, _ = self._predict_function(batch.signature, batch.arrays)
+        outputs, _ = self._predict_function(batch, batch.arrays)
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
     def plain_model(self) -> keras.Model:
@@ -363,24 +362,6 @@ class TensorFlowBackend:
         own = may_give_mean(task, "tf")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
-    def _make_model(self, task: Any, config: Config) -> keras.Model:
-        """Return the task's model, changed as the config asks."""
-        with autocast(config.precision):
-            model = task.tf_model()
-        if not isinstance(model, keras.Model):
-            raise TaskError(f"tf_model() must give a keras.Model, found {type(model).__name__}")
-        if not model.built:
-            raise TaskError(
-                "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
-            )
-        self._batch_norm = BatchNormSync(self.workers.size)
-        if config.sync_batch_norm:
-            self._batch_norm.take_over(model)
-        if config.checkpoint_activations:
-            apply_activation_checkpointing(model)
-        self._called = cast_outputs_to_fp32(model, config.precision)
-        return model
-
     def _compile(self, config: Config) -> None:
         """Make the functions that steps call; they are traced when they first are."""
         gradients: GradientsOf = self._gradients_of
@@ -392,42 +373,22 @@ class TensorFlowBackend:
         def learnt() -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
             return self._names, self._weighted, self._unused
 
-        self._train_function = Compiled(partial(self._train_step, gradients), learnt)
-        self._eval_function = Compiled(evaluate, learnt)
         # without padding, the number of samples is not known when a step is traced: XLA cannot compile these
-        of_counted = partial(_of_counted, self._gradients_of)
-        self._train_function_of_counted = Compiled(partial(self._train_step, of_counted), learnt)
-        self._eval_function_of_counted = Compiled(partial(_of_counted, self._eval_sums), learnt)
-        self._predict_function = Compiled(self._predicted, lambda: None)
-
-    def _wrap(self, batch: HostBatch) -> TensorFlowBatch:
-        one = len(batch.weights) == 1
-        weights, gradient_weights, total, is_padded = self._weigh(batch, one)
-        return TensorFlowBatch(
-            step=batch.step,
-            arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
-            weights=weights,
-            gradient_weights=gradient_weights,
-            total_weight=batch.total_weight,
-            signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
-            total=total,
-            is_padded=is_padded,
-            samples=Samples(batch.indices, batch.weights, batch.range_samples),
+        self._eval_function = Compiled(evaluate, learnt)
+        self._eval_function_of_counted = Compiled(partial(of_counted, self._eval_sums), learnt)
+        if self._own_step is not None:
+            whole, counted = (partial(self._train_own_step, f, self._own_step) for f in (of_all, of_counted))
+            changing = [*self.model.variables, *self._slots, *self._ema.to_broadcast()]
+            self._train_function: Any = CompiledByStep(whole, learnt, changing, Calls.error_of)
+            self._train_function_of_counted: Any = CompiledByStep(counted, learnt, changing, Calls.error_of)
+        else:
+            self._train_function = Compiled(partial(self._train_step, gradients), learnt)
+            counted = partial(of_counted, self._gradients_of)
+            self._train_function_of_counted = Compiled(partial(self._train_step, counted), learnt)
+        self._predict_function = Compiled(
+            lambda arrays: predicted(self._called, self._objective, arrays, self._serve, self._is_one_call),
+            lambda: None,
         )
-
-    def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:
-        """Return what batches have of weights; that of the batch before if they are the same."""
-        known = self._known_weights
-        if known is None or known[0] is not batch.weights:
-            weights = batch.weights[0] if one else batch.weights
-            values = (
-                tf.constant(weights),
-                tf.constant(weights * np.float32(1 / batch.total_weight)),
-                tf.constant(batch.total_weight, tf.float32),
-                not batch.weights.all(),
-            )
-            known = self._known_weights = batch.weights, values
-        return known[1]
 
     def _seeds(self, step: int) -> Tensor:
         """Return the states of the model's seed generators for one step, (generators, 2)."""
@@ -455,7 +416,7 @@ class TensorFlowBackend:
         if self._accumulate == 1:
             gradients, sums = gradients_of(arrays, weights, gradient_weights)
         else:
-            gradients, sums = self._accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
+            gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
         vector = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
         gradients, vector = update.reduce(gradients, vector)
         gradients, vector = update.unscale_or_skip(gradients, vector)
@@ -465,6 +426,32 @@ class TensorFlowBackend:
         update.update(gradients, learning_rate)
         update.ema(share)
         return vector
+
+    def _train_own_step(
+        self, of_samples: Callable[..., Tensor], step: OwnStep, number: StepNumber, *tensors: Any
+    ) -> Tensor:
+        """Collective. Do the task's own step; the tensors are those of ``_train_step``."""
+        arrays, weights, gradient_weights, total_weight, learning_rate, share, seeds, signals = tensors
+        for i, state in enumerate(self._seed_states):
+            state.assign(seeds[i])
+
+        def sums_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
+            samples = StepPart(weights, gradient_weights, total_weight, learning_rate)
+            return tf.linalg.matvec(self._rows_of_own_step(step, micro_batch, number, samples), weights)
+
+        sums = of_samples(sums_of, arrays, weights, gradient_weights)
+        vector = step.reduce(tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0))
+        self._ema.update(share)
+        return vector
+
+    def _rows_of_own_step(
+        self, step: OwnStep, micro_batch: Any, number: StepNumber, samples: StepPart
+    ) -> Tensor:
+        """Collective. Do the task's own step, or a dry run of it, and return the rows of its values."""
+        run = partial(step.run, number=number, samples=samples)
+        rows = self._per_sample(micro_batch, samples.weights, True, run).rows
+        self._unused = step.unused()
+        return rows
 
     def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name.
@@ -478,6 +465,10 @@ class TensorFlowBackend:
             weights, gradient_weights = weights[0], gradient_weights[0]
 
         def compute() -> tuple[Tensor, Seen]:
+            if training and self._own_step is not None:
+                part = StepPart(weights, gradient_weights, batch.total, None)
+                rows = self._rows_of_own_step(self._own_step, arrays, StepNumber(batch.step), part)
+                return rows, self._evaluation.take()
             with tf.GradientTape() as tape:
                 losses, own, rows = self._per_sample(arrays, weights, training)
             if training:
@@ -486,21 +477,8 @@ class TensorFlowBackend:
                 )
             return rows, self._evaluation.take()
 
-        computed: tuple[Tensor, Seen] | None
-        try:
-            computed = compute()
-        except TaskError:
-            raise
-        except Exception:
-            if self._has_collectives:
-                raise  # the other workers are not going to compute it again
-            try:
-                computed = tf.function(compute, autograph=False)()
-            except Exception:
-                computed = None
-            if computed is None:
-                raise
-        rows, seen = computed
+        # with collectives, the other workers are not going to compute it again
+        rows, seen = run_eagerly(compute, can_repeat=not self._has_collectives)
         if not training:
             self._evaluation.try_out(seen, batch.samples.rows(0, len(weights)))
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
@@ -508,26 +486,6 @@ class TensorFlowBackend:
     def _numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what workers tell one another, as a tensor."""
         return self._no_signals if signals is NO_SIGNALS else tf.constant(signals, tf.float32)
-
-    def _accumulated_gradients(
-        self, gradients_of: GradientsOf, arrays: Any, weights: Tensor, gradient_weights: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
-        """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
-
-        def of_micro_batch(i: Tensor) -> tuple[list[Tensor], Tensor]:
-            micro_batch = {name: array[i] for name, array in arrays.items()}
-            return gradients_of(micro_batch, weights[i], gradient_weights[i])
-
-        def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-            more, more_sums = of_micro_batch(i)
-            return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
-
-        gradients, sums = of_micro_batch(tf.constant(0))
-        # one at a time: the next would move the same statistics, under the same names between workers
-        _, gradients, sums = tf.while_loop(
-            lambda i, *_: i < self._accumulate, add, (tf.constant(1), gradients, sums), parallel_iterations=1
-        )
-        return gradients, sums
 
     def _gradients_of(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
@@ -550,7 +508,7 @@ class TensorFlowBackend:
 
         It is traced and not run, which changes nothing.
         """
-        if training in self._gives_mean or not batch.is_padded:
+        if training in self._gives_mean or not batch.is_padded or (training and self._own_step is not None):
             return
 
         def traced(arrays: Any, weights: Tensor) -> Tensor:
@@ -560,15 +518,19 @@ class TensorFlowBackend:
 
         tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
 
-    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
-        return predicted(self._called, self._objective, arrays, self._serve, self._is_one_call)
-
-    def _per_sample(self, micro_batch: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+    def _per_sample(
+        self,
+        micro_batch: Mapping[str, Tensor],
+        weights: Tensor,
+        training: bool,
+        own_step: Objective | None = None,
+    ) -> Values:
         """Return losses and all values of the samples of a micro-batch."""
         self._batch_norm.weights = weights
-        objective = self._train_objective if training else self._eval_objective
+        objective = own_step or (self._train_objective if training else self._eval_objective)
         phase = Phase(self._called, training)
-        losses, metrics = objective(phase, micro_batch)
+        with phase_of_layers(training):
+            losses, metrics = objective(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
             check_free(REGULARIZATION_LOSS, (*metrics, *self._evaluation.order))
             losses = add_to_loss(losses, added)

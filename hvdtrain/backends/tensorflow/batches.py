@@ -5,11 +5,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.stateful_metrics import Samples
-from hvdtrain.backends.tensorflow.functions import Signature
+from hvdtrain.data.feed import HostBatch
 
 Tensor = Any
+Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,42 @@ class TensorFlowSums:
     weighted: tuple[str, ...]
     values: Tensor
     weight: float
+
+
+class BatchMaker:
+    """Copies batches to the device; what they have of weights is kept while it stays the same."""
+
+    def __init__(self) -> None:
+        self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
+
+    def __call__(self, batch: HostBatch) -> TensorFlowBatch:
+        """Return a batch on the device."""
+        one = len(batch.weights) == 1
+        weights, gradient_weights, total, is_padded = self._weigh(batch, one)
+        return TensorFlowBatch(
+            step=batch.step,
+            arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
+            weights=weights,
+            gradient_weights=gradient_weights,
+            total_weight=batch.total_weight,
+            signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
+            total=total,
+            is_padded=is_padded,
+            samples=Samples(batch.indices, batch.weights, batch.range_samples),
+        )
+
+    def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:
+        known = self._known_weights
+        if known is None or known[0] is not batch.weights:
+            weights = batch.weights[0] if one else batch.weights
+            values = (
+                tf.constant(weights),
+                tf.constant(weights * np.float32(1 / batch.total_weight)),
+                tf.constant(batch.total_weight, tf.float32),
+                not batch.weights.all(),
+            )
+            known = self._known_weights = batch.weights, values
+        return known[1]
 
 
 class TensorFlowPending:

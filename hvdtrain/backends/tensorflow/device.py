@@ -2,8 +2,11 @@
 
 import tensorflow as tf
 
+from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.workers import HorovodWorkers
+from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.cores import threads_per_worker
 
 
 def choose_device(wanted: str, workers: HorovodWorkers) -> str:
@@ -33,3 +36,33 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> str:
     tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
     tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
     return "GPU"
+
+
+def device_name(device: str) -> str:
+    """Return the name, for people, of what this worker computes on."""
+    if device == "CPU":
+        return "the CPU"
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    return str(details["device_name"])
+
+
+def use_device(config: Config, workers: HorovodWorkers) -> str:
+    """Bind this worker's device, set its threads and return the device. Local: no collective.
+
+    Raises:
+        EnvironmentFault: If the device is missing or cannot compute in the config's precision, or TensorFlow
+            was used already.
+    """
+    threads = config.threads or threads_per_worker(workers.local_size)
+    try:
+        device = choose_device(config.device, workers)
+        check_precision(config.precision, device == "GPU", workers.host)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if device == "CPU":
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"TensorFlow was used before hvdtrain could choose its device and threads: {error}",
+            "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
+        ) from None
+    return device

@@ -1,18 +1,20 @@
 """How the TensorFlow backend calls steps and models, and what it computes with gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
+from keras.src.layers import layer as keras_layer
 
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import bad_target
+from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
+from hvdtrain.errors import TaskError
 
 Tensor = Any
-Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 class Compiled:
@@ -32,15 +34,99 @@ class Compiled:
         self._trace = trace
         self._known: dict[Signature, tuple[Callable[..., Tensor], Any]] = {}
 
-    def __call__(self, signature: Signature, *arguments: Any) -> tuple[Tensor, Any]:
-        """Run the step as it was compiled for this signature; return its result and its trace's."""
-        if signature not in self._known:
-            self._known[signature] = self._function.get_concrete_function(*arguments), self._trace()
-        function, trace = self._known[signature]
+    def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
+        """Run the step as it was compiled for such batches; return its result and its trace's."""
+        if batch.signature not in self._known:
+            self._known[batch.signature] = self._function.get_concrete_function(*arguments), self._trace()
+        function, trace = self._known[batch.signature]
+        return run_compiled(function, *arguments), trace
+
+
+def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Run a compiled step and return its result; a target that is out of range is named."""
+    try:
+        return function(*arguments)
+    except tf.errors.InvalidArgumentError as error:
+        raise bad_target(error) or error from None
+
+
+def run_eagerly(compute: Callable[[], Any], can_repeat: bool) -> Any:
+    """Run a computation eagerly: that takes no trace, and errors name the user's own lines.
+
+    What works in a graph alone is traced.
+
+    Args:
+        compute: the computation.
+        can_repeat: whether it may be repeated; if it has collectives, the other workers would not join.
+    """
+    try:
+        return compute()
+    except TaskError:
+        raise
+    except Exception:
+        if not can_repeat:
+            raise
         try:
-            return function(*arguments), trace
-        except tf.errors.InvalidArgumentError as error:
-            raise bad_target(error) or error from None
+            traced = tf.function(compute, autograph=False)()
+        except Exception:
+            traced = None
+        if traced is None:
+            raise
+        return traced
+
+
+def of_all(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a micro-batch and weights with all samples."""
+    return function(*arguments)
+
+
+def of_counted(function: Callable[..., Any], arrays: Any, weights: Tensor, *others: Tensor) -> Any:
+    """Call a function of a micro-batch and weights with the samples that do not have weight 0.
+
+    A micro-batch of which no sample counts stays as it is.
+    """
+    counted = weights > 0
+    kept = tf.logical_or(counted, tf.logical_not(tf.reduce_any(counted)))
+    parts = tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, kept), (arrays, weights, *others))
+    return function(*parts)
+
+
+def accumulated_gradients(
+    gradients_of: Callable[..., tuple[list[Tensor], Tensor]],
+    arrays: Mapping[str, Tensor],
+    weights: Tensor,
+    gradient_weights: Tensor,
+) -> tuple[list[Tensor], Tensor]:
+    """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
+
+    def of_micro_batch(i: Tensor) -> tuple[list[Tensor], Tensor]:
+        micro_batch = {name: array[i] for name, array in arrays.items()}
+        return gradients_of(micro_batch, weights[i], gradient_weights[i])
+
+    def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        more, more_sums = of_micro_batch(i)
+        return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
+
+    gradients, sums = of_micro_batch(tf.constant(0))
+    # one at a time: the next would move the same statistics, under the same names between workers
+    _, gradients, sums = tf.while_loop(
+        lambda i, *_: i < weights.shape[0], add, (tf.constant(1), gradients, sums), parallel_iterations=1
+    )
+    return gradients, sums
+
+
+@contextmanager
+def phase_of_layers(training: bool) -> Iterator[None]:
+    """Return a context in which layers that are called by themselves are in training or in evaluation.
+
+    A loss or a step may call parts of the model, which Keras would leave in evaluation.
+    """
+    plain = keras_layer.CallContext
+    keras_layer.CallContext = type(plain.__name__, (plain,), {"training": training})
+    try:
+        yield
+    finally:
+        keras_layer.CallContext = plain
 
 
 class Phase:
@@ -104,6 +190,23 @@ def dense(gradients: Sequence[Tensor], parameters: Sequence[Any], zero: Tensor) 
         tf.fill(v.shape, tf.cast(zero.read_value(), v.dtype)) if g is None else tf.convert_to_tensor(g)
         for g, v in zip(gradients, parameters, strict=True)
     ]
+
+
+def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -> list[Tensor]:
+    """Divide gradients by the share of the samples' weight that counted; by 1 if nothing did.
+
+    Args:
+        gradients: the gradients.
+        counted: sum of the loss's own weights over all workers, a single number.
+        total_weight: sum of the samples' weights over all workers, likewise.
+    """
+    factor = tf.where(counted > 0, total_weight / counted, 1.0)
+    divided: list[Tensor] = tf.cond(
+        tf.equal(factor, 1.0),
+        lambda: gradients,
+        lambda: [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients],
+    )
+    return divided
 
 
 def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> list[Tensor]:

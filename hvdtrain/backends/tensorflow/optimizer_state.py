@@ -3,7 +3,7 @@
 ``torch/optimizer_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,20 @@ import keras
 import numpy as np
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
 
-_STEP = "optimizer/step"
-
 
 class TrainingState:
-    """Model and optimizer as portable state.
+    """Model and optimizers as portable state.
 
     Args:
         model: the model's variables.
-        optimizer: one of hvdtrain's or a task's own, built.
+        optimizers: one of hvdtrain's or a task's own, built; several by name.
         ema: the moving average of the weights; none if not given.
 
     Raises:
@@ -33,20 +32,26 @@ class TrainingState:
     """
 
     def __init__(
-        self, model: ModelState, optimizer: Any, ema: ExponentialMovingAverage | None = None
+        self, model: ModelState, optimizers: Any, ema: ExponentialMovingAverage | None = None
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)
-        self._optimizer = optimizer
-        self._counts_steps = not isinstance(optimizer, SGD)
-        self._slots = list(_slots(optimizer, model.fields))
+        by_name = optimizers if isinstance(optimizers, Mapping) else {MAIN: optimizers}
+        prefixes = {name: f"optimizer/{prefix}" for name, prefix in state_prefixes(list(by_name)).items()}
+        self._slots = [
+            field for name, one in by_name.items() for field in _slots(one, model.fields, prefixes[name])
+        ]
+        # the counts of steps, by portable name
+        self._steps = {
+            f"{prefixes[name]}step": one.iterations
+            for name, one in by_name.items()
+            if not isinstance(one, SGD)
+        }
         check_unique((field.name, field.variable.path) for field in self._slots)
 
     def snapshot(self) -> TensorFlowSnapshot:
         """Copy everything off the device."""
-        state: PortableState = {}
-        if self._counts_steps:
-            state[_STEP] = np.asarray(self._optimizer.iterations.numpy(), np.int64)
+        state = {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
         return TensorFlowSnapshot([*self.model.fields, *self.ema.fields, *self._slots], state)
 
     def load(self, state: PortableState) -> None:
@@ -60,19 +65,18 @@ class TrainingState:
         ema_fields = self.ema.fields if has_ema(state) else []
         fields = [*self.model.fields, *self._slots, *ema_fields]
         shapes = {field.name: field.shape for field in fields}
-        if self._counts_steps:
-            shapes[_STEP] = ()
+        shapes |= dict.fromkeys(self._steps, ())
         own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
         check_state(shapes, state, "tf", own_names)
         for field in fields:
             field.write(state)
         if not ema_fields:
             self.ema.restart()
-        if self._counts_steps:
-            self._optimizer.iterations.assign(int(state[_STEP]))
+        for name, count in self._steps.items():
+            count.assign(int(state[name]))
 
 
-def _slots(optimizer: Any, fields: list[Field]) -> Iterator[Field]:
+def _slots(optimizer: Any, fields: list[Field], prefix: str) -> Iterator[Field]:
     """Return an optimizer's slots under the names of their parameters, and its other variables."""
     by_variable = {id(field.variable): field for field in fields}
     known = {id(v) for one in _with_inner(optimizer) for v in (one.learning_rate, one.iterations)}
@@ -83,12 +87,11 @@ def _slots(optimizer: Any, fields: list[Field]) -> Iterator[Field]:
                     known.add(id(variable))
                     field = by_variable[id(parameter)]
                     shape = field.shape if variable.shape == parameter.shape else tuple(variable.shape)
-                    yield replace(field, variable=variable, shape=shape, prefix=f"optimizer/{slot}")
+                    yield replace(field, variable=variable, shape=shape, prefix=f"{prefix}{slot}")
     for variable in optimizer.variables:
         if id(variable) not in known:
-            yield Field(
-                variable.path, variable.path, variable, tuple(variable.shape), prefix="optimizer/variable"
-            )
+            shape = tuple(variable.shape)
+            yield Field(variable.path, variable.path, variable, shape, prefix=f"{prefix}variable")
 
 
 def _with_inner(optimizer: Any) -> Iterator[Any]:

@@ -55,8 +55,12 @@ def choose_optimizer(
     return SGD(momentum=config.momentum, l2=config.weight_decay, groups=groups)
 
 
-def take_own_rates(optimizer: keras.optimizers.Optimizer) -> OwnRates:
+def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
     """Return the learning rate of a task's optimizer: one, as Keras has no parameter groups.
+
+    Args:
+        optimizer: the optimizer.
+        method: the task's method that made it.
 
     Raises:
         TaskError: If it is a schedule or a function, or not a positive number.
@@ -65,10 +69,10 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer) -> OwnRates:
     while getattr(inner, "inner_optimizer", None) is not None:  # one that scales losses
         inner = inner.inner_optimizer
     if not isinstance(inner._learning_rate, keras.Variable):
-        raise scheduled("tf_optimizer", type(inner._learning_rate).__name__)
+        raise scheduled(method, type(inner._learning_rate).__name__)
     # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
     base = float(str(np.float32(inner._learning_rate.numpy())))
-    check_positive(base, "tf_optimizer")
+    check_positive(base, method)
     default = constructor_default(inner, "learning_rate")
     is_default = isinstance(default, int | float) and np.float32(default) == np.float32(base)
     return OwnRates(type(inner).__name__, base, bool(is_default))

@@ -6,7 +6,7 @@ that give mean and variance, backward of the two sums through which they carry g
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,13 @@ class BatchNormSync:
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a tensor over workers."""
         return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
+
+    def average_statistics(self, fields: Iterable[Any]) -> None:
+        """Collective. Average the moving statistics of a model's fields over workers."""
+        for field in fields:
+            if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
+                name = f"hvdtrain.statistics.{field.path}"
+                field.variable.assign(hvd.allreduce(field.variable.value, op=hvd.Average, name=name))
 
     def weights_of(self, x: Tensor) -> Tensor:
         """Return the weights of a tensor's rows, (rows,), fp64.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
+from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
@@ -111,13 +111,7 @@ class Update:
         """
         if counted is None:
             return gradients
-        factor = tf.where(counted > 0, total_weight / counted, 1.0)
-        divided: list[Tensor] = tf.cond(
-            tf.equal(factor, 1.0),
-            lambda: gradients,
-            lambda: [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients],
-        )
-        return divided
+        return normalized(gradients, counted, total_weight)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
         """Scale the gradients so that their joint norm is at most the config's."""
