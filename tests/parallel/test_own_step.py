@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.documents import ROOT
 from support.jobs import Run, temporary_folder
-from support.pool import command, train
+from support.pool import command, run_suite, train
 from support.serving import hvdtrain
 
 from hvdtrain.data.order import ShuffledOrder
@@ -179,3 +179,7 @@ def test_workers_that_use_different_optimizers_are_told_so(framework):
     result = command(2, "mpi", framework, *options(framework, "Apart"), cwd=temporary_folder(), timeout=60)
     assert result.returncode == 2
     assert "workers did not call the same optimizers in the same order: call 2 of a step" in result.stderr
+
+
+def test_what_a_traced_step_may_do(tmp_path):
+    run_suite(Path(__file__).with_name("suite_own_step.py"), 1, "none", "tf", cwd=tmp_path, timeout=240)

@@ -118,8 +118,7 @@ def start(config: Config) -> "TensorFlowBackend":
         )
     hvd.init()
     workers = HorovodWorkers(hvd)
-    device = use_device(config, workers)
-    return TensorFlowBackend(workers, device)
+    return TensorFlowBackend(workers, use_device(config, workers))
 
 
 class TensorFlowBackend:
@@ -139,9 +138,8 @@ class TensorFlowBackend:
 
     def __init__(self, workers: Workers, device: str) -> None:
         self.workers: Workers = workers
-        versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        on = device_name(device)
-        self.info = BackendInfo(f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}", versions)
+        description = f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {device_name(device)}"
+        self.info = BackendInfo(description, {"tensorflow": tf.__version__, "keras": keras.__version__})
         self._no_signals = tf.constant(NO_SIGNALS)
         self._wrap = BatchMaker()
 
@@ -236,8 +234,8 @@ class TensorFlowBackend:
         finally:
             self._called = called
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
-        note = describe_not_applied(skipped)
-        return DryRun(recorder.outputs, values, last_activation(self.model), error, note)
+        last, note = last_activation(self.model), describe_not_applied(skipped)
+        return DryRun(recorder.outputs, values, last, error, note)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -385,10 +383,10 @@ class TensorFlowBackend:
             self._train_function = Compiled(partial(self._train_step, gradients), learnt)
             counted = partial(of_counted, self._gradients_of)
             self._train_function_of_counted = Compiled(partial(self._train_step, counted), learnt)
-        self._predict_function = Compiled(
-            lambda arrays: predicted(self._called, self._objective, arrays, self._serve, self._is_one_call),
-            lambda: None,
-        )
+        self._predict_function = Compiled(self._predicted, lambda: None)
+
+    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
+        return predicted(self._called, self._objective, arrays, self._serve, self._is_one_call)
 
     def _seeds(self, step: int) -> Tensor:
         """Return the states of the model's seed generators for one step, (generators, 2)."""
@@ -436,20 +434,18 @@ class TensorFlowBackend:
             state.assign(seeds[i])
 
         def sums_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
-            samples = StepPart(weights, gradient_weights, total_weight, learning_rate)
-            return tf.linalg.matvec(self._rows_of_own_step(step, micro_batch, number, samples), weights)
+            part = StepPart(weights, gradient_weights, total_weight, learning_rate)
+            return tf.linalg.matvec(self._own_rows(step, micro_batch, number, part), weights)
 
         sums = of_samples(sums_of, arrays, weights, gradient_weights)
         vector = step.reduce(tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0))
         self._ema.update(share)
         return vector
 
-    def _rows_of_own_step(
-        self, step: OwnStep, micro_batch: Any, number: StepNumber, samples: StepPart
-    ) -> Tensor:
+    def _own_rows(self, step: OwnStep, micro_batch: Any, number: StepNumber, part: StepPart) -> Tensor:
         """Collective. Do the task's own step, or a dry run of it, and return the rows of its values."""
-        run = partial(step.run, number=number, samples=samples)
-        rows = self._per_sample(micro_batch, samples.weights, True, run).rows
+        run = partial(step.run, number=number, samples=part)
+        rows = self._per_sample(micro_batch, part.weights, True, run).rows
         self._unused = step.unused()
         return rows
 
@@ -467,7 +463,7 @@ class TensorFlowBackend:
         def compute() -> tuple[Tensor, Seen]:
             if training and self._own_step is not None:
                 part = StepPart(weights, gradient_weights, batch.total, None)
-                rows = self._rows_of_own_step(self._own_step, arrays, StepNumber(batch.step), part)
+                rows = self._own_rows(self._own_step, arrays, StepNumber(batch.step), part)
                 return rows, self._evaluation.take()
             with tf.GradientTape() as tape:
                 losses, own, rows = self._per_sample(arrays, weights, training)

@@ -1,0 +1,297 @@
+"""A step of a task's own in TensorFlow, at one worker. Run in a pool; ``test_own_step.py`` does so."""
+
+import numpy as np
+import pytest
+from own_step_tasks import Alternating, Fit, Gan, Plain, Sam
+from small_task import INPUTS, OUTPUTS
+
+from hvdtrain.backends import load_backend
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
+
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def started():
+    return load_backend(Config(framework="tf", device="cpu", threads=1))
+
+
+def build(backend, task, **fields):
+    backend.build(task, Config(framework="tf", device="cpu", threads=1, learning_rate=0.01, **fields))
+
+
+def host_batch(task, step=0):
+    data = task.train_data()
+    named = data if isinstance(data, dict) else dict(zip(("inputs", "targets"), data, strict=True))
+    arrays = {name: array[None, :SAMPLES] for name, array in named.items()}
+    return HostBatch(step, arrays, np.ones((1, SAMPLES), np.float32), float(SAMPLES), np.arange(SAMPLES))
+
+
+def train(backend, task, step=0):
+    batch = next(iter(backend.to_device([host_batch(task, step)])))
+    return backend.train_step(batch, 0.01).read()
+
+
+def stepping(function, base=Plain):
+    """Give a task whose step is a function of (task, model, batch, optimizers)."""
+    return type("Own", (base,), {"tf_step": function})()
+
+
+def losses_of(model, batch):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        losses = tf.reduce_mean((model(batch["inputs"]) - batch["targets"]) ** 2, -1)
+    return losses, tape
+
+
+def no_tape(task, model, batch, optimizers):
+    optimizers["main"].minimize(losses_of(model, batch)[0])
+
+
+def closure(task, model, batch, optimizers):
+    optimizers["main"].minimize(lambda: losses_of(model, batch)[0], None)
+
+
+def outside_of_tape(task, model, batch, optimizers):
+    losses, tape = losses_of(model, batch)
+    optimizers["main"].minimize(losses * 2, tape)
+
+
+def mean(task, model, batch, optimizers):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        losses = tf.reduce_mean((model(batch["inputs"]) - batch["targets"]) ** 2)
+    optimizers["main"].minimize(losses, tape)
+
+
+def keras_way(task, model, batch, optimizers):
+    losses, tape = losses_of(model, batch)
+    optimizers["main"].apply_gradients(zip(tape.gradient(losses, model.weights), model.weights, strict=True))
+
+
+def zeroed(task, model, batch, optimizers):
+    optimizers["main"].zero_grad()
+
+
+def by_a_condition(task, model, batch, optimizers):
+    import tensorflow as tf
+
+    losses, tape = losses_of(model, batch)
+    tf.cond(
+        tf.reduce_mean(losses) > 0,
+        lambda: optimizers["main"].gradients(losses, tape)[0],
+        lambda: tf.zeros((INPUTS, OUTPUTS)),
+    )
+
+
+def by_a_tensor(task, model, batch, optimizers):
+    losses, tape = losses_of(model, batch)
+    if losses[0] > 0:
+        optimizers["main"].minimize(losses, tape)
+    return losses, {}
+
+
+def at_random(task, model, batch, optimizers):
+    import tensorflow as tf
+
+    losses, tape = losses_of(model, {**batch, "inputs": batch["inputs"] + tf.random.normal((INPUTS,))})
+    optimizers["main"].minimize(losses, tape)
+    return losses, {}
+
+
+def a_variable_of_its_own(task, model, batch, optimizers):
+    import tensorflow as tf
+
+    if not hasattr(task, "count"):
+        task.count = tf.Variable(0.0, name="count")
+    losses, _ = losses_of(model, batch)
+    task.count.assign_add(1.0)
+    return losses, {}
+
+
+def by_the_number(task, model, batch, optimizers):
+    losses, _ = losses_of(model, batch)
+    list(range(optimizers.step))
+    return losses, {}
+
+
+def too_few_gradients(task, model, batch, optimizers):
+    losses, tape = losses_of(model, batch)
+    optimizers["main"].apply(optimizers["main"].gradients(losses, tape)[:1])
+
+
+def wrong_name(task, model, batch, optimizers):
+    optimizers["mian"].minimize(*losses_of(model, batch))
+
+
+MISTAKES = {
+    no_tape: "without the tape that recorded them",
+    closure: "was given a function in place of losses",
+    outside_of_tape: "depend on none of its parameters",
+    mean: "must give one value per sample",
+    keras_way: "called step\\(\\) of the optimizer 'main' itself",
+    zeroed: "zero_grad\\(\\) of an optimizer was called",
+    by_a_condition: "inside of tf.cond, tf.while_loop or a tf.function",
+    by_a_tensor: "tf_step decides in Python by a tensor",
+    at_random: "tf_step draws random numbers with RandomStandardNormal",
+    a_variable_of_its_own: "tf_step changes 'count.*', which is not a variable of the model",
+    too_few_gradients: "1 gradients for 2 variables",
+    wrong_name: "there is no optimizer 'mian'",
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "message"), MISTAKES.items(), ids=lambda value: getattr(value, "__name__", "")
+)
+def test_mistakes_in_a_step_are_refused(started, step, message):
+    task = stepping(step)
+    build(started, task)
+    with pytest.raises(TaskError, match=message):
+        train(started, task)
+
+
+def test_a_number_of_the_step_is_no_int(started):
+    task = stepping(by_the_number)
+    build(started, task)
+    with pytest.raises(TypeError, match=r"optimizers.step is not an int"):
+        train(started, task)
+
+
+def test_losses_of_the_model_must_be_read(started):
+    import keras
+    import tensorflow as tf
+
+    class Regularized(Plain):
+        def tf_model(self):
+            inputs = keras.Input((INPUTS,))
+            return keras.Model(inputs, keras.layers.Dense(OUTPUTS, kernel_regularizer="l2")(inputs))
+
+    build(started, Regularized())
+    with pytest.raises(TaskError, match="the model adds losses of its own"):
+        train(started, Regularized())
+
+    def reads(task, model, batch, optimizers):
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_mean(model(batch["inputs"]) ** 2, -1) + tf.add_n(model.losses)
+        optimizers["main"].minimize(losses, tape)
+        return losses, {}
+
+    task = stepping(reads, Regularized)
+    build(started, task)
+    assert train(started, task).mean("loss") > 0
+
+
+OWNERS = {
+    "no mapping": (lambda adam, g, d: [adam()], "must return a mapping of names to optimizers"),
+    "no pair": (lambda adam, g, d: {"all": adam()}, "must give an optimizer and the list of the variables"),
+    "nobody's": (lambda adam, g, d: {"g": (adam(), g)}, "no optimizer trains model/discriminator"),
+    "two": (lambda adam, g, d: {"g": (adam(), g + d), "d": (adam(), d)}, "belong to several optimizers"),
+    "one twice": (lambda adam, g, d: dict.fromkeys("gd", (adam(), g)), "one optimizer under two names"),
+    "a name": (lambda adam, g, d: {"g/d": (adam(), g + d)}, "cannot be part of a saved name"),
+}
+
+
+@pytest.mark.parametrize("case", OWNERS)
+def test_each_parameter_has_one_optimizer(started, case):
+    import keras
+
+    class Owned(Gan):
+        def tf_optimizers(self, model):
+            parts = model.generator.trainable_variables, model.discriminator.trainable_variables
+            return OWNERS[case][0](keras.optimizers.Adam, *parts)
+
+    with pytest.raises(TaskError, match=OWNERS[case][1]):
+        started.build(Owned(), Config(framework="tf", device="cpu", threads=1))
+
+
+def test_decisions_by_the_step_take_a_trace_for_each_answer_and_numbers_take_none(started):
+    import tensorflow as tf
+
+    traced = []
+
+    def step(task, model, batch, optimizers):
+        traced.append(None)
+        losses, tape = losses_of(model, batch)
+        if optimizers.step % 3 == 2:
+            optimizers["main"].minimize(losses, tape)
+        return losses, {"number": tf.zeros_like(losses) + optimizers.step / 10}
+
+    task = stepping(step)
+    build(started, task)
+    found = [train(started, task, number) for number in range(8)]
+    assert len(traced) == 2
+    assert [round(10 * one.mean("number")) for one in found] == list(range(8))
+    losses = [one.mean("loss") for one in found]
+    assert losses[0] == losses[1] == losses[2] > losses[3] == losses[4] == losses[5] > losses[6] == losses[7]
+
+
+def test_too_many_decisions_are_refused(started):
+    def step(task, model, batch, optimizers):
+        losses, _ = losses_of(model, batch)
+        for number in range(40):
+            if optimizers.step == number:
+                break
+        return losses, {}
+
+    task = stepping(step)
+    build(started, task)
+    for number in range(16):
+        train(started, task, number)
+    with pytest.raises(TaskError, match="in more than 16 different ways"):
+        train(started, task, 16)
+
+
+@pytest.mark.parametrize("task", [Sam(), Gan(), Alternating()], ids=["sam", "gan", "alternating"])
+def test_a_dry_run_changes_nothing(started, task):
+    build(started, task)
+    before = started.gather_state().read()
+    result = started.dry_run(host_batch(task), training=True)
+    assert result.error is None
+    assert np.isfinite(result.values["loss"]).all()
+    after = started.gather_state().read()
+    assert before.keys() == after.keys()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+class Dropping(Fit):
+    """The part of a dropout's outputs that are kept as they were: in training none is."""
+
+    def tf_model(self):
+        import keras
+
+        inputs = keras.Input((INPUTS,))
+        dropped = keras.layers.Dropout(0.5, seed=1, name="drop")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(OUTPUTS)(dropped))
+
+    def tf_loss(self, model, batch):
+        import tensorflow as tf
+
+        ones, drop = tf.ones_like(batch["inputs"]), model.get_layer("drop")
+        kept = {"as_step": drop(ones), "asked_not_to": drop(ones, training=False)}
+        losses, _ = losses_of(model, batch)
+        return losses, {name: tf.reduce_mean(tf.cast(x == 1, tf.float32), -1) for name, x in kept.items()}
+
+
+class DroppingStep(Dropping):
+    def tf_step(self, model, batch, optimizers):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            losses, metrics = self.tf_loss(model, batch)
+        optimizers["main"].minimize(losses, tape)
+        return losses, metrics
+
+
+@pytest.mark.parametrize("task", [Dropping(), DroppingStep()], ids=["loss", "step"])
+def test_parts_of_the_model_are_in_training_when_the_step_is(started, task):
+    build(started, task)
+    found = train(started, task)
+    assert found.mean("as_step") == 0
+    assert found.mean("asked_not_to") == 1
+    batch = next(iter(started.to_device([host_batch(task)])))
+    evaluated = started.eval_metrics(started.eval_step(batch)).read()
+    assert evaluated.mean("as_step") == 1
