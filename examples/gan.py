@@ -90,3 +90,57 @@ class DigitGan:
 
     def torch_serve(self, model, batch):
         return model["generator"](batch["noise"])
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        def network(inputs, outputs, activation=None):
+            hidden = (
+                layers.Dense(HIDDEN),
+                layers.LeakyReLU(0.2),
+                layers.Dense(HIDDEN),
+                layers.LeakyReLU(0.2),
+            )
+            return keras.Sequential(
+                [keras.Input((inputs,)), *hidden, layers.Dense(outputs, activation=activation)]
+            )
+
+        class Networks(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.generator = network(NOISE, PIXELS, "tanh")
+                self.discriminator = network(PIXELS, 1)
+                self.built = True
+
+        return Networks()
+
+    def tf_optimizers(self, model):
+        import keras
+
+        networks = {"generator": model.generator, "discriminator": model.discriminator}
+        return {
+            name: (keras.optimizers.Adam(5e-4, beta_1=0.5, epsilon=1e-8), network.trainable_variables)
+            for name, network in networks.items()
+        }
+
+    def tf_step(self, model, batch, optimizers):
+        import tensorflow as tf
+
+        def judged(images):
+            return tf.squeeze(model.discriminator(images), -1)
+
+        with tf.GradientTape() as tape:
+            fake = model.generator(batch["noise"])
+            judged_real, judged_fake = judged(batch["image"]), judged(tf.stop_gradient(fake))
+            d_losses = tf.nn.softplus(-judged_real) + tf.nn.softplus(judged_fake)  # one for each sample
+        optimizers["discriminator"].minimize(d_losses, tape)
+
+        with tf.GradientTape() as tape:
+            g_losses = tf.nn.softplus(-judged(model.generator(batch["noise"])))
+        optimizers["generator"].minimize(g_losses, tape)
+        told_apart = (tf.cast(judged_real > 0, tf.float32) + tf.cast(judged_fake < 0, tf.float32)) / 2
+        return g_losses, {"discriminator_loss": d_losses, "told_apart": told_apart}
+
+    def tf_serve(self, model, batch):
+        return model.generator(batch["noise"])

@@ -257,6 +257,34 @@ def test_a_dry_run_changes_nothing(started, task):
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
 
 
+def test_a_generator_of_the_model_draws_by_seed_and_step(started):
+    import keras
+    import tensorflow as tf
+
+    class Drawing(Plain):
+        def tf_model(self):
+            model = super().tf_model()
+            model.generator = keras.random.SeedGenerator(5)
+            return model
+
+        def tf_step(self, model, batch, optimizers):
+            losses, tape = losses_of(model, batch)
+            optimizers["main"].minimize(losses, tape)
+            drawn = keras.random.uniform(tf.shape(losses), seed=model.generator)
+            return losses, {
+                "drawn": drawn,
+                "again": keras.random.uniform(tf.shape(losses), seed=model.generator),
+            }
+
+    found = []
+    for numbers in ([0, 1, 2], [2]):  # the second run is one that was resumed
+        build(started, Drawing())
+        found.append([train(started, Drawing(), number) for number in numbers])
+    drawn = [one.mean("drawn") for one in found[0]]
+    assert len({*drawn, found[0][0].mean("again")}) == 4
+    assert found[1][0].mean("drawn") == drawn[2]
+
+
 class Dropping(Fit):
     """The part of a dropout's outputs that are kept as they were: in training none is."""
 

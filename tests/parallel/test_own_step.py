@@ -88,7 +88,7 @@ def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
     assert_same(state(resumed, 8), state(whole, 8))
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", CAPABLE)
 def test_the_example_continues_bit_for_bit_with_two_workers(framework):
     task = ("--framework", framework, "--task", f"{ROOT}/examples/gan.py:DigitGan", *EVERY_STEP)
     words = (*task, "--steps", "6", "--log-every", "1")

@@ -36,7 +36,10 @@ def autocast(precision: str) -> Iterator[None]:
 
 
 def cast_outputs_to_fp32(model: Any, precision: str) -> Any:
-    """Return the model with outputs in fp32, so that losses and metrics are computed in it."""
+    """Return the model with outputs in fp32, so that losses and metrics are computed in it.
+
+    Of a model that has no ``call`` of its own, those of the layers that are its attributes are cast.
+    """
     return model if precision == "fp32" else _Fp32Outputs(model)
 
 
@@ -50,7 +53,9 @@ class _Fp32Outputs:
         return keras.tree.map_structure(_cast_to_fp32, self._model(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        value = getattr(self._model, name)
+        is_part = isinstance(value, keras.Layer) and type(self._model).call is keras.Model.call
+        return _Fp32Outputs(value) if is_part else value
 
 
 def _cast_to_fp32(value: Any) -> Any:
