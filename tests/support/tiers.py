@@ -16,6 +16,7 @@ LEFT_OUT = (
     r"test_documented_in_order\.py",
     r"test_dry_run\.py::.*\[tf(-|\])",
     r"test_evaluate\.py::test_a_worker_that_lacks",
+    r"test_examples\.py::test_(a_classifier|a_masked|models)",
     r"test_eval_sets\.py::.*(\[tf(-|\])|-3\])",
     r"test_evaluation_metrics\.py::.*(\[tf(-[13])?\]|-3\])",
     r"test_export\.py::test_several_workers",

@@ -173,6 +173,12 @@ def test_shell_blocks_hold_commands(document):
     assert isinstance(commands(document), list)
 
 
+def test_the_page_of_examples_lists_every_example():
+    listed = {link for link in links(ROOT / "docs" / "examples.md") if link.startswith("../examples/")}
+    found = {path.name for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
+    assert listed == {f"../examples/{name}" for name in found}
+
+
 def test_documents_have_jobs_to_try():
     pages = ("README.md", "docs/running.md", "docs/tasks.md")
     found = [words for page in pages for words in hvdtrain_commands(ROOT / page) if can_run_here(words)]

@@ -1,0 +1,99 @@
+"""The examples with packages of others train with two workers, as their page shows, shortened."""
+
+import importlib.util
+import math
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import saved_bert
+from support.documents import ROOT, hvdtrain_commands
+from support.jobs import FRAMEWORKS, Result, Run, run
+from support.pool import POOLS, Key, call, framework_of
+
+PAGE = ROOT / "docs" / "examples.md"
+# the task of each command of the page, and to what it is shortened
+SHORTENED = {
+    "BertClassifier": ("--epochs", "3"),
+    "MaskedLanguageModel": ("--steps", "10"),
+    "MobileNet": ("--steps", "4"),
+    "Parcels": ("--epochs", "1"),
+    "ResNet": ("--steps", "4"),
+}
+COMMANDS = {
+    (words[words.index("--task") + 1].rpartition(":")[2], framework_of(tuple(words))): words
+    for words in hvdtrain_commands(PAGE)
+    if "--task" in words
+}
+REQUIRED = {"BertClassifier": "transformers", "MaskedLanguageModel": "transformers", "ResNet": "torchvision"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as a reader of the page has it: the examples, and a folder of pictures."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def trained(task, framework, folder, *options):
+    """Train an example in a pool, with the command of the page."""
+    package = REQUIRED.get(task)
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    words = COMMANDS[task, framework]
+    assert words[:6] == ["horovodrun", "-np", "2", "python", "-m", "hvdtrain"]
+    key = Key(framework, "mpi", 2)
+    words = [*words[6:], *SHORTENED[task], "--log-every", "1", "--run-dir", "run", *options]
+    function = "support.torchvision_operators:command_line_with_torchvision"
+    done = call(key, function, folder, 200, words=words)
+    if any(done.values):
+        POOLS.drop(key)
+    output = done.stdout + done.stderr
+    assert done.values == [0, 0], output[-5000:]
+    finished = Run(folder / "run", Result(0, done.stdout, done.stderr))
+    assert finished.summary["workers"] == 2
+    assert all(map(math.isfinite, [*finished.losses, finished.summary["final"]["loss"]]))
+    return finished
+
+
+def test_the_page_has_a_command_for_each_example_that_is_tried_here():
+    assert {task for task, _ in COMMANDS} == set(SHORTENED)
+
+
+def test_a_classifier_of_hugging_face_learns(folder):
+    done = trained("BertClassifier", "torch", folder)
+    assert done.summary["final"]["accuracy"] > 0.9
+    assert "note:" not in done.result.output  # every column is used
+
+
+def test_a_classifier_takes_weights_and_tokenizer_from_a_folder(folder):
+    call(Key("torch", "none", 1), f"{saved_bert.__file__}:save", folder)
+    assert (
+        trained("BertClassifier", "torch", folder, "--set", "task_options.pretrained=saved").losses[0]
+        > saved_bert.LEAST_LOSS
+    )
+
+
+def test_a_masked_language_model_learns(folder):
+    options = ("--lr-schedule", "constant", "--learning-rate", "0.003")
+    losses = trained("MaskedLanguageModel", "torch", folder, *options).losses
+    assert 6.5 < losses[0] < 7.5  # of some 1,100 tokens, none is more probable than others
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(("task", "framework"), [("ResNet", "torch"), ("MobileNet", "tf")])
+def test_models_of_others_train_on_an_image_folder(task, framework, folder):
+    drawing = run([sys.executable, "examples/image_folder.py", "shapes"], folder)
+    assert drawing.returncode == 0, drawing.output
+    trained(task, framework, folder)
+
+
+def test_a_model_of_an_image_and_a_table_has_the_same_curve_in_both_frameworks(tmp_path):
+    losses = []
+    for framework in FRAMEWORKS:
+        (tmp_path / framework).mkdir()
+        shutil.copytree(ROOT / "examples", tmp_path / framework / "examples")
+        losses.append(trained("Parcels", framework, tmp_path / framework).losses)
+    assert losses[0][-1] < losses[0][0] / 2
+    np.testing.assert_allclose(*losses, rtol=1e-4)
