@@ -5,6 +5,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -64,6 +65,16 @@ def seed_host_generators(seed: int, purpose: str) -> int:
     random.seed(value)
     np.random.seed(value)
     return value
+
+
+def generator_digest() -> bytes:
+    """Return a digest of the state of the global generators of Python, numpy and PyTorch."""
+    _, keys, *numbers = np.random.get_state()
+    found = blake2b(repr((random.getstate(), numbers)).encode(), digest_size=16)
+    found.update(np.asarray(keys).tobytes())
+    if (torch := _loaded("torch")) is not None:
+        found.update(torch.get_rng_state().numpy().tobytes())
+    return found.digest()
 
 
 class _SeedingFinder(MetaPathFinder):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.order import sample_keys
-from hvdtrain.seeding import seed_generators
+from hvdtrain.seeding import generator_digest, seed_generators
 
 _SAMPLES = 32
 _SECONDS = 10.0  # a data set that is slow to read is represented by fewer samples
@@ -88,6 +88,16 @@ def sample_reader(dataset: Any, skip: bool = False) -> Callable[[int], SampleDig
             return None
 
     return read
+
+
+def draws_random_numbers(dataset: Any) -> bool:
+    """Return whether reading a sample draws from the global generators of Python, numpy or PyTorch."""
+    before = generator_digest()
+    try:
+        LocalFetch(dataset)(np.zeros(1, np.int64))
+    except Exception:
+        return False  # it is reported when it is read for an evaluation
+    return generator_digest() != before
 
 
 def digest(value: Any) -> str:

@@ -14,6 +14,7 @@ from hvdtrain.data.fingerprint import (
     SampleDigests,
     changing_keys,
     digests_at,
+    draws_random_numbers,
     first_difference,
     is_same,
     take_fingerprint,
@@ -103,7 +104,9 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
     skip = config.on_bad_sample == "skip"
     given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
     own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
-    job_data = JobData(given, own, skip)
+    to_evaluate = [key for key in given if key != "train_data"]
+    notes = [_random_note(key) for key in to_evaluate if draws_random_numbers(given[key])]
+    job_data = JobData(given, own, skip, tuple(notes))
     if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
         return job_data
     everyone = workers.allgather_object((workers.host, own))
@@ -111,7 +114,6 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
         return job_data
     changing = {key: changing_keys(given[key], own[key], skip) for key in own}
     all_changing = [keys for _, keys in workers.allgather_object((workers.host, changing))]
-    notes = []
     for name in own:
         keys = sorted(set().union(*(found[name] for found in all_changing)))
         notes += [_changes_note(name, keys)] if keys else []
@@ -214,6 +216,14 @@ def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, not
 def _changes_note(name: str, keys: Sequence[str]) -> str:
     names = ", ".join(map(repr, keys))
     return f"every reading of the {words_for(name)} gives other values under {names}, which are not compared"
+
+
+def _random_note(key: str) -> str:
+    """Return the note on data that are not for training and are read at random."""
+    return (
+        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms and "
+        "masks do: one model has other results at every reading. Leave this out, or seed it by the index"
+    )
 
 
 def _changed_remedy(seed_before: Any, seed: int) -> str:

@@ -99,6 +99,20 @@ def test_rounding_is_no_disagreement():
     assert [data.notes for data, _ in identified(values(), rounded)] == [(), ()]
 
 
+def test_a_note_says_that_evaluations_are_read_at_random():
+    """The same for what a collate draws; augmented training data are as they should be."""
+    data = {"inputs": [[1.0, 2.0]] * SIZE, "targets": np.arange(SIZE)}
+
+    def masking(samples):
+        mask = np.random.rand(len(samples), 2) < 0.5
+        return {"inputs": np.stack([s["inputs"] for s in samples]) * mask, "targets": np.zeros(len(samples))}
+
+    dataset = as_dataset(data, collate=masking)
+    notes = identify_data(one_worker(), {"train_data": dataset, "eval_data": dataset}, config()).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("reading the evaluation data draws random numbers from a global generator")
+
+
 def test_keys_that_change_are_left_out_with_a_note_on_every_worker():
     outcomes = identified(Changing(), Changing())
     note = "every reading of the training data gives other values under 'inputs', which are not compared"

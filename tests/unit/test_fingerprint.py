@@ -4,12 +4,14 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.fingerprint import (
     Fingerprint,
     changing_keys,
     digest,
+    draws_random_numbers,
     first_difference,
     is_same,
     probe_indices,
@@ -120,6 +122,17 @@ def test_transforms_that_draw_from_global_generators_are_no_difference():
 
     prints = [take_fingerprint(as_dataset(Noting(50, make))) for _ in range(2)]
     assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1).item()])
+def test_samples_that_draw_from_global_generators_are_found(draw):
+    assert draws_random_numbers(as_dataset(Noting(50, lambda index: index + draw())))
+
+
+def test_samples_with_their_own_generator_or_none_are_not():
+    own = np.random.default_rng(0)
+    assert not draws_random_numbers(as_dataset(Noting(50, lambda index: index + own.normal())))
+    assert not draws_random_numbers(as_dataset(Noting(50, float)))
 
 
 def test_keys_that_change_with_every_reading_are_found():
