@@ -1,13 +1,11 @@
 """Classify the pictures of a folder: ResNet-18 of torchvision, and MobileNet of keras.applications.
 
     python examples/image_folder.py shapes
-    horovodrun -np 2 python -m hvdtrain --framework torch --task examples/image_folder.py:ResNet \\
-        --set task_options.path=shapes
-    horovodrun -np 2 python -m hvdtrain --framework tf --task examples/image_folder.py:MobileNet \\
-        --set task_options.path=shapes
+    horovodrun -np 2 python -m hvdtrain --framework torch --task examples/image_folder.py:ResNet
+    horovodrun -np 2 python -m hvdtrain --framework tf --task examples/image_folder.py:MobileNet
 
-The first command draws a folder of pictures to try it with. A folder of your own has the same form, with one
-sub-folder per class: ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``.
+The first command draws a folder of pictures. ``--set task_options.path=FOLDER`` names one of your own, with a
+sub-folder for each class: ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``.
 
 ResNet needs torchvision: ``pip install hvdtrain[examples]``. If ``import torchvision`` ends with
 ``operator torchvision::nms does not exist``, see docs/examples.md.
@@ -41,7 +39,7 @@ class Folder:
         "lr_schedule": "cosine",
     }
 
-    def __init__(self, path):
+    def __init__(self, path="shapes"):
         self.path = Path(path).expanduser()
         self.classes = sorted(folder.name for folder in (self.path / "train").iterdir() if folder.is_dir())
 

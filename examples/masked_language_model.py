@@ -1,7 +1,6 @@
 """Pretrain a BERT of Hugging Face transformers on masked tokens, in PyTorch.
 
-    horovodrun -np 2 python -m hvdtrain --framework torch \\
-        --task examples/masked_language_model.py:MaskedLanguageModel
+    horovodrun -np 2 python -m hvdtrain --framework torch --task examples/masked_language_model.py:MaskedLM
 
 It needs ``pip install hvdtrain[examples]``. ``DataCollatorForLanguageModeling`` masks other tokens in each
 epoch. Labels are -100 elsewhere, which the loss and the accuracy leave out. The collator is not the task's
@@ -59,7 +58,7 @@ class Masked:
         return collator([{"input_ids": block, "attention_mask": np.ones_like(block)}])
 
 
-class MaskedLanguageModel:
+class MaskedLM:
     """Predict masked tokens of a text.
 
     Args:

@@ -15,8 +15,8 @@ from support.pool import POOLS, Key, call, framework_of
 PAGE = ROOT / "docs" / "examples.md"
 # the task of each command of the page, and to what it is shortened
 SHORTENED = {
-    "BertClassifier": ("--epochs", "3"),
-    "MaskedLanguageModel": ("--steps", "10"),
+    "BertClassifier": ("--epochs", "2"),
+    "MaskedLM": ("--steps", "10"),
     "MobileNet": ("--steps", "4"),
     "Parcels": ("--epochs", "1"),
     "ResNet": ("--steps", "4"),
@@ -26,7 +26,7 @@ COMMANDS = {
     for words in hvdtrain_commands(PAGE)
     if "--task" in words
 }
-REQUIRED = {"BertClassifier": "transformers", "MaskedLanguageModel": "transformers", "ResNet": "torchvision"}
+REQUIRED = {"BertClassifier": "transformers", "MaskedLM": "transformers", "ResNet": "torchvision"}
 
 
 @pytest.fixture
@@ -62,7 +62,8 @@ def test_the_page_has_a_command_for_each_example_that_is_tried_here():
 
 
 def test_a_classifier_of_hugging_face_learns(folder):
-    done = trained("BertClassifier", "torch", folder)
+    options = ("--learning-rate", "0.001", "--lr-schedule", "constant")
+    done = trained("BertClassifier", "torch", folder, *options)
     assert done.summary["final"]["accuracy"] > 0.9
     assert "note:" not in done.result.output  # every column is used
 
@@ -77,7 +78,7 @@ def test_a_classifier_takes_weights_and_tokenizer_from_a_folder(folder):
 
 def test_a_masked_language_model_learns(folder):
     options = ("--lr-schedule", "constant", "--learning-rate", "0.003")
-    losses = trained("MaskedLanguageModel", "torch", folder, *options).losses
+    losses = trained("MaskedLM", "torch", folder, *options).losses
     assert 6.5 < losses[0] < 7.5  # of some 1,100 tokens, none is more probable than others
     assert losses[-1] < losses[0] - 0.5
 

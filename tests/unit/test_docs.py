@@ -179,6 +179,17 @@ def test_the_page_of_examples_lists_every_example():
     assert listed == {f"../examples/{name}" for name in found}
 
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
+def test_an_example_begins_with_the_commands_that_run_it(example):
+    found = hvdtrain_commands(example)
+    assert found
+    assert all(f"examples/{example.name}" in " ".join(words) for words in found)
+    test_commands_parse(example)
+
+
 def test_documents_have_jobs_to_try():
     pages = ("README.md", "docs/running.md", "docs/tasks.md")
     found = [words for page in pages for words in hvdtrain_commands(ROOT / page) if can_run_here(words)]
