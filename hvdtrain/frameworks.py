@@ -38,6 +38,7 @@ class Framework:
         module: the module of its backend.
         horovod: the module of Horovod's binding; empty if the backend needs none.
         capabilities: what the backend can do.
+        postponed: modules that the framework imports and training does not use, loaded at their first use.
     """
 
     flag: str
@@ -45,6 +46,7 @@ class Framework:
     module: str
     horovod: str = ""
     capabilities: frozenset[str] = ALL_CAPABILITIES
+    postponed: tuple[str, ...] = ()
 
     @property
     def model_method(self) -> str:
@@ -76,6 +78,12 @@ FRAMEWORKS: dict[str, Framework] = {
     row.flag: row
     for row in (
         Framework("torch", "PyTorch", "hvdtrain.backends.torch.backend", "horovod.torch"),
-        Framework("tf", "TensorFlow", "hvdtrain.backends.tensorflow.backend", "horovod.tensorflow"),
+        Framework(
+            "tf",
+            "TensorFlow",
+            "hvdtrain.backends.tensorflow.backend",
+            "horovod.tensorflow",
+            postponed=("keras.wrappers",),  # it imports scikit-learn and most of SciPy
+        ),
     )
 }

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import cast
 
 from hvdtrain.backends.base import Backend, ModelFiles
+from hvdtrain.backends.imports import quick_imports
 from hvdtrain.config import Config
 from hvdtrain.errors import HorovodBuildError, UsageError
 from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework
@@ -23,7 +24,8 @@ def load_backend(config: Config) -> Backend:
     """
     framework = FRAMEWORKS[config.framework]
     try:
-        module = import_module(framework.module)
+        with quick_imports(framework.postponed):
+            module = import_module(framework.module)
     except ImportError as error:
         raise HorovodBuildError(
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",

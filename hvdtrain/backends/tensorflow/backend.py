@@ -132,6 +132,7 @@ class TensorFlowBackend:
         model: the task's model after ``build``.
     """
 
+    _has_built = False  # in this process
     model: keras.Model
     _own_step: OwnStep | None
     _called: Any  # the model, or what stands for it, as steps call it
@@ -145,7 +146,10 @@ class TensorFlowBackend:
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
-        keras.utils.clear_session()  # automatic names of layers start anew, equal on all workers
+        # automatic names of layers start anew, equal on all workers; only an earlier model is worth the
+        # seconds of a garbage collection, and `start` refuses a process that has used TensorFlow before
+        keras.utils.clear_session(free_memory=TensorFlowBackend._has_built)
+        TensorFlowBackend._has_built = True
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self._seed = config.seed
         # of the sums, of those with weights of their own, of parameters without gradient: as last traced

@@ -1,0 +1,112 @@
+"""Frameworks are imported without garbage collections, and without what they import in vain."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from hvdtrain.backends.imports import quick_imports
+from hvdtrain.frameworks import FRAMEWORKS
+
+PACKAGE, USER = "package_of_this_test", "package_of_this_test.heavy"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that imports a module which it does not use, as Keras does."""
+    folder = tmp_path / PACKAGE
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from package_of_this_test import heavy as heavy\n")
+    (folder / "heavy.py").write_text("import package_of_this_test.noticed\nANSWER = 42\n")
+    (folder / "noticed.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield f"{PACKAGE}.noticed"
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def test_a_postponed_module_is_loaded_at_its_first_use(package):
+    with quick_imports([USER]):
+        module = __import__(PACKAGE)
+    assert package not in sys.modules
+    assert module.heavy.ANSWER == 42
+    assert package in sys.modules
+    assert sys.modules[USER] is module.heavy
+
+
+def test_a_postponed_module_may_be_imported_from(package):
+    with quick_imports([USER]):
+        __import__(PACKAGE)
+    namespace: dict[str, object] = {}
+    exec(f"from {USER} import ANSWER", namespace)
+    assert namespace["ANSWER"] == 42
+
+
+def test_other_modules_are_loaded_at_once(package):
+    with quick_imports(["another.module"]):
+        __import__(PACKAGE)
+    assert package in sys.modules
+
+
+def test_nothing_is_postponed_afterwards(package):
+    before = list(sys.meta_path)
+    with pytest.raises(ImportError), quick_imports([USER]):
+        raise ImportError
+    assert sys.meta_path == before
+    __import__(PACKAGE)
+    assert package in sys.modules
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_afterwards_as_before(collects):
+    assert gc.isenabled()
+    try:
+        if not collects:
+            gc.disable()
+        with quick_imports([]):
+            assert not gc.isenabled()
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("program", "frozen"),
+    [
+        ("/lib/hvdtrain/__main__.py", True),
+        ("/usr/bin/hvdtrain", True),
+        ("script.py", False),
+        ("/home/hvdtrain/train.py", False),
+        ("", False),
+    ],
+)
+def test_only_a_process_of_the_command_line_never_collects_what_was_imported(program, frozen, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program])
+    before = gc.get_freeze_count()  # Python's own startup may have frozen objects
+    try:
+        with quick_imports([]):
+            pass
+        assert (gc.get_freeze_count() > before) == frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_keras_has_the_wrappers_that_are_postponed():
+    """In a process of its own: here Keras may have been imported already."""
+    script = """
+import sys
+from hvdtrain.backends.imports import quick_imports
+with quick_imports({postponed}):
+    import keras
+assert "sklearn" not in sys.modules, "nothing is saved"
+from keras.wrappers import SKLearnClassifier
+assert keras.wrappers.SKLearnClassifier is SKLearnClassifier
+assert "sklearn" in sys.modules
+assert SKLearnClassifier(keras.Sequential([keras.layers.Dense(1)])).get_params()["model"] is not None
+assert {{"SKLearnRegressor", "SKLearnTransformer"}} <= set(dir(keras.wrappers))
+"""
+    code = script.format(postponed=FRAMEWORKS["tf"].postponed)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
