@@ -24,14 +24,14 @@ def quick_imports(postponed: Collection[str]) -> Iterator[None]:
             Python's own ``importlib.util.LazyLoader`` loads them; a module that is there already
             stays as it is.
     """
-    collects, finder = gc.isenabled(), _Postponing(postponed)
+    collects, finder, modules = gc.isenabled(), _Postponing(postponed), len(sys.modules)
     gc.disable()
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        if _is_command(sys.argv[0]):
+        if len(sys.modules) > modules and _is_command(sys.argv[0]):
             gc.freeze()
         if collects:
             gc.enable()

@@ -113,7 +113,7 @@ class Pool:
             environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SESSION_SECONDS)
             if key.controller == "none":  # as jobs do; MPI could not start again after a case that failed
                 environ |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-            self._job = started([*command, name], self._folder, **environ)
+            self._job = started([*command, name, key.framework], self._folder, **environ)
             self._workers = dict(sorted(self._accept(listener).items()))
         pids = [str(worker.pid) for worker in self._workers.values()]
         # if this process is killed, its end of the pipe closes: the workers continue and find it gone

@@ -31,6 +31,7 @@ _THREAD_SECONDS = 10  # within which the threads of a case end
 def main() -> None:
     """Serve until the client closes the connection."""
     sys.path[0] = str(TESTS)  # in place of this file's folder
+    _import_framework(sys.argv[2])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(f"\0{sys.argv[1]}")
     with connection, connection.makefile("rw", encoding="utf-8") as stream:
@@ -40,6 +41,18 @@ def main() -> None:
             _send(stream, answer)
             if answer["error"]:
                 os._exit(1)  # without a last collective: the other workers may be anywhere
+
+
+def _import_framework(flag: str) -> None:
+    """Import a framework, if it is one, as hvdtrain does; later collections leave out what is there then."""
+    from hvdtrain.backends.imports import quick_imports
+    from hvdtrain.frameworks import FRAMEWORKS
+
+    if flag not in FRAMEWORKS:
+        return
+    with quick_imports(FRAMEWORKS[flag].postponed):
+        importlib.import_module(FRAMEWORKS[flag].module)
+    gc.freeze()
 
 
 def _rank() -> int:
