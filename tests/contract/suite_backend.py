@@ -7,6 +7,7 @@ worker count. Every worker runs the same tests in the same order.
 """
 
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -649,6 +650,14 @@ def test_dropout_differs_between_micro_batches_and_workers(started):
     if started.workers.size > 1:
         rank0 = started.workers.allgather_object(one)[0]
         assert one == rank0  # reduced, so the same on every worker
+
+
+@pytest.mark.local
+def test_models_of_earlier_builds_are_freed(started):
+    first = weakref.ref(build(started, Linear()).model)
+    for _ in range(2):  # the model before is there until the next one is made
+        build(started, Linear())
+    assert first() is None
 
 
 @pytest.mark.local
