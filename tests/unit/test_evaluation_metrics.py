@@ -329,3 +329,21 @@ def test_workers_whose_states_differ_are_told_before_they_are_merged():
     ) as caught:
         merge({"m": {"rows": Part(np.ones((4, 2), np.float32), "gather")}}, workers, None)
     assert caught.value.everywhere
+
+
+def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(side):
+    metrics = evaluation(side, "mse", {"it": GATHERED(outputs_as_they_are, lambda rows: rows["b"])})
+    metrics.begin()
+    add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))
+    with pytest.raises(TaskError, match=r"metrics\['it'\]: compute fails: .*KeyError: 'b'") as caught:
+        metrics.computed(ALONE, None)
+    assert caught.value.everywhere
+    metrics.begin()
+    add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))
+
+
+def test_without_such_metrics_no_worker_is_asked():
+    task, functions = SimpleNamespace(loss="mse", metrics={"mae": "mae"}), SimpleNamespace(framework="tf")
+    metrics = EvaluationMetrics.of(task, functions)
+    metrics.watch("outputs", {})
+    assert (bool(metrics), metrics.take(), metrics.order, metrics.computed(None, None)) == (False, (), (), {})
