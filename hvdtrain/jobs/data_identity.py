@@ -22,17 +22,15 @@ from hvdtrain.data.fingerprint import (
 from hvdtrain.errors import AgreementError, CheckpointError
 from hvdtrain.jobs.resume import same_task
 
+_EVAL = "eval_data"
 # by the task's method
-DATA = {"train_data": TRAINING_DATA, "eval_data": EVALUATION_DATA, "predict_data": "data to predict"}
+DATA = {"train_data": TRAINING_DATA, _EVAL: EVALUATION_DATA, "predict_data": "data to predict"}
 
 SAME_DATA = (
     "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "
     "itself. Seed a random split or order, such as train_test_split(..., random_state=0), and sort file "
     "names and sets."
 )
-
-
-_EVAL = "eval_data"
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class JobData:
 
         The first evaluation set has none of its own: its metrics have plain names, whatever it is called.
         """
-        sets = [key for key in self.datasets if key.partition("/")[0] == _EVAL]
+        sets = [name for name in self.datasets if name.partition("/")[0] == _EVAL]
         return _EVAL if sets and key == sets[0] else key
 
     def to_keep(self) -> dict[str, Fingerprint]:
