@@ -219,8 +219,8 @@ def _changes_note(name: str, keys: Sequence[str]) -> str:
 def _random_note(key: str) -> str:
     """Return the note on data that are not for training and are read at random."""
     return (
-        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms and "
-        "masks do: one model has other results at every reading. Leave this out, or seed it by the index"
+        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms "
+        "and masks do: one model has other results at every reading. Leave this out, or seed it by the index"
     )
 
 
