@@ -4,6 +4,8 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.early_stopping import MetricGoal
 
+_ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
+
 
 class PlateauState(BaseModel):
     """How far the learning rate was lowered, and how long the metric has not improved; a checkpoint keeps it.
@@ -39,7 +41,7 @@ class PlateauState(BaseModel):
 
     def is_due(self, patience: int, lowest: float) -> bool:
         """Return whether ``patience`` evaluations in a row brought no improvement and it can go lower."""
-        return self.evaluations >= patience and self.fraction > lowest
+        return self.evaluations >= patience and self.fraction > lowest * _ABOVE
 
     def lowered(self, factor: float, lowest: float) -> "PlateauState":
         """Return the state with the learning rate multiplied by a factor, and the patience anew.

@@ -74,6 +74,12 @@ def test_a_value_that_is_no_number_is_no_improvement_and_higher_may_be_better():
     assert fractions([0.5, 0.6, 0.55], 1, 0.5, 0.0, ACCURACY) == [1.0, 1.0, 0.5]
 
 
+def test_a_floor_that_was_reached_but_for_rounding_is_no_reason_to_lower_it_again():
+    state = PlateauState(metric="loss:min").lowered(0.1, 0.01).lowered(0.1, 0.01)
+    assert state.fraction > 0.01
+    assert not state.model_copy(update={"evaluations": 5}).is_due(2, 0.01)
+
+
 def test_warm_up_and_floor_hold():
     rate = LearningRate(PEAK, "plateau", total_epochs=4, warmup_epochs=1, final_fraction=0.2)
     assert rate.at(0.5) == pytest.approx(PEAK / 2)

@@ -30,6 +30,7 @@ Outputs = list[NDArray[Any]]
 
 _MOST_TIMES = 10  # optimizers keep several numbers for each weight
 _SPARE_BYTES = 1_000_000  # of an HDF5 file's own structure
+_EXACT = ("float32", "float64", "int32", "int64", "uint32")
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
 
@@ -105,7 +106,8 @@ def load_weights_file(
         file = _weights_in(path, Path(folder), _MOST_TIMES * own.stat().st_size + _SPARE_BYTES)
         try:
             expected, found = _shapes(own), _shapes(file)
-            names = _portable_names(model, fields, Path(folder))
+            needed = not choice.is_all or expected != found
+            names = _portable_names(model, fields, Path(folder)) if needed else {}
             if choice.is_all:
                 check_fit(path, expected, found, remedy_for_misfits(expected, found, choice, names))
                 taken, table = list(found), ""
@@ -126,8 +128,10 @@ def _portable_names(model: Model, fields: Sequence[Field], folder: Path) -> dict
     """Return the portable names of the arrays in a model's file of weights.
 
     Keras alone knows where it keeps a variable in the file. So each variable is given its own number as its
-    values, and a file with those is read.
+    values, and a file with those is read. Variables whose type does not hold such numbers exactly have no
+    portable name here.
     """
+    fields = [field for field in fields if field.variable.dtype in _EXACT]
     before = [np.asarray(field.variable.numpy()) for field in fields]
     numbered = folder / "numbered.weights.h5"
     try:
