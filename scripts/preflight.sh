@@ -31,7 +31,7 @@ compiler=${CXX:-c++}
 command -v "${compiler%% *}" >/dev/null 2>&1 ||  # it may carry flags: CXX="g++ -m64"
     lacks "there is no C++ compiler ($compiler)" "apt install g++ (or dnf install gcc-c++); or name yours: CXX=g++-13 make ..."
 
-# measured: the virtual environment takes 3.3 GB with CPU builds; Horovod's build 0.6 GB for a while
+# measured: the virtual environment takes 3.6 GB with CPU builds; Horovod's build 0.6 GB for a while
 needed_kib=$((5 * 1024 * 1024))
 folder=$(dirname "$venv")
 while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
