@@ -6,11 +6,19 @@ from unittest import mock
 import metric_cases
 import numpy as np
 from metric_object_tasks import CLASSES, Answers
+from support.cases import command_line
 from support.torchvision_ops import load_torchmetrics
 
 Values = dict[str, dict[str, float]]
 
 TASKS = Path(__file__).with_name("metric_object_tasks.py")
+
+
+def command_line_with_torchmetrics(words: list[str]) -> int:
+    """Do what ``python -m hvdtrain`` does with these words; return its exit code."""
+    if "torch" in words:
+        load_torchmetrics()
+    return command_line(words)
 
 
 def evaluated(framework: str, tasks: list[str]) -> tuple[Values, Values]:

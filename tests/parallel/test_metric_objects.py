@@ -1,10 +1,12 @@
 """Objects of torchmetrics and Keras: over workers as one object that has seen all samples."""
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
 from metric_object_tasks import SAMPLES, Answers
+from support.documents import ROOT, named_files
 from support.jobs import FRAMEWORKS, temporary_folder
 from support.pool import Key, call, command, train
 
@@ -47,6 +49,16 @@ def test_training_keeps_the_best_by_a_member_of_a_collection(tmp_path):
     assert all({"valid_auroc", "valid_f1"} <= set(line) for line in lines.values())
     best = max(lines, key=lambda step: (lines[step]["valid_auroc"], -step))
     assert (run.folder / "checkpoints" / f"step-{best:08d}").exists()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_task_of_the_documents_trains(framework, tmp_path):
+    (tmp_path / "answers.py").write_text(named_files(ROOT / "docs" / "tasks.md")["answers.py"])
+    words = ["--framework", framework, "--task", "answers.py:Answers", "--device", "cpu", "--run-dir", "run"]
+    case = f"{CASES}:command_line_with_torchmetrics"
+    assert call(Key(framework, "mpi", 2), case, tmp_path, words=words).values == [0, 0]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 0.65 < summary["final"]["auc"] < 1
 
 
 def test_an_object_of_the_other_framework_ends_the_job_before_the_first_step(tmp_path):
