@@ -124,6 +124,21 @@ def is_metric_object(value: Any) -> bool:
     return isinstance(value, MetricObject) or bool(_framework_of(value)) or bool(_framework_of_class(value))
 
 
+def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
+    """Return what a task's metrics are logged as: their names, and those of a collection's members.
+
+    Raises:
+        TaskError: If an object cannot be used.
+    """
+    if not isinstance(metrics, Mapping):
+        return []  # which is refused when the model is built
+    names: list[str] = []
+    for name, value in metrics.items():
+        taken = taken_objects(name, value, task, framework) if is_metric_object(value) else []
+        names += [one.name for one in taken] or [name]
+    return names
+
+
 def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[TakenObject]:
     """Return the objects of a task's metric: one, or those of a collection.
 

@@ -10,7 +10,7 @@ from typing import Any
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.backends.metric_objects import is_metric_object
+from hvdtrain.backends.metric_objects import logged_names
 from hvdtrain.backends.model_call import describe_columns
 from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
@@ -353,18 +353,16 @@ def _check_metric(field: str, metric: str, config: Config, task_data: TaskData, 
             f"Give the task eval_data(), or {otherwise}.",
             everywhere=True,
         )
-    metrics = getattr(task_data.task, "metrics", {})
-    known = ["loss", *metrics]
+    task = task_data.task
+    # an own loss names its metrics when it is called
+    own_loss = hasattr(task, FRAMEWORKS[config.framework].loss_method)
+    named = [] if own_loss else logged_names(getattr(task, "metrics", {}), task, config.framework)
+    known = ["loss", *named]
     if config.framework == "tf":  # if the model adds losses, which is known when it is called
         known.append(REGULARIZATION_LOSS)
-    # an own loss names its metrics when it is called
-    own_loss = hasattr(task_data.task, FRAMEWORKS[config.framework].loss_method)
     set_name, separator, plain = metric.rpartition(SEPARATOR)
     prefixes = metric_prefixes(task_data.eval_data).values()
-    # an object may be a collection, whose names are known when it is built
-    objects = metrics.items() if isinstance(metrics, Mapping) else ()
-    collections = tuple(f"{name}_" for name, value in objects if is_metric_object(value))
-    if f"{set_name}{separator}" in prefixes and (own_loss or plain in known or plain.startswith(collections)):
+    if f"{set_name}{separator}" in prefixes and (own_loss or plain in known):
         return
     remedy = [] if own_loss else [f"The task has {', '.join(known)}."]
     if others := [prefix for prefix in prefixes if prefix]:

@@ -8,6 +8,7 @@ from support.torchvision_ops import load_torchmetrics
 
 import hvdtrain
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.metric_objects import logged_names
 from hvdtrain.backends.object_merging import merged_parts
 from hvdtrain.backends.stateful_metrics import Part, Rows
 from hvdtrain.errors import TaskError
@@ -214,6 +215,7 @@ def test_a_collection_gives_a_metric_for_each_member():
     task = SimpleNamespace(loss="binary_cross_entropy", metrics={"mine": "auc", "valid": given})
     found = EvaluationMetrics.of(task, side_of("torch")[0])
     assert found.order == ("mine", "valid_auroc", "valid_f1")
+    assert logged_names(task.metrics, task, "torch") == list(found.order)
     values = evaluated("torch", given, (SCORES, YES), "binary_cross_entropy")
     assert values["it_auroc"] == pytest.approx(by_torchmetrics(given["auroc"], SCORES, YES.astype("int64")))
     with pytest.raises(TaskError, match="two metrics 'valid_f1'"):
