@@ -124,12 +124,3 @@ class Collected(Answers):
     """A collection for PyTorch, of which the best is kept."""
 
     metrics = {"valid": hvdtrain.MetricObject(torch=of_torch(collection))}  # noqa: RUF012
-
-
-class OfTheTask(Answers):
-    """An object that the task makes itself."""
-
-    def __init__(self):
-        import keras
-
-        self.metrics = {"auroc": keras.metrics.AUC(), "accuracy": "binary_accuracy"}
