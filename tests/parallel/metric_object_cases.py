@@ -7,7 +7,7 @@ import metric_cases
 import numpy as np
 from metric_object_tasks import CLASSES, Answers
 from support.cases import command_line
-from support.torchvision_ops import load_torchmetrics
+from support.torchvision_operators import load_torchmetrics
 
 Values = dict[str, dict[str, float]]
 

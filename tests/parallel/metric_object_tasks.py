@@ -1,7 +1,7 @@
 """Tasks whose metrics are objects of torchmetrics and Keras."""
 
 import numpy as np
-from support.torchvision_ops import load_torchmetrics
+from support.torchvision_operators import load_torchmetrics
 
 import hvdtrain
 

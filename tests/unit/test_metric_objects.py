@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.torchvision_ops import load_torchmetrics
+from support.torchvision_operators import load_torchmetrics
 
 import hvdtrain
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
