@@ -150,7 +150,7 @@ class Side:
         own = own_step.own_step_of(SimpleNamespace(torch_step=step), config(**values))
         ema = ExponentialMovingAverage(tensors, None)
         self.step = torch_step.OwnStep(own, self.optimizers, tensors.entries, config(**values), ema, size=1)
-        self.samples = torch_step.Samples(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
+        self.samples = torch_step.StepPart(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
 
     def run(self, dry=False):
         samples = self.samples._replace(learning_rate=None) if dry else self.samples
