@@ -287,10 +287,12 @@ def full_disk(monkeypatch):
 
 
 def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, tmp_path, full_disk, capsys):
-    found = train(save_every=1)
-    assert (found.status, found.checkpoint, found.failed_saves) == ("completed", None, 5)
-    assert found.save_error == "step 5: No space left on device"
-    assert summary(tmp_path / "run")["failed_saves"] == 5
+    with pytest.raises(SaveError) as caught:  # the last state is lost
+        train(save_every=1)
+    assert caught.value.problem == "the checkpoint could not be written: step 5: No space left on device"
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["checkpoint"], found["failed_saves"]) == ("completed", None, 5)
+    assert found["save_error"] == "step 5: No space left on device"
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("cannot write the checkpoint of") == 1
     assert "5 checkpoints could not be written" in said

@@ -96,7 +96,7 @@ def test_what_is_no_optimizer_is_shown_with_what_to_return(returned, found, reme
 
 
 def test_the_groups_that_the_documents_show_have_their_rates():
-    (block,) = [b.text for b in blocks(ROOT / "docs" / "tasks.md") if "def torch_optimizer" in b.text]
+    (block,) = [b.text for b in blocks(ROOT / "docs" / "tasks.md") if "def torch_optimizer(" in b.text]
     names = {}
     exec(block, names)  # the project's own document
     body, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
