@@ -64,7 +64,8 @@ class Window:
         started_seconds: when it began, by ``time.perf_counter``.
         ended_seconds: when its last step was done, likewise.
         waited_seconds: how long the workers waited for data, added up.
-        weights: sum of the weights of those names whose values have weights of their own.
+        weights: sum of the weights of those names whose values have weights of their own, or were not in
+            every step.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -78,8 +79,11 @@ class Window:
     def add(self, metrics: StepMetrics, clock_seconds: float) -> None:
         """Add the metrics of steps that were done at that time."""
         self.ended_seconds = clock_seconds
+        for name in self.sums.keys() - metrics.sums.keys():  # a step of the task's own may leave a metric out
+            self.weights.setdefault(name, self.weight)
         for name, value in metrics.sums.items():
-            if name in metrics.weights or name in self.weights:
+            was_left_out = name not in self.sums and self.weight > 0
+            if was_left_out or name in metrics.weights or name in self.weights:
                 before = self.weights.get(name, self.weight if name in self.sums else 0.0)
                 self.weights[name] = before + metrics.weights.get(name, metrics.weight)
             self.sums[name] = self.sums.get(name, 0.0) + value

@@ -1,18 +1,15 @@
 """The metrics of a whole evaluation, beside those that are means: which a task has, and evaluating them."""
 
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.metric_merging import Collectives, merge, merge_alone
 from hvdtrain.backends.metric_objects import is_metric_object
 from hvdtrain.backends.metric_states import GatheredState, SumState
 from hvdtrain.backends.named_metrics import NAMES, MetricFunctions, named_metric
-from hvdtrain.backends.stateful_metrics import GatheredMetric, Rows, StatefulMetric, SumMetric
+from hvdtrain.backends.stateful_metrics import GatheredMetric, Rows, StatefulMetric, SumMetric, as_number
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.metric_names import check_metric_names
 from hvdtrain.task import where_raised
@@ -137,15 +134,14 @@ def check_number(name: str, value: Any) -> float:
     Raises:
         TaskError: If it is not one number.
     """
-    array = np.asarray(value) if hasattr(value, "shape") or isinstance(value, numbers.Real) else None
-    if array is None or array.size != 1 or array.dtype.kind not in "fiub":
-        found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
+    if (number := as_number(value)) is None:
+        found = f"{value.dtype} {value.shape}" if hasattr(value, "shape") else type(value).__name__
         raise TaskError(
             f"metrics[{name!r}]: compute must return one number; found {found}",
             "Return a float, and float('nan') where the metric is not defined. Of several numbers, "
             "give each a metric of its own.",
         )
-    return float(array.reshape(()))
+    return number
 
 
 def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Mapping[str, StatefulMetric]:

@@ -1,6 +1,7 @@
 """The states of metrics on several workers become one, on rank 0."""
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,11 +86,13 @@ def _agreed_counts(flat: Sequence[tuple[str, str, Part]], workers: Workers) -> l
         layout.append(((metric, key, part.reduction, shape, kind), len(part.array) if gathers else 0))
     everyone = workers.allgather_object(layout)
     for rank, other in enumerate(everyone):
-        for first, own in zip(everyone[0], other, strict=False):
-            if first[0] != own[0]:
+        for first, own in zip_longest([key for key, _ in everyone[0]], [key for key, _ in other]):
+            if first != own:
+                metric = (first or own)[0]
+                on_zero, on_other = ("nothing" if found is None else found[1:] for found in (first, own))
                 raise TaskError(
-                    f"metrics[{first[0][0]!r}]: the workers' states differ: {first[0][1:]} on rank 0 and "
-                    f"{own[0][1:]} on rank {rank}",
+                    f"metrics[{metric!r}]: the workers' states differ: {on_zero} on rank 0 and {on_other} on "
+                    f"rank {rank}",
                     "Return the same names, types and shapes for every batch.",
                     everywhere=True,
                 )

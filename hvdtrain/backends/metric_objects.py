@@ -1,16 +1,14 @@
 """Metric objects of torchmetrics and Keras: which are taken, and what they are given."""
 
 import inspect
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hvdtrain.backends.counting import counting_of
 from hvdtrain.backends.logits import class_axis_option
 from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.stateful_metrics import as_number
 from hvdtrain.data.unsupported import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.task import where_raised
@@ -105,10 +103,9 @@ class TakenObject:
         Raises:
             TaskError: If it is several, or none.
         """
-        is_number = isinstance(value, numbers.Real) or hasattr(value, "shape")
-        array = np.asarray(value) if is_number else None
-        if array is None or array.size != 1 or array.dtype.kind not in "fiub":
-            found = f"numbers of shape {array.shape}" if array is not None else f"a {type(value).__name__}"
+        if (number := as_number(value)) is None:
+            shape = getattr(value, "shape", None)
+            found = f"a {type(value).__name__}" if shape is None else f"numbers of shape {shape}"
             if isinstance(value, Mapping):
                 found += f" of {', '.join(map(str, value))}"
             raise self.error(
@@ -116,7 +113,7 @@ class TakenObject:
                 "Let it average, such as average='macro', or choose one: hvdtrain.MetricObject(..., "
                 "result=lambda value: value[0]). Of several numbers, give each an entry of metrics.",
             )
-        return float(array.reshape(()))
+        return number
 
 
 def is_metric_object(value: Any) -> bool:

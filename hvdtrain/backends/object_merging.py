@@ -48,8 +48,8 @@ def check_bytes(taken: TakenObject, parts: Parts, rows: Rows) -> None:
     needed = gathered // max(1, int(rows.is_counted.sum())) * rows.total
     if needed > taken.given.max_bytes:
         raise taken.error(
-            f"would keep {needed / 2**30:.3g} GiB on rank 0: all of {rows.total:,} samples; it may take "
-            f"{taken.given.max_bytes / 2**30:.3g} GiB",
+            f"would keep {needed / 2**30:.3g} GiB on rank 0: all {rows.total:,} samples of the evaluation "
+            f"set; it may take {taken.given.max_bytes / 2**30:.3g} GiB",
             "Give it bins, such as thresholds=200, if it takes them; or, if rank 0 has the memory, "
             "hvdtrain.MetricObject(..., max_bytes=...).",
         )

@@ -1,5 +1,6 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -52,7 +53,7 @@ class Rows(NamedTuple):
     Attributes:
         is_counted: (rows,), false for padding and for samples that could not be read.
         indices: (rows,), the samples' indices in the data set.
-        total: samples of the whole evaluation data; 0 if it is not known.
+        total: samples of the evaluation set; 0 if it is not known.
     """
 
     is_counted: NDArray[np.bool_]
@@ -66,7 +67,7 @@ class Samples(NamedTuple):
     Attributes:
         indices: (accumulate, micro_batch), the samples' indices in the data set.
         weights: likewise, 0 for padding.
-        total: samples of the whole evaluation data; 0 if it is not known.
+        total: samples of the evaluation set; 0 if it is not known.
     """
 
     indices: NDArray[np.int64]
@@ -121,3 +122,11 @@ class StatefulMetric(Protocol):
     def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
         """Return the metric's value, one number, of the merged state. Called on rank 0."""
         ...
+
+
+def as_number(value: Any) -> float | None:
+    """Return what a metric computed as a number, which may be NaN; None if it is not one number."""
+    if not hasattr(value, "shape") and not isinstance(value, numbers.Real):
+        return None
+    array = np.asarray(value)
+    return float(array.reshape(())) if array.size == 1 and array.dtype.kind in "fiub" else None

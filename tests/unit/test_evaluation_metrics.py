@@ -331,6 +331,17 @@ def test_workers_whose_states_differ_are_told_before_they_are_merged():
     assert caught.value.everywhere
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_one_worker_lacks_is_told_on_all_of_them(rank):
+    part = Part(np.ones((4, 2), np.float32), "gather")
+    layout = [(("m", "a", "gather", (2,), "float32"), 4), (("m", "b", "gather", (2,), "float32"), 4)]
+    of_ranks = [layout[:1], layout]
+    workers = SimpleNamespace(rank=rank, size=2, allgather_object=lambda value: of_ranks)
+    own = {"m": {"a": part} if rank == 0 else {"a": part, "b": part}}
+    with pytest.raises(TaskError, match=r"metrics\['m'\]: .* nothing on rank 0 and \('b', .* on rank 1"):
+        merge(own, workers, None)
+
+
 def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(side):
     metrics = evaluation(side, "mse", {"it": GATHERED(outputs_as_they_are, lambda rows: rows["b"])})
     metrics.begin()

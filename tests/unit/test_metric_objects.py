@@ -170,6 +170,35 @@ def test_torchmetrics_over_workers(name, workers):
     assert evaluated("torch", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_worker_without_samples_has_states_of_the_shape_that_the_others_have():
+    metric = regression.ExplainedVariance()  # its sums get their shape in the first update
+    few, targets = NUMBERS[:4], NUMBERS[:4] + LOGITS[:4, :2]
+    expected = by_torchmetrics(metric, few, targets)
+    (of_one,), (of_other,) = (states_of("torch", metric).values() for _ in range(2))
+    for state, counts in ((of_one, True), (of_other, False)):
+        rows = Rows(np.full(4, counts), np.arange(4), 4)
+        state.add(torch.from_numpy(few), {"targets": torch.from_numpy(targets)}, rows)
+    parts = [of_one.parts(), of_other.parts()]
+    assert [part.array.shape for part in parts[0].values()] == [
+        part.array.shape for part in parts[1].values()
+    ]
+    assert of_one.compute(in_order(parts)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_memory_is_checked_for_each_evaluation_set():
+    metric = hvdtrain.MetricObject(torch=classification.BinaryAUROC(), max_bytes=1000)
+    (state,) = states_of("torch", metric, "binary_cross_entropy").values()
+    given = torch.from_numpy(SCORES[:8]), {"targets": torch.from_numpy(YES[:8])}
+    for total, is_taken in ((8, True), (1_000_000, False)):
+        state.begin()
+        rows = Rows(np.full(8, True), np.arange(8), total)
+        if is_taken:
+            state.add(*given, rows)
+        else:
+            with pytest.raises(TaskError, match="all 1,000,000 samples of the evaluation set"):
+                state.add(*given, rows)
+
+
 def test_the_users_object_stays_as_it_is():
     metric = classification.BinaryAUROC()
     evaluated("torch", metric, (SCORES, YES), "binary_cross_entropy")
@@ -392,7 +421,7 @@ GIVEN = {
             SCORES,
             YES,
         ),
-        "all of 53 samples; it may take .*\n.*thresholds=200",
+        "all 53 samples of the evaluation set; it may take .*\n.*thresholds=200",
     ),
 }  # fmt: skip
 

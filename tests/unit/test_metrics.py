@@ -90,7 +90,15 @@ def test_throughput_leaves_out_what_another_process_did():
 def test_a_window_that_goes_on_may_meet_a_metric_that_it_had_not():
     window = Window({"loss": 6.0}, 3.0)
     window.add(StepMetrics({"loss": 2.0, "accuracy": 1.0}, weight=1.0), 1.0)
-    assert window.means() == {"loss": 2.0, "accuracy": 0.25}
+    assert window.means() == {"loss": 2.0, "accuracy": 1.0}
+
+
+def test_a_metric_that_some_steps_leave_out_has_the_mean_of_the_others():
+    window = Window(started_seconds=0.0)
+    for step in range(7):
+        sums = {"loss": 4.0, **({"own": 8.0} if step in {2, 5} else {})}
+        window.add(StepMetrics(sums, weight=4.0), 1.0)
+    assert window.means() == {"loss": 1.0, "own": 2.0}
 
 
 def test_values_with_weights_of_their_own_have_the_mean_over_those():

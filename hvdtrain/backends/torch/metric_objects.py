@@ -68,6 +68,8 @@ class ObjectState:
         self._inputs = ObjectInputs(taken, self._metric)
         # of lists: an empty array of what they hold, as the first batch has it
         self._empty: dict[str, NDArray[Any]] | None = None
+        # of other states: the shape, which some objects find in the first batch
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -78,6 +80,7 @@ class ObjectState:
         self._sums: dict[str, Tensor] = {}
         self._items: dict[str, list[tuple[int, NDArray[Any]]]] = {}
         self._samples = 0
+        self._has_checked_bytes = False
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Add a micro-batch."""
@@ -85,6 +88,9 @@ class ObjectState:
             if self._empty is None:
                 self._check(outputs, batch, rows)
             self._update(outputs, batch, rows)
+            if not self._has_checked_bytes and rows.is_counted.any():  # each evaluation set has its size
+                check_bytes(self._taken, self.parts(), rows)
+                self._has_checked_bytes = True
 
     def parts(self) -> Mapping[str, Part]:
         """Return the state of this worker."""
@@ -95,9 +101,9 @@ class ObjectState:
                 found |= self._parts_of_list(key, is_kept_apart=reduction != "dim_zero_cat")
             elif reduction == "sum":
                 total = self._sums.get(key, torch.zeros_like(module._defaults[name]))
-                found[key] = Part(_to_numpy(total), "sum")
+                found[key] = Part(self._shaped(key, _to_numpy(total)), "sum")
             else:
-                value = _to_numpy(getattr(module, name))
+                value = self._shaped(key, _to_numpy(getattr(module, name)))
                 found[key] = Part(value, _APART.get(reduction, "stack"))
         return found
 
@@ -113,6 +119,11 @@ class ObjectState:
             number = self._taken.given.result(value) if self._taken.given.result else value
         return self._taken.number(number.cpu().numpy() if isinstance(number, Tensor) else number)
 
+    def _shaped(self, key: str, value: NDArray[Any]) -> NDArray[Any]:
+        """Return a state; of a worker without samples, in the shape that the others' have."""
+        shape = value.shape if self._samples else self._shapes.get(key, value.shape)
+        return np.broadcast_to(value, shape).copy()
+
     def _check(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Learn from the first batch what the lists hold, and check what will be computed."""
 
@@ -126,8 +137,8 @@ class ObjectState:
         sample = rows if rows.is_counted.any() else rows._replace(is_counted=np.ones_like(rows.is_counted))
         first = state_of(sample)
         self._empty = {key: part.array[:0] for key, part in first.items() if part.reduction == "gather"}
+        self._shapes = {key: part.array.shape for key, part in first.items() if part.reduction != "gather"}
         try:
-            check_bytes(self._taken, first, sample)
             check_merges(self._taken, rows, state_of, self.compute)
         finally:
             self.begin()
