@@ -12,6 +12,10 @@ from hvdtrain.errors import TaskError
 OF_CLASSES = ("cross_entropy", "accuracy", "top5_accuracy")
 
 
+# what takes one logit in place of one for each class
+_OF_ONE_LOGIT = {"cross_entropy": "binary_cross_entropy", "accuracy": "binary_accuracy"}
+
+
 @functools.lru_cache
 def class_axis_of(
     name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
@@ -25,8 +29,21 @@ def class_axis_of(
         class_axis: the task's; found by the shapes if None.
 
     Raises:
-        TaskError: If neither fits, or both do and the task does not say which.
+        TaskError: If neither fits, or both do and the task does not say which; if there is one class.
     """
+    axis = _fitting_axis(name, outputs, targets, class_axis)
+    if outputs[axis] == 1:
+        other = _OF_ONE_LOGIT.get(name)
+        raise TaskError(
+            f"{name} takes a logit for each class; the outputs {outputs} have one",
+            "Give the model an output for each class" + (f", or use {other}." if other else "."),
+        )
+    return axis
+
+
+def _fitting_axis(
+    name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None
+) -> int:
     last = len(outputs) - 1
     given = None if class_axis is None or last < 1 else class_axis % len(outputs)
     if None in outputs:  # TensorFlow does not know all of it while it traces the step

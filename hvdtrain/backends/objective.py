@@ -60,7 +60,10 @@ def make_objective(
     loss = _look_up("loss", given, table, {"counting": of_loss, **axis, **options})
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
-        raise TaskError(f"the task's metrics must be a mapping of names to metrics, found {named!r}")
+        raise TaskError(
+            f"the task's metrics must be a mapping of names to metrics, found {named!r}",
+            'Write, for example, metrics = {"accuracy": "accuracy"}.',
+        )
     check_metric_names(named, "the task's metrics")
     of_metrics = {"counting": Counting(of_loss.ignore_index, of_loss.of_samples), **axis}
     metrics = {

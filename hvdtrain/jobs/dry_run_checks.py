@@ -83,9 +83,10 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     error = run.result.error
     problem = _label_error(run)
     if error is None:
-        return problem or (
-            None if other else _probabilities_error(run) or _metric_error(run) or _loss_error(run)
-        )
+        # a step of the task's own has no named loss: that of the evaluation is the first
+        is_first = other is None or not (other.named_loss or other.named_metrics)
+        wrong = (_probabilities_error(run) or _metric_error(run)) if is_first else None
+        return problem or wrong or (None if other else _loss_error(run))
     if problem is None and isinstance(error, HvdtrainError):
         difference = _difference(run, other) if other else ""
         return type(error)(error.problem, f"{difference}\n  {error.remedy}") if difference else error

@@ -111,6 +111,11 @@ def test_probabilities_into_cross_entropy_are_refused(shape):
     assert "classifier_activation=None" in found.remedy
 
 
+def test_probabilities_are_refused_in_the_evaluation_if_the_step_is_the_tasks_own():
+    run = passed(softmax(LOGITS), what="evaluation data")
+    assert "the loss cross_entropy takes logits" in problem(run, passed(LOGITS[:, :1], loss=""))
+
+
 @pytest.mark.parametrize(
     ("outputs", "loss"),
     [

@@ -123,6 +123,7 @@ def test_targets_can_be_probabilities(side, shape, options):
         ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 1}, r"and targets \(4, 5\) with class_axis 1"),
         ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 2}, r"the task's class_axis is 2; it must be -1"),
         ((4, 5, 3), np.zeros((4, 5, 3), np.float32), {}, "cannot tell which axis"),
+        ((4, 1), np.zeros(4, int), {}, r"outputs \(4, 1\) have one\n.*, or use binary_cross_entropy"),
     ],
 )
 def test_shapes_that_do_not_fit_are_named(side, outputs, targets, options, said):

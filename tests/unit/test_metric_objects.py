@@ -178,8 +178,9 @@ def test_a_worker_without_samples_has_states_of_the_shape_that_the_others_have()
     for state, counts in ((of_one, True), (of_other, False)):
         rows = Rows(np.full(4, counts), np.arange(4), 4)
         state.add(torch.from_numpy(few), {"targets": torch.from_numpy(targets)}, rows)
-    parts = [of_one.parts(), of_other.parts()]
-    assert [part.array.shape for part in parts[0].values()] == [
+    parts = of_one.parts(), of_other.parts()
+    shapes = [{key: part.array.shape for key, part in of_worker.items()} for of_worker in parts]
+    assert shapes[0] == shapes[1]
         part.array.shape for part in parts[1].values()
     ]
     assert of_one.compute(in_order(parts)) == pytest.approx(expected, rel=1e-6)

@@ -109,6 +109,7 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
     for option, patterns in zip(choice.options, (choice.only, choice.skip), strict=True):
         for pattern in patterns:
             if not matches(pattern, names):
+                names = list(dict.fromkeys(names))
                 close = difflib.get_close_matches(pattern, names, n=_SHOWN, cutoff=0.3)
                 raise CheckpointError(
                     f"{option}: the pattern {pattern!r} matches nothing in the model or in {source}",
