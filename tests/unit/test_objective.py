@@ -74,7 +74,8 @@ def test_the_frameworks_own_loss_goes_first():
         ),
         (
             SimpleNamespace(loss="cross_entropy", metrics=["accuracy"]),
-            "the task's metrics must be a mapping of names to metrics, found ['accuracy']",
+            "the task's metrics must be a mapping of names to metrics, found ['accuracy']\n"
+            'Write, for example, metrics = {"accuracy": "accuracy"}.',
         ),
         (
             SimpleNamespace(loss=["mse"]),

@@ -123,7 +123,8 @@ def classes_last(
     Raises:
         TaskError: If the shapes do not fit.
     """
-    if outputs.shape.rank is None or (outputs.shape.rank == 2 and targets.shape.rank == 1):
+    rank = outputs.shape.rank
+    if rank is None or (rank == 2 and targets.shape.rank == 1 and outputs.shape[1] != 1):
         return outputs, targets
     axis = class_axis_of(name, tuple(outputs.shape), tuple(targets.shape), class_axis)
     soft = outputs.shape.rank == targets.shape.rank and outputs.shape == targets.shape

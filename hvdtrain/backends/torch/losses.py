@@ -123,7 +123,7 @@ def classes_last(
     Raises:
         TaskError: If the shapes do not fit.
     """
-    if outputs.dim() == 2 and targets.dim() == 1:
+    if outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] > 1:
         return outputs, targets
     axis = class_axis_of(name, tuple(outputs.shape), tuple(targets.shape), class_axis)
     soft = outputs.dim() == targets.dim() and outputs.shape == targets.shape
