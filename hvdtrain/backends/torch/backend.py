@@ -14,7 +14,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree as pytree
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import (
@@ -52,7 +51,7 @@ from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer
-from hvdtrain.backends.torch.own_step import OwnStep, StepPart, counted_samples, make_optimizers, take_rates
+from hvdtrain.backends.torch.own_step import OwnStep, StepPart, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
@@ -418,7 +417,7 @@ class TorchBackend:
         self, step: OwnStep, batch: TorchBatch, learning_rate: float, signals: Sequence[float]
     ) -> TorchPending:
         """Collective. Do the task's own step."""
-        micro_batch, weights, gradient_weights = counted_samples(batch)
+        micro_batch, weights, gradient_weights = batch.counted(0)
         samples = StepPart(weights, gradient_weights, batch.total_weight, learning_rate)
         try:
             with peer_errors():
@@ -480,6 +479,8 @@ class TorchBackend:
         """
         if training in self._gives_mean or all(rows is None for rows in batch.counted_rows):
             return
+        if training and self._own_step is not None:  # which is never given padding
+            return
         self.model.eval()
         with torch.inference_mode(), autocast(self._precision, self._device):
             losses, metrics = self._objective(self.model, batch.micro_batches[0])
@@ -491,16 +492,11 @@ class TorchBackend:
         A micro-batch of which no sample counts stays as it is.
         """
         training = self.model.training
-        for micro_batch, weights, gradient_weights, rows in zip(
-            batch.micro_batches, batch.weights, batch.gradient_weights, batch.counted_rows, strict=True
-        ):
-            if rows is None:
-                yield micro_batch, weights, gradient_weights
-            elif self._gives_mean[training]:
-                counted = pytree.tree_map(lambda tensor, rows=rows: tensor[rows], micro_batch)
-                yield counted, weights[rows], gradient_weights[rows]
+        for place, rows in enumerate(batch.counted_rows):
+            if rows is None or self._gives_mean[training]:
+                yield batch.counted(place)
             else:
-                yield micro_batch, weights, gradient_weights
+                yield batch.micro_batches[place], batch.weights[place], batch.gradient_weights[place]
                 check_form_stays(self._gives_mean[training])
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor], samples: int) -> Values:

@@ -32,6 +32,21 @@ class TorchBatch:
     counted_rows: list[torch.Tensor | None]
     samples: Samples
 
+    def counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Return a micro-batch without padding, with its weights and gradient weights.
+
+        A micro-batch of which no sample counts stays as it is.
+
+        Args:
+            place: which of the micro-batches.
+        """
+        micro_batch, rows = self.micro_batches[place], self.counted_rows[place]
+        weights, gradient_weights = self.weights[place], self.gradient_weights[place]
+        if rows is None:
+            return micro_batch, weights, gradient_weights
+        counted = {name: tensor[rows] for name, tensor in micro_batch.items()}
+        return counted, weights[rows], gradient_weights[rows]
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that lies on the device."""
         yield from self.weights

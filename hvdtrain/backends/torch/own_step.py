@@ -30,7 +30,6 @@ from hvdtrain.backends.own_step import (
     outside_of_step,
     stepped_alone,
 )
-from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry, ModelState
 from hvdtrain.backends.torch.optimizers import take_own_rates
@@ -99,23 +98,6 @@ def take_rates(optimizers: Mapping[str, torch.optim.Optimizer]) -> OwnRates:
             for group in optimizer.param_groups:
                 group["lr_scale"] = group.get("lr_scale", 1.0) * relative[name]
     return rates
-
-
-def counted_samples(batch: TorchBatch) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """Return a batch's only micro-batch without padding, with its weights and gradient weights.
-
-    A micro-batch of which no sample counts stays as it is.
-    """
-    micro_batch, weights, gradient_weights = (
-        batch.micro_batches[0],
-        batch.weights[0],
-        batch.gradient_weights[0],
-    )
-    rows = batch.counted_rows[0]
-    if rows is None:
-        return micro_batch, weights, gradient_weights
-    counted = {name: tensor[rows] for name, tensor in micro_batch.items()}
-    return counted, weights[rows], gradient_weights[rows]
 
 
 class Calls:
