@@ -6,6 +6,7 @@ step. Each framework's ``own_step.py`` reduces the gradients and lets the optimi
 
 import difflib
 import inspect
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -208,6 +209,46 @@ def different_calls(call: str, number: int) -> TaskError:
         "Decide by optimizers.step, which is equal on all workers, and not by losses or samples.",
         everywhere=True,
     )
+
+
+def different_weighting(name: str, number: int) -> TaskError:
+    """Return the error for losses that have weights of their own on some workers only.
+
+    Args:
+        name: the optimizer that they were given to.
+        number: how many calls of the step came before.
+    """
+    return TaskError(
+        f"workers did not give the optimizer {name!r} losses of the same kind: those of call {number + 1} of "
+        "a step are Weighted on one worker and plain on another",
+        "Give Weighted losses on all workers or on none; the weights may all be 1.",
+        everywhere=True,
+    )
+
+
+def different_metrics(names: Sequence[str], weighted: Sequence[str]) -> TaskError:
+    """Return the error for workers whose steps returned other metrics, or the same in another order.
+
+    Args:
+        names: "loss" and the metrics that this worker's step returned.
+        weighted: those of them that are Weighted.
+    """
+    shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
+    return TaskError(
+        f"workers returned different values from the task's own step: {shown} on one worker and others, or "
+        "these in another order, on another",
+        "The metrics must have the same names in the same order on all workers, and the same ones must be "
+        "Weighted.",
+        everywhere=True,
+    )
+
+
+def metrics_code(names: Sequence[str], weighted: Sequence[str]) -> float:
+    """Return a number for the names of what a step returned.
+
+    Its square, summed over up to 2**13 workers, is exact in float64.
+    """
+    return float(zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 20))
 
 
 def outside_of_step(name: str) -> TaskError:

@@ -183,3 +183,9 @@ def test_workers_that_use_different_optimizers_are_told_so(framework):
 
 def test_what_a_traced_step_may_do(tmp_path):
     run_suite(Path(__file__).with_name("suite_own_step.py"), 1, "none", "tf", cwd=tmp_path, timeout=240)
+
+
+@pytest.mark.parametrize("framework", CAPABLE)
+def test_workers_that_weigh_or_return_something_else_are_told_so(framework, tmp_path):
+    suite = Path(__file__).with_name("suite_own_step_differs.py")
+    run_suite(suite, 2, "mpi", framework, cwd=tmp_path, timeout=120)

@@ -78,7 +78,7 @@ from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
-from hvdtrain.backends.tensorflow.own_step import Calls, OwnStep, StepPart, make_optimizers, take_rates
+from hvdtrain.backends.tensorflow.own_step import OwnStep, StepPart, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
@@ -381,8 +381,9 @@ class TensorFlowBackend:
         if self._own_step is not None:
             whole, counted = (partial(self._train_own_step, f, self._own_step) for f in (of_all, of_counted))
             changing = [*self.model.variables, *self._slots, *self._ema.to_broadcast()]
-            self._train_function: Any = CompiledByStep(whole, learnt, changing, Calls.error_of)
-            self._train_function_of_counted: Any = CompiledByStep(counted, learnt, changing, Calls.error_of)
+            others = (learnt, changing, self._own_step.error_of)
+            self._train_function: Any = CompiledByStep(whole, *others)
+            self._train_function_of_counted: Any = CompiledByStep(counted, *others)
         else:
             self._train_function = Compiled(partial(self._train_step, gradients), learnt)
             counted = partial(of_counted, self._gradients_of)
@@ -442,7 +443,8 @@ class TensorFlowBackend:
             return tf.linalg.matvec(self._own_rows(step, micro_batch, number, part), weights)
 
         sums = of_samples(sums_of, arrays, weights, gradient_weights)
-        vector = step.reduce(tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0))
+        sums = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
+        vector = step.reduce(sums, self._names, self._weighted)
         self._ema.update(share)
         return vector
 

@@ -424,7 +424,8 @@ class TorchBackend:
                 rows = self._rows_of_own_step(step, micro_batch, batch.step, samples)
                 unused = step.unused()
                 numbers = self._numbers(unused, signals)
-                vector = step.reduce(torch.cat((torch.mv(rows, weights), numbers)))
+                sums = torch.cat((torch.mv(rows, weights), numbers))
+                vector = step.reduce(sums, self._names, self._weighted)
         except BaseException:
             step.begin()
             raise

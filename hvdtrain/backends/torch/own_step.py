@@ -27,6 +27,9 @@ from hvdtrain.backends.own_step import (
     check_reached,
     check_takes_no_closure,
     different_calls,
+    different_metrics,
+    different_weighting,
+    metrics_code,
     outside_of_step,
     stepped_alone,
 )
@@ -36,6 +39,7 @@ from hvdtrain.backends.torch.optimizers import take_own_rates
 from hvdtrain.backends.torch.reduction import AllReduce, GradientReducer, choose_reducer
 from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 
 
 class StepPart(NamedTuple):
@@ -101,7 +105,7 @@ def take_rates(optimizers: Mapping[str, torch.optim.Optimizer]) -> OwnRates:
 
 
 class Calls:
-    """Checks that all workers make the same calls in a step, with an all-reduce of two numbers for each.
+    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
 
     If they did not, each would wait for sums that others do not compute.
 
@@ -119,26 +123,45 @@ class Calls:
         """Begin a step. Local: no collective."""
         self._number = 0
 
-    def announce(self, name: str = "") -> Callable[[], None]:
+    def announce(self, name: str, is_weighted: bool) -> Callable[[], None]:
         """Collective. Begin the check of a call, and return what waits for it.
 
         Args:
-            name: the optimizer whose gradients are about to be reduced; empty at the end of the step.
+            name: the optimizer whose gradients are about to be reduced.
+            is_weighted: whether its losses have weights of their own, which are then summed as well.
 
         Raises:
             TaskError: when waiting, on all workers, if their calls differ.
         """
+        return self._announce(name, float(is_weighted), different_weighting(name, self._number))
+
+    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Callable[[], None]:
+        """Collective. Begin the check of the end of a step, and return what waits for it.
+
+        Args:
+            names: "loss" and the metrics that the step returned, which are summed by position.
+            weighted: those of them that are Weighted.
+
+        Raises:
+            TaskError: when waiting, on all workers, if another made a call or returned other metrics.
+        """
+        return self._announce("", metrics_code(names, weighted), different_metrics(names, weighted))
+
+    def _announce(self, name: str, form: float, different_form: TaskError) -> Callable[[], None]:
         number, code = self._number, self._codes[name]
         self._number += 1
         if self._size == 1:
             return lambda: None
-        own = torch.tensor([code, code * code])
+        own = torch.tensor([code, code * code, form, form * form], dtype=torch.float64)
         handle = hvd.allreduce_async(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
 
         def check() -> None:
             # the mean and the mean square are this worker's only if all codes are equal
-            if not torch.equal(hvd.synchronize(handle), own * self._size):
+            is_equal = torch.eq(hvd.synchronize(handle), own * self._size).tolist()
+            if not all(is_equal[:2]):
                 raise different_calls(f"gradients() of {name!r}" if name else "the end", number)
+            if not all(is_equal):
+                raise different_form
 
         return check
 
@@ -286,15 +309,15 @@ class StepOptimizer(NotCalled):
         """Collective. Return the sums of gradients over workers, divided by the share that counted."""
         call, self._own_calls = self._own_calls, self._own_calls + 1
         if self._size > 1 and samples.learning_rate is not None:
-            check = self._calls.announce(self._name)
-            handle = None
-            if counted is not None:
-                name = f"hvdtrain.counted.{self._name}.{call}"
-                handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
+            check = self._calls.announce(self._name, is_weighted=counted is not None)
             reducer = self._reducer(call)
             if isinstance(reducer, AllReduce):  # the check then waits for no round of its own
                 reducer.start(gradients)
             check()
+            handle = None
+            if counted is not None:  # on all workers, as the check has found
+                name = f"hvdtrain.counted.{self._name}.{call}"
+                handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
             try:
                 gradients = reducer.finish(gradients)
             finally:
@@ -391,10 +414,16 @@ class OwnStep:
         """Return the optimizers that took no step in the last step."""
         return [name for name, optimizer in self._optimizers.items() if not optimizer.is_applied]
 
-    def reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        """Collective. Sum the step's vector over workers and return it."""
+    def reduce(self, vector: torch.Tensor, names: Sequence[str], weighted: Sequence[str]) -> torch.Tensor:
+        """Collective. Sum the step's vector over workers and return it.
+
+        Args:
+            vector: the sums of the loss and the metrics, and what follows them.
+            names: "loss" and the metrics.
+            weighted: those of them that are Weighted.
+        """
         if self._size > 1:
-            check = self._calls.announce()
+            check = self._calls.announce_end(names, weighted)
             handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
             check()
             hvd.synchronize(handle)

@@ -1,0 +1,88 @@
+"""Steps of a task's own that differ between two workers. Run in a pool; ``test_own_step.py`` does so."""
+
+import os
+
+import numpy as np
+import pytest
+from own_step_tasks import Fit
+
+from hvdtrain import Weighted
+from hvdtrain.backends import load_backend
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+SAMPLES = 4  # of a worker
+
+
+@pytest.fixture(scope="module")
+def started():
+    return load_backend(Config(framework=FRAMEWORK, device="cpu", threads=1))
+
+
+class Differs(Fit):
+    """A step in which one worker decides for itself which losses to give and which metrics to return."""
+
+    def __init__(self, is_weighted, metrics, weighted=()):
+        super().__init__()
+        self.is_weighted, self.names, self.weighted = is_weighted, metrics, weighted
+
+    def of_losses(self, losses):
+        """Give the losses to minimize, and what the step returns."""
+        ones = losses.detach() * 0 + 1 if FRAMEWORK == "torch" else losses * 0 + 1
+        given = Weighted(losses, ones) if self.is_weighted else losses
+        values = {name: losses * place for place, name in enumerate("ab", 1)}
+        values |= {name: Weighted(values[name], ones) for name in self.weighted}
+        return given, (losses, {name: values[name] for name in self.names})
+
+    def torch_step(self, model, batch, optimizers):
+        given, result = self.of_losses(self.torch_loss(model, batch)[0])
+        optimizers["main"].minimize(given)
+        return result
+
+    def tf_step(self, model, batch, optimizers):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            given, result = self.of_losses(self.tf_loss(model, batch)[0])
+        optimizers["main"].minimize(given, tape)
+        return result
+
+
+def train(backend, task):
+    config = Config(framework=FRAMEWORK, device="cpu", threads=1, learning_rate=0.01)
+    backend.build(task, config)
+    arrays = {
+        name: a[None, :SAMPLES] for name, a in zip(("inputs", "targets"), task.train_data(), strict=True)
+    }
+    weights = np.ones((1, SAMPLES), np.float32)
+    batch = HostBatch(0, arrays, weights, 2.0 * SAMPLES, np.arange(SAMPLES))
+    return backend.train_step(next(iter(backend.to_device([batch]))), 0.01).read()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problem"),
+    [
+        (
+            [(True, "ab"), (False, "ab")],
+            "losses of the same kind: those of call 1 of a step are Weighted on one worker",
+        ),
+        ([(False, "ab"), (False, "ba")], "must have the same names in the same order on all workers"),
+        ([(False, "ab"), (False, "a")], "different values from the task's own step: 'loss', 'a"),
+        ([(False, "ab"), (False, "ab", "a")], "must have the same names in the same order on all workers"),
+    ],
+    ids=["losses", "order", "number", "weighted"],
+)
+def test_workers_that_differ_are_told_so(started, tasks, problem):
+    with pytest.raises(TaskError) as raised:
+        train(started, Differs(*tasks[started.workers.rank]))
+    assert problem in str(raised.value)
+    assert raised.value.everywhere
+
+
+@pytest.mark.parametrize("task", [(True, "ab", "b"), (False, "ba")])
+def test_workers_that_do_alike_train(started, task):
+    found = train(started, Differs(*task))
+    assert found.mean("b") == pytest.approx(2 * found.mean("a"), rel=1e-6)
+    assert found.mean("a") == pytest.approx(found.mean("loss"), rel=1e-6)
