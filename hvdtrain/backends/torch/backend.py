@@ -36,10 +36,9 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
-from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
-from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
+from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device
@@ -105,7 +104,7 @@ class TorchBackend:
         self.info = BackendInfo(f"PyTorch {torch.__version__} on {on}", {"torch": torch.__version__})
         self._device = device
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
-        self._known_weights: tuple[NDArray[Any], tuple[list[Any], ...]] | None = None
+        self._wrap = BatchMaker(device)
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and steps, with their initial values. Local: no collective."""
@@ -339,40 +338,6 @@ class TorchBackend:
             check_compiler(self._device, self.workers.host)
             model = compiled(model)
         return model
-
-    def _wrap(self, batch: HostBatch) -> TorchBatch:
-        slots = range(len(batch.weights))
-        weights, gradient_weights, counted_rows = self._weigh(batch)
-        return TorchBatch(
-            step=batch.step,
-            # views are taken of the numpy arrays, which costs a fraction of a tensor's
-            micro_batches=[{name: self._move(a[i]) for name, a in batch.arrays.items()} for i in slots],
-            weights=weights,
-            gradient_weights=gradient_weights,
-            total_weight=batch.total_weight,
-            counted_rows=counted_rows,
-            samples=Samples(batch.indices, batch.weights, batch.range_samples),
-        )
-
-    def _weigh(self, batch: HostBatch) -> tuple[list[Any], ...]:
-        """Return weights, gradient weights and the rows that count; those of the batch before if the same."""
-        known = self._known_weights
-        if known is None or known[0] is not batch.weights:
-            parts = batch.weights * np.float32(1 / batch.total_weight)
-            rows = [np.flatnonzero(w) for w in batch.weights]
-            tensors = (
-                [self._move(w) for w in batch.weights],
-                [self._move(w) for w in parts],
-                [self._move(r) if 0 < len(r) < batch.weights.shape[1] else None for r in rows],
-            )
-            known = self._known_weights = batch.weights, tensors
-        return known[1]
-
-    def _move(self, array: NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _seed_step(self, step: int) -> None:
         seed = mix(self._seed, step, self.workers.rank) >> 1

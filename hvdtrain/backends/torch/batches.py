@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.stateful_metrics import Samples
+from hvdtrain.data.feed import HostBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,53 @@ class TorchSums:
     weighted: tuple[str, ...]
     values: torch.Tensor
     weight: float
+
+
+class BatchMaker:
+    """Copies batches to the device; what they have of weights is kept while it stays the same.
+
+    Args:
+        device: where this worker computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known_weights: tuple[NDArray[Any], tuple[list[Any], ...]] | None = None
+
+    def __call__(self, batch: HostBatch) -> TorchBatch:
+        """Return a batch on the device."""
+        slots = range(len(batch.weights))
+        weights, gradient_weights, counted_rows = self._weigh(batch)
+        return TorchBatch(
+            step=batch.step,
+            # views are taken of the numpy arrays, which costs a fraction of a tensor's
+            micro_batches=[{name: self._move(a[i]) for name, a in batch.arrays.items()} for i in slots],
+            weights=weights,
+            gradient_weights=gradient_weights,
+            total_weight=batch.total_weight,
+            counted_rows=counted_rows,
+            samples=Samples(batch.indices, batch.weights, batch.range_samples),
+        )
+
+    def _weigh(self, batch: HostBatch) -> tuple[list[Any], ...]:
+        """Return weights, gradient weights and the rows that count; those of the batch before if the same."""
+        known = self._known_weights
+        if known is None or known[0] is not batch.weights:
+            parts = batch.weights * np.float32(1 / batch.total_weight)
+            rows = [np.flatnonzero(w) for w in batch.weights]
+            tensors = (
+                [self._move(w) for w in batch.weights],
+                [self._move(w) for w in parts],
+                [self._move(r) if 0 < len(r) < batch.weights.shape[1] else None for r in rows],
+            )
+            known = self._known_weights = batch.weights, tensors
+        return known[1]
+
+    def _move(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 class TorchPending:
