@@ -96,7 +96,7 @@ class NotCalled:
         """Refuse to take a step with gradients of this worker alone."""
         raise TaskError(
             "step() of an optimizer was called in the task's own step: it would use the gradients of this "
-            "worker alone, and evaluate a closure several times before they are summed over workers",
+            "worker alone; a closure would be evaluated several times before gradients are summed over workers",
             "Call minimize(losses), or gradients(losses) and then apply(gradients).",
         )
 
@@ -268,7 +268,8 @@ def check_reached(name: str, is_reached: bool) -> None:
     if not is_reached:
         raise TaskError(
             f"the losses given to the optimizer {name!r} depend on none of its parameters",
-            "Give it the losses of its own network, computed without detach() or torch.no_grad() in between.",
+            "Give it the losses of its own network, computed without torch's detach() or no_grad() in between; "
+            "in TensorFlow, all of it under the tape.",
         )
 
 
@@ -303,8 +304,8 @@ def describe_not_applied(names: Sequence[str]) -> str:
     """Return a note of optimizers that took no step; empty if there are none."""
     if not names:
         return ""
-    shown = ", ".join(map(repr, names))
-    return f"the task's own step did not use the optimizer{'s' * (len(names) > 1)} {shown} in the first step"
+    which = f"optimizer{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+    return f"the task's own step took no step with the {which} at its first call"
 
 
 def _check_config(config: Config, method: str) -> None:

@@ -130,7 +130,7 @@ def train_of(framework: str, rule: str) -> float:
 
 @pytest.mark.parametrize("framework", CAPABLE)
 def test_an_optimizer_that_the_first_step_does_not_use_is_noted(framework):
-    note = "note: the task's own step did not use the optimizer 'generator' in the first step"
+    note = "note: the task's own step took no step with the optimizer 'generator' at its first call"
     assert note in trained(framework, 1, "Alternating").result.stdout
     assert note not in trained(framework, 1, "Gan").result.stdout
 
