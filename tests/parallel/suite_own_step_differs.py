@@ -50,14 +50,24 @@ class Differs(Fit):
         return result
 
 
-def train(backend, task):
+class NotEvaluated(Differs):
+    """A step beside a loss that training must not call."""
+
+    def torch_loss(self, model, batch):
+        if not model.training:
+            raise AssertionError("a training step called the loss of evaluations")
+        return super().torch_loss(model, batch)
+
+
+def train(backend, task, padding=0):
     config = Config(framework=FRAMEWORK, device="cpu", threads=1, learning_rate=0.01)
     backend.build(task, config)
     arrays = {
         name: a[None, :SAMPLES] for name, a in zip(("inputs", "targets"), task.train_data(), strict=True)
     }
     weights = np.ones((1, SAMPLES), np.float32)
-    batch = HostBatch(0, arrays, weights, 2.0 * SAMPLES, np.arange(SAMPLES))
+    weights[0, SAMPLES - padding :] = 0
+    batch = HostBatch(0, arrays, weights, 2.0 * (SAMPLES - padding), np.arange(SAMPLES))
     return backend.train_step(next(iter(backend.to_device([batch]))), 0.01).read()
 
 
@@ -77,6 +87,8 @@ def train(backend, task):
 def test_workers_that_differ_are_told_so(started, tasks, problem):
     with pytest.raises(TaskError) as raised:
         train(started, Differs(*tasks[started.workers.rank]))
+    for _ in range(2):  # what the step began to reduce has ended then, and the next case may use its names
+        started.workers.allgather_object(None)
     assert problem in str(raised.value)
     assert raised.value.everywhere
 
@@ -85,4 +97,9 @@ def test_workers_that_differ_are_told_so(started, tasks, problem):
 def test_workers_that_do_alike_train(started, task):
     found = train(started, Differs(*task))
     assert found.mean("b") == pytest.approx(2 * found.mean("a"), rel=1e-6)
+    assert found.mean("a") == pytest.approx(found.mean("loss"), rel=1e-6)
+
+
+def test_a_padded_batch_of_an_own_step_is_not_tried_with_the_loss_of_evaluations(started):
+    found = train(started, NotEvaluated(False, "ab"), padding=1)
     assert found.mean("a") == pytest.approx(found.mean("loss"), rel=1e-6)

@@ -32,7 +32,7 @@ LEFT_OUT = (
     r"test_metric_objects\.py::test_they_are.*-[13]\]",
     r"test_metric_objects\.py::test_the_task.*\[tf\]",
     r"test_own_rates\.py::.*tf-Lion",
-    r"test_own_step\.py::test_(curves|workers_that|rates)",
+    r"test_own_step\.py::test_(curves|workers_that_use|workers_that_weigh.*tf|rates)",
     r"test_own_step\.py::.*(fp16|Gan-tf|Alternating-torch-2)",
     r"test_plateau\.py::.*tf-torch",
     r"test_precision\.py",

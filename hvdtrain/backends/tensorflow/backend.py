@@ -249,7 +249,7 @@ class TensorFlowBackend:
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         try:
             self._learn_form(batch, training=True)
-            leaves_out = batch.is_padded and (self._gives_mean[True] or self._own_step is not None)
+            leaves_out = batch.is_padded and (self._own_step is not None or self._gives_mean[True])
             function = self._train_function_of_counted if leaves_out else self._train_function
             with peer_errors():
                 vector, (names, weighted, unused) = function(
