@@ -96,7 +96,7 @@ class NotCalled:
         """Refuse to take a step with gradients of this worker alone."""
         raise TaskError(
             "step() of an optimizer was called in the task's own step: it would use the gradients of this "
-            "worker alone; a closure would be evaluated several times before gradients are summed over workers",
+            "worker alone; a closure would be evaluated several times before gradients are summed",
             "Call minimize(losses), or gradients(losses) and then apply(gradients).",
         )
 
@@ -268,7 +268,7 @@ def check_reached(name: str, is_reached: bool) -> None:
     if not is_reached:
         raise TaskError(
             f"the losses given to the optimizer {name!r} depend on none of its parameters",
-            "Give it the losses of its own network, computed without torch's detach() or no_grad() in between; "
+            "Give it the losses of its own network, computed without detach() or no_grad() in between; "
             "in TensorFlow, all of it under the tape.",
         )
 
