@@ -139,6 +139,7 @@ class Side:
         from hvdtrain.backends.torch import own_step as torch_step
         from hvdtrain.backends.torch.ema import ExponentialMovingAverage
         from hvdtrain.backends.torch.model_state import ModelState
+        from hvdtrain.backends.torch.step_optimizer import StepPart
 
         torch.manual_seed(0)
         self.model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"})
@@ -150,7 +151,7 @@ class Side:
         own = own_step.own_step_of(SimpleNamespace(torch_step=step), config(**values))
         ema = ExponentialMovingAverage(tensors, None)
         self.step = torch_step.OwnStep(own, self.optimizers, tensors.entries, config(**values), ema, size=1)
-        self.samples = torch_step.StepPart(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
+        self.samples = StepPart(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
 
     def run(self, dry=False):
         samples = self.samples._replace(learning_rate=None) if dry else self.samples

@@ -78,11 +78,12 @@ from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
-from hvdtrain.backends.tensorflow.own_step import OwnStep, StepPart, make_optimizers, take_rates
+from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
+from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods

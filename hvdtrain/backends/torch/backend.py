@@ -50,10 +50,11 @@ from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer
-from hvdtrain.backends.torch.own_step import OwnStep, StepPart, make_optimizers, take_rates
+from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.update import Update
