@@ -12,7 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
-from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
@@ -60,6 +60,8 @@ def open_run(
         try:
             path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
             path.mkdir(parents=True, exist_ok=True)
+            if resumed_step is None and not (path / LOCK_FILE).exists():
+                _check_is_free(path)  # and leave what is there as it was
             if lock is not None:
                 lock.acquire(path)
             if resumed_step is None:
@@ -84,15 +86,17 @@ def open_run(
 
 
 def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
-    """Collective. Lock the run directory that the config names, if it is there: before it is read.
+    """Collective. Lock the run directory that the config names, if it holds a run: before it is read.
 
     Raises:
         EnvironmentFault: If another job uses it.
     """
 
     def acquire() -> None:
-        path = Path(config.run_dir or "")
-        if config.run_dir is not None and path.is_dir():
+        if config.run_dir is None:
+            return
+        path = Path(config.run_dir)
+        if path.is_dir() and (config.resume or (path / LOCK_FILE).exists()):
             try:
                 lock.acquire(path)
             except OSError as error:
