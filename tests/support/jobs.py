@@ -96,6 +96,10 @@ class started:  # noqa: N801 - used as a statement
         self._mark = uuid.uuid4().hex
         self.since = time.time()
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        # mpirun does not start if one that was killed left files and had the same process id
+        self._mpi_files = temporary_folder()
+        self._mpi_files.chmod(0o1777)  # the command may run as another user
+        changes = {"PRTE_MCA_prte_local_tmpdir_base": str(self._mpi_files), **changes}
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -126,6 +130,7 @@ class started:  # noqa: N801 - used as a statement
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.process.wait()
+        shutil.rmtree(self._mpi_files, ignore_errors=True)
 
     def wait(self, timeout: float) -> Result:
         try:
@@ -214,5 +219,6 @@ def _root() -> str:
     import atexit
 
     root = tempfile.mkdtemp(prefix="hvdtrain-tests-")
+    os.chmod(root, 0o711)  # for commands that run as another user
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
