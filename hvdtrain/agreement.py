@@ -34,7 +34,7 @@ class Workers(Protocol):
     controller: str
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return the root's value, which must pickle, on every worker."""
+        """Collective. Return the root's value, of types that travel (see wire.py), on every worker."""
         ...
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
 
 
 def run_on_rank_zero(workers: Workers, work: Callable[[], T]) -> T:
-    """Collective. Do something on rank 0 only; return its result, which must pickle, on every worker.
+    """Collective. Do something on rank 0 only; return its result, of types that travel, on every worker.
 
     Raises:
         HvdtrainError: on every worker alike, if rank 0 raises it.

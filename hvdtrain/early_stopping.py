@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.metric_names import SEPARATOR
+from hvdtrain.wire import travels
 
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")
@@ -51,6 +52,7 @@ class MetricGoal:
         return old is None or (new > old if self.highest else new < old)
 
 
+@travels
 class EarlyStoppingState(BaseModel):
     """How long a run has been without a better value; a checkpoint keeps it.
 

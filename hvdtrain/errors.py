@@ -13,6 +13,7 @@
     │   ├── HorovodBuildError             Horovod is missing, incomplete or built for other versions
     │   ├── AgreementError                workers whose configs, versions or data differ
     │   ├── PeerLostError                 the connection to another worker was lost
+    │   ├── ExchangeError                 an object that cannot travel between workers, or none that arrived
     │   └── SaveError                     a checkpoint cannot be written
     └── TrainingError                 4   training failed
         ├── NonFiniteLossError            the loss became NaN or infinite
@@ -96,6 +97,10 @@ class AgreementError(EnvironmentFault):
 
 class PeerLostError(EnvironmentFault):
     """A collective failed because another worker ended."""
+
+
+class ExchangeError(EnvironmentFault):
+    """An object cannot travel between workers, or what arrived is not what a worker sends."""
 
 
 class SaveError(EnvironmentFault):

@@ -3,10 +3,12 @@
 from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.wire import travels
 
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 
 
+@travels
 class PlateauState(BaseModel):
     """How far the learning rate was lowered, and how long the metric has not improved; a checkpoint keeps it.
 

@@ -1,25 +1,42 @@
 """The workers of a job through Horovod, whichever framework's binding it is."""
 
 import socket
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain import wire
+from hvdtrain.backends.frames import GATHER, frame, messages_in
 from hvdtrain.errors import PeerLostError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 
 
+class ByteCollectives(Protocol):
+    """How a framework's binding of Horovod moves bytes."""
+
+    def join(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+        ...
+
+
 class HorovodWorkers:
     """Workers over an initialised Horovod binding.
 
+    Objects travel as ``wire.py`` encodes them. Horovod's own functions for objects are not used: they
+    unpickle what other workers send, which executes code of the sender's choice.
+
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
+        collectives: what moves bytes through it.
 
     Raises:
         EnvironmentFault: If a launcher started several processes that Horovod does not see.
     """
 
-    def __init__(self, hvd: Any) -> None:
-        self._hvd = hvd
+    def __init__(self, hvd: Any, collectives: ByteCollectives) -> None:
+        self._collectives = collectives
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
@@ -31,23 +48,36 @@ class HorovodWorkers:
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return the root's value, which must pickle, on every worker."""
+        """Collective. Return the root's value, which must be of types that travel, on every worker.
+
+        Raises:
+            ExchangeError: On every worker, if the root's value does not travel.
+        """
         if self.size == 1:
             return value
-        with peer_errors():
-            return self._hvd.broadcast_object(value, root_rank=root, name="hvdtrain.broadcast")
+        message = self._exchange(root, value if self.rank == root else None)[root]
+        return value if self.rank == root else wire.decode(message, f"rank {root}")
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
+        """Collective. Return the values of all workers, in the order of ranks, on every worker.
+
+        Raises:
+            ExchangeError: On every worker, if a value does not travel.
+        """
         if self.size == 1:
             return [value]
-        with peer_errors():
-            gathered: list[Any] = self._hvd.allgather_object(value, name="hvdtrain.allgather")
-            return gathered
+        messages = self._exchange(GATHER, value)
+        return [wire.decode(message, f"rank {rank}") for rank, message in enumerate(messages)]
 
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
         self.allgather_object(None)
+
+    def _exchange(self, purpose: int, value: Any) -> list[memoryview]:
+        """Collective. Return what all workers have encoded, in the order of ranks."""
+        with peer_errors():
+            joined = self._collectives.join(frame(purpose, value))
+        return messages_in(joined, self.size, purpose)
 
 
 class peer_errors:  # noqa: N801 - used as a statement

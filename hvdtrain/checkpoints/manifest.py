@@ -13,6 +13,7 @@ from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.plateau import PlateauState
 from hvdtrain.regular_files import NotAFileError, read_regular
+from hvdtrain.wire import travels
 
 _FORMAT = 1
 _MAX_BYTES = 16_000_000  # of trainer.json
@@ -22,6 +23,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Size = Annotated[int, Field(gt=0, lt=2**63)]
 
 
+@travels
 class FileInfo(BaseModel):
     """What is known of a checkpoint's file."""
 
@@ -31,6 +33,7 @@ class FileInfo(BaseModel):
     bytes: _Count
 
 
+@travels
 class Manifest(BaseModel):
     """What ``trainer.json`` holds.
 

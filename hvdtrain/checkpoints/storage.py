@@ -20,6 +20,7 @@ from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
+from hvdtrain.wire import travels
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -30,6 +31,7 @@ _REMOVED = ".removed-"  # being deleted
 _QUARANTINED = "set-aside-"  # not loaded, not deleted
 
 
+@travels
 @dataclass(frozen=True)
 class Checkpoint:
     """A verified checkpoint.

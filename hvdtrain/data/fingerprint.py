@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
+from hvdtrain.wire import travels
 
 _SAMPLES = 32
 _SECONDS = 10.0  # a data set that is slow to read is represented by fewer samples
@@ -23,6 +24,7 @@ _COLUMNS = 1024
 SampleDigests = Mapping[str, str] | None
 
 
+@travels
 class Fingerprint(BaseModel):
     """The fingerprint of a data set.
 

@@ -205,7 +205,7 @@ class MpiTransport(Rank0Transport):
             ) from None
         self._mpi = MPI
         self.world = MPI.COMM_WORLD.Dup()
-        self._sent: list[Any] = []  # the requests hold their buffers
+        self._sent: list[tuple[Any, bytes]] = []  # requests with their buffers
         super().__init__(self.world.rank, self.world.size)
 
     def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
@@ -240,26 +240,36 @@ class MpiTransport(Rank0Transport):
     def close(self) -> None:
         """Leave, without waiting for agents that were lost."""
         with contextlib.suppress(Exception):
-            for request in self._sent:
-                request.test()
+            for request, _ in self._sent:
+                request.Test()
 
     def _send_value(self, text: str) -> None:
-        self._sent.append(self.world.isend(text, 0, self._step_number))
+        self._send(text, 0)
 
     def _received_values(self, agents: set[int]) -> Iterator[tuple[int, str]]:
         for agent in sorted(agents):
-            if self.world.iprobe(agent, self._step_number):
-                yield agent, self.world.recv(source=agent, tag=self._step_number)
+            text = self._received(agent)
+            if text is not None:
+                yield agent, text
 
     def _send_list(self, text: str) -> None:
         for agent in sorted(self._live - {0}):
-            self._sent.append(self.world.isend(text, agent, self._step_number))
+            self._send(text, agent)
 
     def _received_list(self) -> str | None:
-        if not self.world.iprobe(0, self._step_number):
+        return self._received(0)
+
+    def _send(self, text: str, agent: int) -> None:
+        data = text.encode()  # mpi4py would pickle a text, and unpickle whatever comes
+        self._sent.append((self.world.Isend([data, self._mpi.BYTE], agent, self._step_number), data))
+
+    def _received(self, agent: int) -> str | None:
+        status = self._mpi.Status()
+        if not self.world.Iprobe(agent, self._step_number, status):
             return None
-        text: str = self.world.recv(source=0, tag=self._step_number)
-        return text
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        self.world.Recv([data, self._mpi.BYTE], agent, self._step_number)
+        return data.decode()
 
 
 def _exit_on_start_timeout() -> None:

@@ -74,13 +74,13 @@ def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping
     Raises:
         HvdtrainError: on every worker alike; with the rank, unless all have an error.
     """
-    found = None if error is None else (type(error), error.problem, error.remedy)
-    gathered = workers.allgather_object((found, dict(notes)))
+    gathered = workers.allgather_object((error, dict(notes)))
     failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
     if failed:
-        rank, (kind, problem, remedy) = failed[0]
+        rank, first_error = failed[0]
         place = f" (found on rank {rank})" if len(failed) < workers.size else ""
-        raise kind(f"{problem}{place}", remedy, everywhere=True) from error
+        problem, remedy = f"{first_error.problem}{place}", first_error.remedy
+        raise type(first_error)(problem, remedy, everywhere=True) from error
     first = {kind: text for _, of_rank in reversed(gathered) for kind, text in of_rank.items()}
     return [first[kind] for kind in sorted(first)]
 

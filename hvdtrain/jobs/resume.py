@@ -18,11 +18,13 @@ from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.session import versions_with
 from hvdtrain.training_plan import Progress
+from hvdtrain.wire import travels
 
 # fields that say where a run is written or starts from, not what it computes
 _NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip"}
 
 
+@travels
 @dataclass(frozen=True)
 class ResumePoint:
     """Where a run starts from, as rank 0 found it.

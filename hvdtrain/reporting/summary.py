@@ -3,7 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hvdtrain.wire import travels
 
+
+@travels
 @dataclass(frozen=True)
 class Summary:
     """How a run ended; what summary.json holds.

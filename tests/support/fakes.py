@@ -1,6 +1,5 @@
 """Fakes that need no framework and no launcher: workers as threads, a backend without tensors."""
 
-import pickle
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
+from hvdtrain.wire import decode, encode
 
 _ANSWER_SECONDS = 20
 
@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 20
 class FakeWorkers:
     """One of several workers that are threads of this process.
 
-    Objects travel pickled, as they do between real workers.
+    Objects travel encoded, as they do between real workers.
     """
 
     controller = "MPI"
@@ -45,10 +45,10 @@ class FakeWorkers:
         self._slots = slots
 
     def allgather_object(self, value: Any) -> list[Any]:
-        self._slots[self.rank] = pickle.dumps(value)
+        self._slots[self.rank] = encode(value)
         self.sent.append(self._slots[self.rank])
         self._barrier.wait(_ANSWER_SECONDS)
-        gathered = [pickle.loads(slot) for slot in self._slots]
+        gathered = [decode(slot) for slot in self._slots]
         self._barrier.wait(_ANSWER_SECONDS)
         return gathered
 

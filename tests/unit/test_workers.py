@@ -1,11 +1,16 @@
 """The workers through a Horovod binding, and how the failure of a collective is recognised."""
 
+import pickle
+import struct
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from hvdtrain.backends.frames import GATHER, frame
 from hvdtrain.backends.workers import HorovodWorkers, first_line, peer_errors
-from hvdtrain.errors import EnvironmentFault, PeerLostError
+from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError
 
 
 class HorovodInternalError(RuntimeError):
@@ -13,17 +18,39 @@ class HorovodInternalError(RuntimeError):
 
 
 def binding(size: int = 1, mpi: bool = False, **changes: object) -> SimpleNamespace:
-    """Give what HorovodWorkers uses of ``horovod.torch``."""
+    """Give what HorovodWorkers uses of ``horovod.torch``; others only if a test changes it."""
     values = {
         "rank": lambda: 0,
         "size": lambda: size,
         "local_rank": lambda: 0,
         "local_size": lambda: size,
         "mpi_enabled": lambda: mpi,
-        "allgather_object": lambda value, name: [value] * size,
-        "broadcast_object": lambda value, root_rank, name: value,
     }
     return SimpleNamespace(**{**values, **changes})
+
+
+class Collectives:
+    """Joins what this worker sends with what the others would send.
+
+    Args:
+        others: what worker 1 and those after it send: bytes, or a function of what this worker sends.
+    """
+
+    def __init__(self, *others):
+        self.others = others
+
+    def join(self, data):
+        own = data.tobytes()
+        parts = [other(own) if callable(other) else other for other in self.others]
+        return np.frombuffer(own + b"".join(parts), np.uint8)
+
+
+def same(own: bytes) -> bytes:
+    return own
+
+
+def two_workers(*others) -> HorovodWorkers:
+    return HorovodWorkers(binding(1 + len(others)), Collectives(*others))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +58,11 @@ def binding(size: int = 1, mpi: bool = False, **changes: object) -> SimpleNamesp
     [(1, True, "none"), (1, False, "none"), (2, True, "MPI"), (2, False, "Gloo")],
 )
 def test_the_controller_is_named(size, mpi, controller):
-    assert HorovodWorkers(binding(size, mpi)).controller == controller
+    assert HorovodWorkers(binding(size, mpi), Collectives()).controller == controller
 
 
 def test_one_worker_asks_nobody():
-    workers = HorovodWorkers(binding(1, allgather_object=None, broadcast_object=None))
+    workers = HorovodWorkers(binding(1), Collectives())
     assert workers.allgather_object("x") == ["x"]
     assert workers.broadcast_object("x") == "x"
     workers.barrier()
@@ -45,8 +72,8 @@ def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(EnvironmentFault, match="mpirun started 4 processes"):
-        HorovodWorkers(binding(1))
-    assert HorovodWorkers(binding(4)).size == 4
+        HorovodWorkers(binding(1), Collectives())
+    assert HorovodWorkers(binding(4), Collectives()).size == 4
 
 
 @pytest.mark.parametrize(
@@ -64,7 +91,7 @@ def test_a_collective_that_fails_is_a_lost_peer(method, error):
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    workers = HorovodWorkers(binding(2, allgather_object=fail, broadcast_object=fail))
+    workers = two_workers(fail)
     with pytest.raises(PeerLostError, match="because another worker ended") as caught:
         getattr(workers, method)(*([] if method == "barrier" else ["x"]))
     assert caught.value.__cause__ is error
@@ -83,3 +110,75 @@ def test_other_errors_pass_through(error):
 )
 def test_the_first_line_of_an_error(text, line):
     assert first_line(ValueError(text)) == line
+
+
+def framed(purpose: int, value: object) -> bytes:
+    return frame(purpose, value).tobytes()
+
+
+def test_objects_come_in_the_order_of_ranks():
+    workers = two_workers(framed(GATHER, ("b", 1)), framed(GATHER, None))
+    assert workers.allgather_object({"a"}) == [{"a"}, ("b", 1), None]
+
+
+def test_a_broadcast_gives_the_value_of_its_root_and_no_other():
+    value = SimpleNamespace()  # of no type that travels, as long as it need not
+    workers = two_workers(framed(1, [1.5]))
+    assert workers.broadcast_object(value, root=1) == [1.5]
+    workers = two_workers(framed(0, None))
+    assert workers.broadcast_object((1, 2)) == (1, 2)
+
+
+@pytest.mark.parametrize("call", ["allgather_object", "broadcast_object"])
+def test_a_worker_whose_object_cannot_travel_tells_the_others(call):
+    sent: list[bytes] = []
+    workers = two_workers(lambda own: sent.append(own) or framed(GATHER if "all" in call else 0, None))
+    with pytest.raises(ExchangeError, match=r"is a builtins.function \(on rank 0\)") as raised_there:
+        getattr(workers, call)([same])
+    other = HorovodWorkers(
+        binding(2, rank=lambda: 1), SimpleNamespace(join=lambda data: joined(sent[0], data))
+    )
+    with pytest.raises(ExchangeError) as raised_here:
+        getattr(other, call)("fine")
+    assert vars(raised_here.value) == vars(raised_there.value)
+    assert raised_here.value.everywhere
+
+
+def joined(before: bytes, data: np.ndarray) -> np.ndarray:
+    return np.frombuffer(before + data.tobytes(), np.uint8)
+
+
+class Executed:
+    """Unpickled, it makes a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+PICKLE = pickle.dumps(Executed())
+GOOD = framed(GATHER, 1)
+
+
+def as_frame(message: bytes) -> bytes:
+    """Give a message in a frame as workers send it, whatever it is."""
+    return struct.pack("<i?Q", GATHER, False, len(message)) + message
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (b"", "from rank 1 .* 0 bytes"),
+        (PICKLE, "from rank 1 is not what the workers exchange here"),
+        (as_frame(PICKLE), "rank 1 sent what no worker"),
+        (framed(GATHER, 1) * 2, "bytes too many"),
+        (GOOD[:-1], "from rank 1 .* a length of"),
+        (framed(0, 1), "a broadcast from rank 0 where this worker has a gathering of objects"),
+        (framed(GATHER, "x").replace(b"hvd1", PICKLE[:4]), "rank 1 sent what no worker"),
+    ],
+    ids=["nothing", "a pickle", "a framed pickle", "two", "a part", "a broadcast", "another form"],
+)
+def test_what_no_worker_sends_is_refused_and_not_executed(sent, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExchangeError, match=found):
+        two_workers(sent).allgather_object(1)
+    assert not list(tmp_path.iterdir())

@@ -118,7 +118,7 @@ def start(config: Config) -> "TensorFlowBackend":
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
     hvd.init()
-    workers = HorovodWorkers(hvd)
+    workers = HorovodWorkers(hvd, HorovodCollectives())
     return TensorFlowBackend(workers, use_device(config, workers))
 
 

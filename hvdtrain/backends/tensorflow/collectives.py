@@ -1,4 +1,4 @@
-"""How states of metrics move in TensorFlow; ``torch/collectives.py`` does the same for PyTorch."""
+"""Objects and states of metrics between workers in TensorFlow; see also ``torch/collectives.py``."""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -9,7 +9,13 @@ from hvdtrain.backends.workers import peer_errors
 
 
 class HorovodCollectives:
-    """How the states of metrics move between workers."""
+    """How objects, as bytes, and the states of metrics move between workers."""
+
+    def join(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+        with peer_errors(), tf.device("CPU"):
+            joined = hvd.allgather(tf.constant(data), name="hvdtrain.objects")
+        return np.asarray(joined.numpy())
 
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors."""

@@ -48,6 +48,7 @@ from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
@@ -74,7 +75,7 @@ def start(config: Config) -> "TorchBackend":
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
     hvd.init()
-    workers = HorovodWorkers(hvd)
+    workers = HorovodWorkers(hvd, HorovodCollectives())
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
@@ -275,7 +276,7 @@ class TorchBackend:
             self._state.follow(has_slots)
             for optimizer, has_some in zip(self._optimizers.values(), has_slots, strict=True):
                 if has_some:
-                    hvd.broadcast_optimizer_state(optimizer, root)
+                    broadcast_optimizer(optimizer, self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
 

@@ -1,4 +1,4 @@
-"""How states of metrics move in PyTorch; ``tensorflow/collectives.py`` does the same for TensorFlow."""
+"""Objects and states of metrics between workers in PyTorch; see also ``tensorflow/collectives.py``."""
 
 import horovod.torch as hvd
 import numpy as np
@@ -9,7 +9,13 @@ from hvdtrain.backends.workers import peer_errors
 
 
 class HorovodCollectives:
-    """How the states of metrics move between workers."""
+    """How objects, as bytes, and the states of metrics move between workers."""
+
+    def join(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+        with peer_errors():
+            joined = hvd.allgather(torch.from_numpy(data), name="hvdtrain.objects")
+        return np.asarray(joined.numpy())
 
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors."""

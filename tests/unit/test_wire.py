@@ -1,0 +1,276 @@
+"""Objects that travel: they arrive as they were, and bytes of any other kind are refused."""
+
+import json
+import math
+import pickle
+import struct
+import time
+from collections import defaultdict, namedtuple
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stnp
+
+from hvdtrain import wire
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.data.fingerprint import Fingerprint
+from hvdtrain.early_stopping import EarlyStoppingState
+from hvdtrain.errors import CheckpointError, DataError, ExchangeError, HvdtrainError
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.wire import MAX_DEPTH, decode, encode
+
+_ANY_CHARACTER = st.text(st.characters(exclude_categories=()))
+_NUMBERS = (
+    stnp.boolean_dtypes() | stnp.integer_dtypes(endianness="?") | stnp.floating_dtypes(endianness="?")
+    | stnp.complex_number_dtypes() | stnp.datetime64_dtypes(endianness="=")
+)  # fmt: skip
+_ARRAYS = stnp.arrays(_NUMBERS, stnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+_HASHABLE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.binary() | _ANY_CHARACTER,
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+_VALUES = st.recursive(
+    _HASHABLE | _ARRAYS | st.builds(Path, st.text(st.characters(exclude_characters="\0", codec="utf-8"))),
+    lambda inner: st.lists(inner) | st.sets(_HASHABLE) | st.dictionaries(_HASHABLE, inner) | st.tuples(inner),
+    max_leaves=12,
+)
+
+
+def bits(value):
+    """Give what two equal values have in common, with types and the bits of floats."""
+    kind = type(value).__name__
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return kind, struct.pack("<d", value)
+    if isinstance(value, np.ndarray | np.generic):
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return kind, [(bits(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, set | frozenset):
+        return kind, sorted(map(repr, map(bits, value)))
+    if isinstance(value, list | tuple):
+        return kind, list(map(bits, value))
+    return kind, value
+
+
+@settings(max_examples=150, deadline=None)
+@given(_VALUES)
+def test_a_value_arrives_as_it_was(value):
+    assert bits(decode(encode(value))) == bits(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1 << 63, -(1 << 63), (1 << 63) - 1, 10**5000, -(10**5000), True, 1, 1.0, -0.0, 5e-324, 1e308),
+        *(math.inf, -math.inf, math.nan, struct.unpack("<d", b"\1\2\3\4\5\6\xff\x7f")[0]),
+        *("", "ä\0\n\u2028", "\ud83d\ude00", "\udcff", b"", b"\x80\x04.", (), [()], {}, {(1, "a"): {2}}),
+        *(np.float32(1.5), np.int64(-3), np.bool_(True), np.datetime64("2026-01-02", "ns")),
+        *(np.zeros((0, 7), np.int8), np.array("x", "U3"), np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+        *(Path("/a/b"), Path("/a/\udcff"), {"tuple": [1]}, [{"bytes": 5}]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_at_an_edge_arrives_as_it_was(value):
+    arrived = decode(encode(value))
+    assert bits(arrived) == bits(value)
+    assert type(arrived) is type(value)
+
+
+def test_an_array_that_arrived_can_be_written_to_and_is_aligned():
+    first, second = decode(encode((b"x", np.arange(3.0))))
+    second[0] = 5
+    assert first == b"x"
+    assert second.flags.aligned
+    assert second.flags.owndata
+
+
+def test_arrays_of_bfloat16_travel():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([1.5, -2.0], ml_dtypes.bfloat16)
+    arrived = decode(encode(array))
+    assert arrived.dtype == array.dtype
+    assert arrived.tobytes() == array.tobytes()
+
+
+MANIFEST = Manifest(
+    step=3, samples=12, data_size=40, seconds=1.5, workers=2, config={"seed": 1, "layers": [1, 2]},
+    versions={"torch": "2"}, waiting=EarlyStoppingState(metric="loss:min"),
+    data={"train_data": Fingerprint(size=2, samples={"x": ["a", None]})},
+)  # fmt: skip
+
+
+def test_objects_of_classes_that_travel_arrive_equal():
+    found = Checkpoint(Path("/run/step-3"), MANIFEST)
+    point = ResumePoint("x", source=found, manifest=MANIFEST, values={found.path: None, Path("b"): 1.0})
+    arrived = decode(encode(point))
+    assert arrived == point
+    assert arrived.source == found  # which no comparison of points looks at
+
+
+def test_an_error_of_a_subclass_arrives_as_the_nearest_error_of_hvdtrain():
+    class OwnError(DataError):
+        """A task's own."""
+
+    arrived = decode(encode([OwnError("a: wrong", "Do b.", everywhere=True)]))[0]
+    assert type(arrived) is DataError
+    assert vars(arrived) == {"problem": "a: wrong", "remedy": "Do b.", "everywhere": True}
+
+
+class Own:
+    """No class that travels."""
+
+
+@dataclass
+class Unmarked:
+    """Neither is a data class that nobody marked, though it may have the name of one that is."""
+
+    value: int
+
+
+Point = namedtuple("Point", "x y")
+Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (Own(), "an object is a test_wire.Own"),
+        ({"a": [1, (Own(),)]}, "item 0 of item 1 of 'a' is a test_wire.Own"),
+        ({Own(): 1}, "a key is a "),
+        (Unmarked(1), "is a test_wire.Unmarked"),
+        (Impostor(), "is a test_wire.Checkpoint"),
+        (Point(1, 2), "is a test_wire.Point"),
+        (defaultdict(list), "is a collections.defaultdict"),
+        (PurePosixPath("a"), "is a pathlib.PurePosixPath"),
+        (Own, "is a builtins.type"),
+        (len, "is a builtins.builtin_function_or_method"),
+        (ValueError("x"), "is a builtins.ValueError"),
+        (np.array([Own()]), "has the dtype object"),
+        (np.zeros(2, [("a", "i4")]), "has the dtype"),
+        (np.ma.masked_array([1], [True]), "MaskedArray"),
+    ],
+    ids=lambda value: f"{value}"[:40],
+)
+def test_what_does_not_travel_is_named(value, found):
+    with pytest.raises(ExchangeError, match="what this worker tells the others cannot travel") as caught:
+        encode(value)
+    assert found in caught.value.problem
+    assert "lists, tuples, sets and dicts" in caught.value.remedy
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_what_is_nested_too_deep_or_in_itself_is_refused_by_the_sender():
+    assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
+    endless = []
+    endless.append(endless)
+    for value in (nested(MAX_DEPTH + 1), endless):
+        with pytest.raises(ExchangeError, match="deeper than"):
+            encode(value)
+
+
+def test_a_text_that_is_too_long_is_refused_by_the_sender(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_TEXT_BYTES", 100)
+    with pytest.raises(ExchangeError, match="takes 102 bytes, of 100"):
+        encode("x" * 100)
+    assert decode(encode(b"x" * 1000)) == b"x" * 1000
+
+
+def test_two_classes_of_one_name_do_not_travel():
+    with pytest.raises(ValueError, match="two classes that travel are called Checkpoint"):
+        wire.travels(Impostor)
+
+
+def message(text, rest=b""):
+    """Give a message as another program may send it."""
+    data = text if isinstance(text, bytes) else json.dumps(text).encode()
+    return struct.pack("<4sQ", b"hvd1", len(data)) + data + rest
+
+
+class Executed:
+    """Pickled, it would make a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+HOSTILE = {
+    "nothing": b"",
+    "a pickle": pickle.dumps(Executed()),
+    "a pickle as text": message(pickle.dumps(Executed())),
+    "a long text": struct.pack("<4sQ", b"hvd1", 1 << 60) + b"{}",
+    "no JSON": message(b"[1,"),
+    "no ASCII": message('"ä"'.encode()),
+    "a level too many": message(b"[" * 100_000 + b"]" * 100_000),
+    "some levels too many": message(b"[" * 500 + b"]" * 500),
+    "tags too deep": message(b'{"tuple":[' * 300 + b"]}" * 300),
+    "no number": message(b"NaN"),
+    "many digits": message(b"1" * 1_000_000),
+    "no tag": message({}),
+    "two tags": message({"tuple": [], "set": []}),
+    "an unknown tag": message({"pickle": 3}, b"abc"),
+    "bytes that lack": message({"bytes": 10}, b"abc"),
+    "huge bytes": message({"bytes": 1 << 62}),
+    "negative bytes": message({"bytes": -1}, b"abc"),
+    "bytes as a truth": message({"bytes": True}, b"a"),
+    "bytes too many": message(1, b"abc"),
+    "no UTF-8": message({"text": 1}, b"\xff"),
+    "objects": message({"array": ["O", [1], 8]}, b"12345678"),
+    "a structure": message({"array": ["i4,i4", [1], 8]}, b"12345678"),
+    "an array of arrays": message({"array": ["(1000000,)f8", [1], 8]}, b"12345678"),
+    "a huge array": message({"array": ["<f8", [1 << 40], 1 << 43]}),
+    "a shape that overflows": message({"array": ["<f8", [0, 10**30], 0]}),
+    "too many axes": message({"array": ["<f8", [1] * 1000, 8]}, b"12345678"),
+    "a negative shape": message({"array": ["<f8", [-1, -1], 8]}, b"12345678"),
+    "a shape that differs": message({"array": ["<f8", [2], 8]}, b"12345678"),
+    "a set of lists": message({"set": [[1]]}),
+    "a key that is a list": message({"dict": [[[1], 2]]}),
+    "a dict of no pairs": message({"dict": [[1]]}),
+    "a dict of texts": message({"dict": ["ab"]}),
+    "an unknown class": message({"object": ["Popen", [["args", "true"]]]}),
+    "a class of Python": message({"object": ["subprocess.Popen", [["args", "true"]]]}),
+    "a field too many": message({"object": ["Checkpoint", [["path", 1], ["manifest", 2], ["own", 3]]]}),
+    "fields of other types": message({"object": ["Fingerprint", [["size", {"tuple": []}]]]}),
+    "an error that is none": message({"error": ["signal", "a", "b", False]}),
+    "an error that is no error of hvdtrain": message({"error": ["Stopped", "a", "b", False]}),
+    "an error without texts": message({"error": ["DataError", 1, None, False]}),
+    "a path that is a number": message({"path": 3}),
+    "a float that is short": message({"float": "00"}),
+    "an integer that is no text": message({"int": 3}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_other_bytes_are_refused_at_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = time.monotonic()
+    with pytest.raises(ExchangeError, match="rank 1 sent what no worker of this version sends: ") as caught:
+        decode(HOSTILE[name], "rank 1")
+    assert time.monotonic() - begun < 2
+    assert len(caught.value.problem) < 300
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_damaged_message_is_refused_or_gives_a_value(data):
+    whole = bytearray(encode([CheckpointError("x"), (1.5, "a"), {"k": np.arange(4)}, b"abc", MANIFEST]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(whole)))
+    for damaged in (bytes(whole), bytes(whole[:cut])):
+        try:
+            decode(damaged)
+        except HvdtrainError as error:
+            assert type(error) is ExchangeError  # noqa: PT017 - any value is as good
