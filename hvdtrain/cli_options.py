@@ -8,13 +8,22 @@ import click
 
 from hvdtrain.config import Config
 from hvdtrain.field_names import advice_for, meant_field, value_hint
+from hvdtrain.host.output import make_output_tolerant
 from hvdtrain.paths import expand_path
 
 NULL = object()  # what an option given as null has; one that is not given has None
 
 
 class JobCommand(click.Command):
-    """A command whose options are config fields: it says which field an unknown option may stand for."""
+    """A command whose options are config fields: it says which field an unknown option may stand for.
+
+    Its job does not end because its output cannot be written.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        make_output_tolerant()
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments.

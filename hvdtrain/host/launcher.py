@@ -9,6 +9,8 @@ from typing import IO
 import psutil
 from rich.console import Console
 
+from hvdtrain.host.output import tolerant
+
 # the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun", "pt_elastic"}  # the last is torchrun
@@ -35,7 +37,7 @@ def workers_on_this_host(environ: Mapping[str, str]) -> int:
 
 
 def open_console() -> Console:
-    """Open the console on which rank 0 shows the run.
+    """Open the console on which rank 0 shows the run; what cannot be written to it does not end the job.
 
     Launchers split the output of workers into lines and tag them, which breaks a progress bar, and Open MPI
     gives workers pseudo-terminals that are not displayed. If the launcher's own output is a terminal of this
@@ -43,26 +45,16 @@ def open_console() -> Console:
     which are not wrapped.
     """
     if launched_rank() is None:
-        console = _Console()
+        console = Console(file=tolerant(sys.stdout))
         return console if console.is_terminal or console.is_jupyter else _plain_console()
     terminal = _launcher_terminal()
     if terminal is not None:
-        return _Console(file=terminal, force_terminal=True)
+        return Console(file=tolerant(terminal, "the terminal"), force_terminal=True)
     return _plain_console()
 
 
 def _plain_console() -> Console:
-    return _Console(file=sys.stdout, force_terminal=False, width=160, soft_wrap=True)
-
-
-class _Console(Console):
-    """A console that goes quiet if the reader of its output is gone: that must not end the job."""
-
-    def on_broken_pipe(self) -> None:
-        """Write to nowhere from now on, where rich would end the process."""
-        self.quiet = True
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return Console(file=tolerant(sys.stdout), force_terminal=False, width=160, soft_wrap=True)
 
 
 def _launcher_terminal() -> IO[str] | None:

@@ -76,7 +76,7 @@ def end_at_once(error: PeerLostError, on_host_lost: Callable[[str], None]) -> No
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
     else:
         _say(error, output_rank(), debug=False)
-    sys.stdout.flush()
+    _flush()
     os._exit(error.exit_code)
 
 
@@ -110,8 +110,7 @@ def end_worker(error: BaseException, debug: bool) -> None:
         time.sleep(_SPEAK_AFTER_SECONDS)
     if not (rank and getattr(error, "everywhere", False)):
         _say(error, rank, debug)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(getattr(error, "exit_code", 1))
 
 
@@ -137,4 +136,11 @@ def _write(problem: str, remedy: str) -> None:
 
 def _show(text: str) -> None:
     """Write to standard error; without control sequences for colours, if it is not a terminal."""
-    click.echo(text, err=True, nl=False)
+    with suppress(OSError):
+        click.echo(text, err=True, nl=False)
+
+
+def _flush() -> None:
+    for file in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, or a reader that is gone
+            file.flush()

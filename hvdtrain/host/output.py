@@ -1,0 +1,79 @@
+"""Standard output and standard error that a job outlives: on a full disk, or when their reader goes away."""
+
+import os
+import sys
+from contextlib import suppress
+from typing import IO, Any, cast
+
+
+class TolerantFile:
+    """A text file whose errors do not end the job: text that cannot be written is dropped.
+
+    Characters that the file's encoding lacks are written as question marks.
+
+    Args:
+        file: the file to write to; everything but writing is passed on to it.
+        name: what the file is called in the note about the first error.
+    """
+
+    def __init__(self, file: IO[str], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._is_noted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write text, if that is possible."""
+        try:
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError:
+                encoding = getattr(self._file, "encoding", None) or "ascii"
+                self._file.write(text.encode(encoding, "replace").decode(encoding))
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
+            self._note(error)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write lines, if that is possible."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write what is buffered, if that is possible."""
+        try:
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            self._note(error)
+
+    def _note(self, error: OSError | ValueError) -> None:
+        """Say once that text is lost. If a reader went away, all later output goes nowhere."""
+        if isinstance(error, BrokenPipeError):
+            with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._file.fileno())
+        if self._is_noted:
+            return
+        self._is_noted = True
+        reason = getattr(error, "strerror", None) or error
+        if self._name != "standard error":
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(
+                    f"note: cannot write to {self._name}: {reason}; the job continues, and its files have "
+                    "what is not shown\n"
+                )
+                sys.stderr.flush()
+
+
+def tolerant(file: IO[str], name: str = "standard output") -> IO[str]:
+    """Return a file that drops what cannot be written to another one."""
+    return file if isinstance(file, TolerantFile) else cast(IO[str], TolerantFile(file, name))
+
+
+def make_output_tolerant() -> None:
+    """Let neither standard output nor standard error end this process."""
+    if sys.stdout is not None:
+        sys.stdout = tolerant(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = tolerant(sys.stderr, "standard error")

@@ -1,0 +1,90 @@
+"""Output that a job outlives, and the end of a process that has threads left."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+
+from hvdtrain.host.output import TolerantFile, tolerant
+
+
+def python(code: str, **options: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False, **options
+    )
+
+
+TOLERANT = "from hvdtrain.host.output import make_output_tolerant\nmake_output_tolerant()\n"
+
+
+def test_a_full_disk_does_not_end_a_process_and_is_said_once():
+    with open("/dev/full", "w") as full:
+        done = python(TOLERANT + "for _ in range(3): print('x' * 9000)", stdout=full)
+    assert done.returncode == 0
+    said = done.stderr.decode()
+    assert said.count("note: cannot write to standard output: No space left on device") == 1
+    assert "Traceback" not in said
+
+
+def test_neither_of_both_outputs_ends_a_process():
+    with open("/dev/full", "w") as full:
+        code = TOLERANT + "import sys\nprint('x', flush=True)\nprint('y', file=sys.stderr, flush=True)"
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_characters_that_an_encoding_lacks_become_question_marks():
+    done = python(
+        TOLERANT + "print('caf\\xe9 \\u2588')",
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stdout) == (0, b"caf? ?\n")
+
+
+def test_a_file_that_is_closed_takes_no_more_text(capsys):
+    inner = io.StringIO()
+    file = tolerant(inner, "the log")
+    assert file.write("seen") == 4
+    assert inner.getvalue() == "seen"
+    inner.close()
+    file.writelines(["lost"])
+    file.flush()
+    assert capsys.readouterr().err.count("cannot write to the log") == 1
+
+
+def test_a_tolerant_file_is_not_wrapped_again():
+    file = tolerant(io.StringIO())
+    assert tolerant(file) is file
+    assert isinstance(file, TolerantFile)
+
+
+ENDS = """
+import atexit, sys, threading, time
+from hvdtrain.host.process_end import limit_wait_for_threads
+atexit.register(lambda: print("handler"))
+threading.Thread(target=time.sleep, args=({seconds},), name="left behind").start()
+{more}
+print("done")
+limit_wait_for_threads({limit})
+"""
+
+
+def test_a_thread_that_is_left_keeps_a_process_for_seconds_only():
+    since = time.monotonic()
+    done = python(ENDS.format(seconds=50, limit=0.5, more=""), stdout=subprocess.PIPE)
+    assert time.monotonic() - since < 20
+    assert (done.returncode, done.stdout.split()) == (0, [b"done", b"handler"])
+    assert b"still running: left behind." in done.stderr
+
+
+def test_a_thread_that_ends_in_time_is_waited_for():
+    done = python(ENDS.format(seconds=0.3, limit=30, more=""), stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"done", b"handler"], b"")
+
+
+def test_idle_threads_of_a_pool_need_no_limit():
+    pool = "import concurrent.futures as f\nf.ThreadPoolExecutor(2).submit(print, 'pool').result()"
+    done = python(ENDS.format(seconds=0, limit=30, more=pool), stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"pool", b"done", b"handler"], b"")
