@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.errors import NOT_THE_TASKS, TaskError
 from hvdtrain.task import where_raised
 
 if TYPE_CHECKING:
@@ -163,9 +163,9 @@ def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]
     if callable(own):
         try:
             own = own()
-        except HvdtrainError:
+        except NOT_THE_TASKS:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise TaskError(f"callbacks() of task {spec} failed: {where_raised(error)}") from error
     callbacks = [*_as_list(own, f"callbacks of task {spec}"), *_as_list(given, "callbacks")]
     for callback in callbacks:

@@ -149,3 +149,10 @@ class Interrupted(BaseException):
         super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+
+# What ends a job and is nobody's error. Every other BaseException that is no Exception comes from the
+# task's code, such as the SystemExit of sys.exit(), whose exit code would be that of complete training.
+ENDINGS = (Stopped, Interrupted, KeyboardInterrupt, GeneratorExit)
+# what a handler of errors in the task's code lets through
+NOT_THE_TASKS = (HvdtrainError, *ENDINGS)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import click
 from numpy.typing import NDArray
 
-from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
 from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
 from hvdtrain.paths import expand_task
 
@@ -155,9 +155,9 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     _check_options(task_class, spec, options)
     try:
         task = task_class(**options)
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error
     for name in ("train_data", "eval_data"):
         if not callable(getattr(task, name, None)):
@@ -360,7 +360,9 @@ def _import_module(name: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except ENDINGS:
+        raise
+    except BaseException as error:
         raise TaskError(f"task module {name} cannot be imported: {where_raised(error)}") from error
 
 
@@ -377,7 +379,9 @@ def _import_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except ENDINGS:
+        raise
+    except BaseException as error:
         raise TaskError(f"task file {path} cannot be imported: {where_raised(error)}") from error
     return module
 

@@ -44,7 +44,7 @@ class RemoteError:
     everywhere: bool = False
 
     @classmethod
-    def from_exception(cls, error: Exception) -> "RemoteError":
+    def from_exception(cls, error: BaseException) -> "RemoteError":
         """Return an exception in this form; to be called where it is caught."""
         if isinstance(error, HvdtrainError):
             return cls(type(error), error.problem, error.remedy, error.everywhere)
@@ -77,7 +77,7 @@ def _serve(connection: socket.socket, payload_number: int, skip: bool) -> None:
     """Load the data sets and fetch samples until the worker closes the connection."""
     try:
         datasets = load_payload(payload_number)
-    except Exception as error:
+    except BaseException as error:
         send(connection, RemoteError.from_exception(error))
         return
     send(connection, None)
@@ -90,7 +90,7 @@ def _fetch(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
     """Return the samples, or the exception that was raised instead."""
     try:
         return LocalFetch(dataset, skip)(indices, keys)
-    except Exception as error:
+    except BaseException as error:
         return RemoteError.from_exception(error)
 
 

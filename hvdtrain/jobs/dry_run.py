@@ -15,7 +15,7 @@ from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.session import Session
@@ -119,9 +119,9 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
 def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
     try:
         return read()
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(f"the first batch of the {what} cannot be read: {where_raised(error)}") from error
 
 

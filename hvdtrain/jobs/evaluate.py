@@ -14,7 +14,7 @@ from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError, WorkerFailure
+from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, UsageError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.batch_limits import check_eval_batch
@@ -170,9 +170,9 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     try:
         with readers_for(job.config, None, data) as session.readers:
             metrics = run_evaluation(session, session.plan())
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
     sizes = {name: len(dataset) for name, dataset in sets_of(data).items()}

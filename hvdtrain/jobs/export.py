@@ -19,7 +19,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
+from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
 from hvdtrain.jobs import checkpoint_config
@@ -169,11 +169,11 @@ def _write(
 ) -> Exported:
     try:
         return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batches)
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
-    except Exception as error:
+    except BaseException as error:
         message = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
         raise TaskError(
             f"the model of task {job.config.task} cannot be exported as {format_name}: "

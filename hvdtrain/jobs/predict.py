@@ -16,7 +16,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import EnvironmentFault, HvdtrainError, TaskError, UsageError, WorkerFailure
+from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, UsageError, WorkerFailure
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
@@ -132,9 +132,9 @@ def _predict(
             for part in _parts(session, job, done):
                 _write(backend, file, part, done)
             run_on_rank_zero(backend.workers, lambda: _finish(file, done))
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise WorkerFailure(f"prediction failed: {where_raised(error)}") from error
     return done
 

@@ -16,7 +16,7 @@ from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.eval_sets import metric_prefixes
-from hvdtrain.errors import ConfigError, DataError, HvdtrainError, TaskError, UsageError
+from hvdtrain.errors import NOT_THE_TASKS, ConfigError, DataError, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.horovod_build import installed_build, require_horovod
 from hvdtrain.host import environment
@@ -243,9 +243,9 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
         return open_sets(source, getattr(task, "collate", None), config, method)
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
@@ -389,9 +389,9 @@ def build(config: Config, task: Any, backend: Backend) -> ModelInfo:
     seed_generators(config.seed, "model")
     try:
         return backend.build(task, config)
-    except HvdtrainError:
+    except NOT_THE_TASKS:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
 
 

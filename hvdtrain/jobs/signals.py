@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.errors import Interrupted, WorkerFailure
+from hvdtrain.errors import ENDINGS, Interrupted, WorkerFailure
 from hvdtrain.task import where_raised
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,10 +88,10 @@ def interruptible() -> Iterator[Signals]:
     SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
     SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
     but kills its workers soon after a SIGTERM. A SystemExit of the task's code becomes an error: its exit
-    code would be 0 as after complete training.
+    code would be 0 as after complete training. So does any other of its exceptions that is no Exception.
 
     Raises:
-        WorkerFailure: If the task's code calls ``sys.exit()``.
+        WorkerFailure: If the task's code calls ``sys.exit()``, or raises such an exception.
     """
     seen = Signals()
     previous = {}
@@ -99,8 +99,11 @@ def interruptible() -> Iterator[Signals]:
         previous = {number: signal.signal(number, seen.handle) for number in HANDLED}
     try:
         yield seen
-    except SystemExit as error:
-        raise WorkerFailure(f"the task's code called sys.exit(): {where_raised(error)}") from error
+    except (Exception, *ENDINGS):
+        raise
+    except BaseException as error:
+        what = "called sys.exit()" if isinstance(error, SystemExit) else "raised an exception"
+        raise WorkerFailure(f"the task's code {what}: {where_raised(error)}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

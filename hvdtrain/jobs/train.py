@@ -20,6 +20,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
+    ENDINGS,
     HvdtrainError,
     Interrupted,
     NonFiniteParameterError,
@@ -251,7 +252,9 @@ def _train_session(
     except HvdtrainError as error:
         problem = error.problem
         raise
-    except (Exception, SystemExit) as error:
+    except ENDINGS:
+        raise
+    except BaseException as error:
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
-from hvdtrain.errors import HvdtrainError, PeerLostError, WorkerFailure
+from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.task import where_raised
 
@@ -86,11 +86,11 @@ class Dispatcher:
         try:
             with peer_errors():
                 method(*args)
-        except PeerLostError:
+        except (PeerLostError, *ENDINGS):
             raise
-        except Exception as error:
+        except BaseException as error:
             problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
-            if getattr(callback, "errors_end_job", True):
+            if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
                 raise WorkerFailure(problem) from error
             self._note(f"{problem}; {_consequence(hook)}")
             return False

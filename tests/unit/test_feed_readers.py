@@ -66,6 +66,8 @@ class Ill:
             os._exit(7)
         if index == 5:
             threading.Event().wait()
+        if index == 6:
+            sys.exit(0)
         return {"inputs": np.float32(index)}
 
 
@@ -156,6 +158,11 @@ def test_an_exception_is_raised_in_the_worker_with_its_place():
     line = Ill.__getitem__.__code__.co_firstlineno + 2
     assert caught.value.where == f"{__file__}, line {line}: ValueError: no sample 1 (sample 1)"
     assert caught.value.traceback_text.count("Traceback") == 1
+
+
+def test_a_data_set_that_leaves_a_reader_is_an_exception_of_the_task():
+    with Readers({"data": Ill()}, 1) as readers, pytest.raises(RaisedInReader, match=r"SystemExit: 0$"):
+        readers.fetch_from("data")(np.asarray([6]), None)
 
 
 def test_a_bad_sample_is_the_error_that_it_was():

@@ -7,6 +7,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.numpy_backend import NumpyDigits
 
@@ -57,6 +58,60 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
     newest = newest_verified(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert newest.name == "step-00000010"
+
+
+class _Own(BaseException):
+    """An exception of a task that is no Exception."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])
+@pytest.mark.parametrize("method", ["__init__", "train_data", "numpy_model", "callbacks"])
+def test_a_task_that_leaves_before_training_is_a_mistake_in_the_task(train, method, raised):
+    def leave(self):
+        raise raised
+
+    with pytest.raises(TaskError, match=rf"test_job_ends.py, line \d+: {type(raised).__name__}: "):
+        train(type("Leaving", (NumpyDigits,), {method: leave}), steps=2)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])
+@pytest.mark.parametrize("hook", ["on_start", "on_step", "on_window", "on_evaluation", "on_end"])
+def test_a_callback_that_leaves_ends_the_job_even_if_its_errors_do_not(train, hook, raised):
+    def leave(*_):
+        raise raised
+
+    callback = SimpleNamespace(**{hook: leave}, errors_end_job=False)
+    with pytest.raises(WorkerFailure, match=rf"failed in {hook}: .*{type(raised).__name__}: "):
+        train(callbacks=[callback], steps=2, log_every=1)
+
+
+def test_an_exception_that_is_none_is_in_the_summary(train, tmp_path):
+    class Leaving(NumpyDigits):
+        def describe(self):
+            raise _Own("mine")
+
+    with pytest.raises(WorkerFailure, match="_Own: mine"):
+        train(Leaving, steps=2)
+    assert "_Own: mine" in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])
+def test_data_that_leave_end_the_job_with_a_message(train, raised):
+    class Data:
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            if index == 50:
+                raise raised
+            return {"inputs": np.zeros(64, np.float32), "targets": np.int64(0)}
+
+    class Leaving(NumpyDigits):
+        def train_data(self):
+            return Data()
+
+    with pytest.raises((WorkerFailure, TaskError), match=type(raised).__name__):
+        train(Leaving, steps=20, batch_size=10)
 
 
 def test_a_task_that_exits_has_not_completed(train, tmp_path):

@@ -143,6 +143,7 @@ def test_a_place_that_is_not_there_is_named(folder, spec, said):
     [
         ("x = 1\nclass Good\n", 2, "expected ':'"),
         ("x = 1\n\nraise RuntimeError('broken')\n", 3, "RuntimeError: broken"),
+        ("import sys\nsys.exit(0)\n", 2, "SystemExit: 0"),
         ("import no_such_thing\n", 1, "ModuleNotFoundError: No module named 'no_such_thing'"),
     ],
 )
