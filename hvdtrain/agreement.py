@@ -1,15 +1,19 @@
 """The workers of a job, and their agreement on what they are about to do."""
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Any, Protocol, TypeVar, cast
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.errors import AgreementError, HvdtrainError
 
 T = TypeVar("T")
 
 _LINES = 8
+_ANSWER_SECONDS = 2.0  # far below every limit on the duration of a collective
 
 SAME_COMMAND = "Give every worker the same command, files and installation."
 
@@ -87,20 +91,79 @@ def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
     return f"{name}: " + ", ".join(parts)
 
 
-def run_on_rank_zero(workers: Workers, work: Callable[[], T]) -> T:
+def run_on_rank_zero(workers: Workers, work: Callable[[], T], doing: str = "") -> T:
     """Collective. Do something on rank 0 only; return its result, of types that travel, on every worker.
+
+    Args:
+        workers: the workers.
+        work: what rank 0 does, in the calling thread.
+        doing: what it is, such as "reading the checkpoint", if it may take longer than a collective may.
 
     Raises:
         HvdtrainError: on every worker alike, if rank 0 raises it.
     """
     outcome: T | HvdtrainError | None = None
-    if workers.rank == 0:
-        try:
-            outcome = work()
-        except HvdtrainError as error:
-            outcome = error
+    with waiting_for_rank_zero(workers, doing) if doing else nullcontext():
+        if workers.rank == 0:
+            try:
+                outcome = work()
+            except HvdtrainError as error:
+                outcome = error
     outcome = workers.broadcast_object(outcome)
     if isinstance(outcome, HvdtrainError):
         outcome.everywhere = True
         raise outcome
     return cast(T, outcome)
+
+
+@contextmanager
+def waiting_for_rank_zero(workers: Workers, doing: str) -> Iterator[None]:
+    """Collective. Return a context in which rank 0 may work for long; the other workers wait at its end.
+
+    They wait in one short collective after the other, in which a thread of rank 0 takes part, so that no
+    limit on the duration of a collective ends a job whose rank 0 is busy. On other ranks than 0 the body
+    must do nothing that takes long, and nowhere may it be collective.
+
+    Args:
+        workers: the workers.
+        doing: what rank 0 does, in words that follow "rank 0 is".
+
+    Raises:
+        PeerLostError: If another worker went away meanwhile.
+    """
+    with ACTIVITY.during(doing if workers.rank == 0 else f"waiting for rank 0, which is {doing}"):
+        if workers.size == 1:
+            yield
+        elif workers.rank == 0:
+            with _answering(workers):
+                yield
+        else:
+            yield
+            while not workers.broadcast_object(None):
+                pass
+
+
+@contextmanager
+def _answering(workers: Workers) -> Iterator[None]:
+    """Return a context in which a thread of rank 0 tells the others every few seconds that it is not over."""
+    is_over, failures = threading.Event(), list[Exception]()
+
+    def answer() -> None:
+        try:
+            while not workers.broadcast_object(is_over.wait(_ANSWER_SECONDS)):
+                pass
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True, name="answer the other workers")
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        is_over.set()
+        thread.join(_ANSWER_SECONDS)  # another worker may never answer
+        raise
+    is_over.set()
+    thread.join()
+    if failures:
+        raise failures[0]

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import Backend, PendingState, PortableState
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
@@ -16,6 +17,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
 
 _REPORTED_WAIT_SECONDS = 0.1
+_WRITING = "writing the checkpoint before"
 
 
 class _NotFiniteError(Exception):
@@ -58,6 +60,8 @@ class NoSaver:
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Take part in gathering the state."""
+        with waiting_for_rank_zero(backend.workers, _WRITING):
+            pass
         backend.gather_state()
 
     def poll(self) -> bool:
@@ -116,7 +120,8 @@ class BackgroundSaver(NoSaver):
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device and write it in the background."""
-        self._wait(f"step {manifest.step:,}")
+        with waiting_for_rank_zero(backend.workers, _WRITING):
+            self._wait(f"step {manifest.step:,}")
         pending = backend.gather_state()
         assert pending is not None  # this is rank 0
         self._step = manifest.step

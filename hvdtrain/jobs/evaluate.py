@@ -218,7 +218,7 @@ def load_verified(
         states.append(state)
         return found, is_ema, notes
 
-    found, is_ema, notes = run_on_rank_zero(backend.workers, read)
+    found, is_ema, notes = run_on_rank_zero(backend.workers, read, doing="reading the checkpoint")
     load_weights(found, backend, states.pop() if states else None)
     return found, is_ema, notes
 

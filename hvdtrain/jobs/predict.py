@@ -131,7 +131,7 @@ def _predict(
         with _opened(backend, output, len(data)) as file, backend.ema_weights():
             for part in _parts(session, job, done):
                 _write(backend, file, part, done)
-            run_on_rank_zero(backend.workers, lambda: _finish(file, done))
+            run_on_rank_zero(backend.workers, lambda: _finish(file, done), doing="writing the predictions")
     except NOT_THE_TASKS:
         raise
     except BaseException as error:

@@ -86,7 +86,11 @@ def restore(
     """
     workers = backend.workers
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
-    point = run_on_rank_zero(workers, lambda: _find(config, backend, data_size, compare_data, states.append))
+    point = run_on_rank_zero(
+        workers,
+        lambda: _find(config, backend, data_size, compare_data, states.append),
+        doing="reading the checkpoint" if config.resume or config.init else "",
+    )
     state = states.pop() if states else None
     if point.source is None:
         backend.broadcast_state(0)

@@ -3,13 +3,14 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.callbacks import RunContext, find_callbacks
@@ -233,13 +234,15 @@ def _train_session(
         signals: what signals asked of this worker.
     """
     status, problem, in_order = "failed", None, False
+    workers = session.backend.workers
     try:
         session.report.say(describe())
         for note in notes:
             session.report.note(note)
         with signals.signals_take_precedence():
             run(session, _polling(session, signals))
-            session.saver.finish()
+            with waiting_for_rank_zero(workers, "writing the last checkpoint"):
+                session.saver.finish()
         status, problem = _status(session, signals)
         in_order = True
     except Interrupted as interruption:
@@ -258,10 +261,11 @@ def _train_session(
         problem = f"training failed {_where_it_stood(session)}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
-        workers = session.backend.workers
         problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])
-        summary = _summarise(session, status, problem, verified=in_order)
-        session.report.on_end(summary)
+        reading = waiting_for_rank_zero(workers, "reading the last checkpoint") if in_order else nullcontext()
+        with reading:
+            summary = _summarise(session, status, problem, verified=in_order)
+            session.report.on_end(summary)
     return _end_together(session, summary)
 
 

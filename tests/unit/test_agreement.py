@@ -1,10 +1,14 @@
 """Agreement before training: everyone goes on, or everyone raises the same."""
 
+import threading
+import time
+
 import pytest
 from support.fakes import on_every_rank
 
-from hvdtrain.agreement import assert_consistent, run_on_rank_zero
-from hvdtrain.errors import AgreementError, CheckpointError
+from hvdtrain import agreement
+from hvdtrain.agreement import assert_consistent, run_on_rank_zero, waiting_for_rank_zero
+from hvdtrain.errors import AgreementError, CheckpointError, PeerLostError
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 
@@ -100,3 +104,69 @@ def test_what_rank_0_raises_is_raised_by_all_so_that_one_can_speak(size):
     outcomes = on_every_rank(["here"] * size, lambda workers: run_on_rank_zero(workers, fail))
     assert [type(outcome) for outcome in outcomes] == [CheckpointError] * size
     assert {(o.problem, o.remedy, o.everywhere) for o in outcomes} == {("a: damaged", "Take b.", True)}
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Rank 0 answers every few milliseconds while it works."""
+    monkeypatch.setattr(agreement, "_ANSWER_SECONDS", 0.01)
+
+
+class Counting:
+    """Workers that count their collectives and can lose a peer."""
+
+    def __init__(self, workers, counts, lost_after=None) -> None:
+        self._workers, self._counts, self._lost_after = workers, counts, lost_after
+
+    def __getattr__(self, name):
+        return getattr(self._workers, name)
+
+    def broadcast_object(self, value):
+        self._counts[self.rank] += 1
+        if self._lost_after is not None and self._counts[self.rank] > self._lost_after:
+            raise PeerLostError("gone")
+        return self._workers.broadcast_object(value)
+
+
+@pytest.mark.usefixtures("soon")
+def test_while_rank_0_works_for_long_the_others_wait_in_short_collectives():
+    counts, threads = [0, 0, 0, 0], []
+
+    def work():
+        threads.append(threading.current_thread())
+        time.sleep(0.3)
+        return "done"
+
+    def run(workers):
+        threads.append(threading.current_thread()) if workers.rank == 0 else None
+        return run_on_rank_zero(Counting(workers, counts), work, "reading the checkpoint")
+
+    assert on_every_rank(HOSTS, run) == ["done"] * 4
+    assert len(set(counts)) == 1
+    assert counts[0] > 5
+    assert threads[0] is threads[1]  # a task's objects may be bound to their thread
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_rank_0_raises_after_long_work_is_raised_by_all(size):
+    def fail():
+        time.sleep(0.05)
+        raise CheckpointError("a: damaged")
+
+    outcomes = on_every_rank(["here"] * size, lambda workers: run_on_rank_zero(workers, fail, "reading"))
+    assert [(type(o), o.everywhere) for o in outcomes] == [(CheckpointError, True)] * size
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_that_goes_away_while_rank_0_works_is_an_error_after_the_work():
+    done = []
+
+    def run(workers):
+        with waiting_for_rank_zero(Counting(workers, [0, 0], lost_after=3), "saving"):
+            if workers.rank == 0:
+                time.sleep(0.3)
+                done.append("saved")
+
+    assert [type(outcome) for outcome in on_every_rank(["a", "b"], run)] == [PeerLostError] * 2
+    assert done == ["saved"]

@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from support.fakes import FakeReport
+from support.fakes import FakeReport, one_worker
 from support.states import contents, equal, make_record, make_state, names
 
 from hvdtrain.checkpoints import saver as saving
@@ -21,6 +21,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.value = 0.0
+        self.workers = one_worker()
         self.go_on = threading.Event()
         self.go_on.set()
         self.error: Exception | None = None
