@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hvdtrain.checkpoints.storage import (
     quarantine,
 )
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.regular_files import NotAFileError, regular_size
+from hvdtrain.regular_files import NotAFileError, open_regular
 
 
 def verify(path: Path) -> Checkpoint:
@@ -132,11 +133,12 @@ def _check_file(path: Path, info: FileInfo | None) -> None:
     if info is None:
         raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
     try:
-        size = regular_size(path)
+        file = open_regular(path)
     except NotAFileError as error:
         raise CorruptCheckpoint(str(error)) from None
-    if size != info.bytes:
-        raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
-    with path.open("rb") as file:
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size != info.bytes:
+            raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
         if hashlib.file_digest(file, "sha256").hexdigest() != info.sha256:
             raise CorruptCheckpoint(f"the content of {path.name} has changed")

@@ -13,6 +13,7 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
@@ -24,6 +25,7 @@ from hvdtrain.reporting.report import (
 )
 
 CHECKPOINTS = "checkpoints"
+INDICES = "indices"
 
 
 def open_run(
@@ -60,6 +62,7 @@ def open_run(
         try:
             path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
             path.mkdir(parents=True, exist_ok=True)
+            check_link(path / INDICES, path)
             if resumed_step is None and not (path / LOCK_FILE).exists():
                 _check_is_free(path)  # and leave what is there as it was
             if lock is not None:
@@ -105,6 +108,12 @@ def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
     run_on_rank_zero(workers, acquire)
 
 
+def note_on_links(run_dir: Path) -> str:
+    """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
+    folder = run_dir / CHECKPOINTS
+    return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+
+
 def _check_is_free(path: Path) -> None:
     """Check that a directory holds no run.
 
@@ -139,6 +148,6 @@ def _make_new(config: Config) -> Path:
 
 def _cut_back(path: Path, step: int) -> None:
     """Remove from a run's logs what came after a step, which is going to be repeated."""
-    for log in (path / METRICS_FILE, *sorted((path / "indices").glob("rank-*.jsonl"))):
+    for log in (path / METRICS_FILE, *sorted((path / INDICES).glob("rank-*.jsonl"))):
         if log.exists():
             cut_log(log, step)

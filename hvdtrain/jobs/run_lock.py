@@ -5,16 +5,20 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.regular_files import not_followed
 
 LOCK_FILE = ".lock"
 _HELD = {errno.EACCES, errno.EAGAIN}
 _MAX_BYTES = 4096
+_REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
 
 
 class RunLock:
@@ -41,16 +45,16 @@ class RunLock:
         if self._file is not None:
             return
         path = run_dir / LOCK_FILE
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        file = _open(path)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = _holder(os.read(file, _MAX_BYTES)) if error.errno in _HELD else ""
+            holder = _Holder.of(os.read(file, _MAX_BYTES)) if error.errno in _HELD else _Holder()
             os.close(file)
             if error.errno in _HELD:
                 raise EnvironmentFault(
-                    f"run_dir: {run_dir} is in use by another job{holder}",
-                    "Wait until it has ended or end it, or choose another --run-dir.",
+                    f"run_dir: {run_dir} is in use by another job{holder.describe()}",
+                    "\n".join(filter(None, [_REMEDY, holder.remedy(path)])),
                 ) from None
             self.note = f"{run_dir} is not locked against other jobs: {error.strerror or error}"
             return
@@ -80,10 +84,50 @@ def _own() -> str:
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
 
 
-def _holder(content: bytes) -> str:
-    """Return what a lock file says of the process that holds it, in words; empty if it says nothing."""
+@dataclass(frozen=True)
+class _Holder:
+    """The process that a lock file names; empty if it names none."""
+
+    process: int = 0
+    host: str = ""
+    since: str = ""
+
+    @classmethod
+    def of(cls, content: bytes) -> "_Holder":
+        """Return what a lock file says."""
+        try:
+            found = json.loads(content)
+            return cls(int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return cls()
+
+    def describe(self) -> str:
+        """Return who it is, in words that follow those of the message."""
+        return f": process {self.process} on {self.host} since {self.since}" if self.host else ""
+
+    def remedy(self, path: Path) -> str:
+        """Return what to do if the holder's host, which is another one, is lost.
+
+        A file server keeps the locks of a host that it lost until it learns of it; one on this host ends
+        with its process.
+        """
+        if not self.host or self.host == socket.gethostname():
+            return ""
+        return f"If {self.host} is lost, and the file server still keeps its lock, remove {path}."
+
+
+def _open(path: Path) -> int:
+    """Return the descriptor of a lock file, which is made if need be.
+
+    Raises:
+        OSError: If it cannot be opened, or is not a regular file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        found = json.loads(content)
-        return f": process {int(found['pid'])} on {found['host']!s:.80} since {found['since']!s:.40}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        raise not_followed(path) if error.errno == errno.ELOOP and path.is_symlink() else error from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file

@@ -37,7 +37,7 @@ from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.host_watch import Watching
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, open_run
+from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
@@ -139,7 +139,8 @@ def _train(
         lock=lock,
     )
     with services as (session, found):
-        point = replace(point, notes=(*point.notes, *found, *filter(None, [lock.note])))
+        of_directory = filter(None, [lock.note, note_on_links(session.run_dir)])
+        point = replace(point, notes=(*point.notes, *found, *of_directory))
         watching.on_host_lost = partial(_write_summary_on_host_lost, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         options = notes_on_options(

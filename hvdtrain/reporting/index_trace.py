@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.jsonl import AppendFile, cut_log
 
 
@@ -14,7 +16,7 @@ class IndexTrace:
     A context manager.
 
     Args:
-        path: the file; None for no trace.
+        path: the file, in a folder of the run directory; None for no trace.
         first_step: steps done before; lines of later ones, which are done again, are cut off.
     """
 
@@ -26,11 +28,18 @@ class IndexTrace:
 
     def __enter__(self) -> "IndexTrace":
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists():
-                cut_log(self._path, self._first_step)
-            self._file = AppendFile(self._path)
+            try:
+                self._file = self._open(self._path)
+            except OSError as error:
+                raise EnvironmentFault(f"cannot write the trace of indices: {error}") from None
         return self
+
+    def _open(self, path: Path) -> AppendFile:
+        check_link(path.parent, path.parent.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            cut_log(path, self._first_step)
+        return AppendFile(path)
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

@@ -5,9 +5,14 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.regular_files import not_followed, open_regular
+
+_LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in one line
 
 
 class AppendFile:
@@ -18,8 +23,8 @@ class AppendFile:
 
     Args:
         path: the file; made if need be.
-        follow: whether it can be a symbolic link. In a run directory that came from somebody else, a
-            link may lead to any file of the user.
+        follow: whether it can be a symbolic link, a pipe or a device. In a run directory that came from
+            somebody else, a link may lead to any file of the user, and a pipe may have no reader.
 
     Raises:
         OSError: If it cannot be opened.
@@ -27,13 +32,7 @@ class AppendFile:
 
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if follow else os.O_NOFOLLOW)
-        try:
-            self._descriptor: int | None = os.open(path, flags, 0o666)
-        except OSError as error:
-            if error.errno == errno.ELOOP and path.is_symlink():
-                raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
-            raise
+        self._descriptor: int | None = _open_to_append(path, follow)
         self._size = os.fstat(self._descriptor).st_size
         self._waiting = b""
 
@@ -76,6 +75,29 @@ class AppendFile:
             self._descriptor = None
 
 
+def _open_to_append(path: Path, follow: bool) -> int:
+    """Return the descriptor of a file that is opened to append to it, and made if need be.
+
+    Raises:
+        OSError: If it cannot be opened, or is a link, a pipe or a device and ``follow`` is not set.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if follow:
+        return os.open(path, flags, 0o666)
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise not_followed(path) from None
+        if error.errno == errno.ENXIO:  # a pipe without a reader
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
 def finite(value: Any) -> Any:
     """Return a value, or the values of a mapping, as JSON has them: None for a number that is not finite."""
     if isinstance(value, Mapping):
@@ -98,14 +120,12 @@ def cut_log(path: Path, step: int) -> None:
     Raises:
         OSError: If it cannot be rewritten.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    kept = [line for line in lines if (found := _step_of(line)) is not None and found <= step]
-    if len(kept) == len(lines):
+    if all(_is_kept(line, step) for line in _lines_of(path)):
         return
     if step == 0:
         path.replace(path.with_name(path.name + ".old"))
         return
-    write_whole(path, "".join(kept))
+    _write_parts(path, (line for line in _lines_of(path) if _is_kept(line, step)))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -114,11 +134,16 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: If it cannot be written.
     """
+    _write_parts(path, [text.encode()])
+
+
+def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of these parts whole, or leave what is there as it is."""
     beside = path.with_name(path.name + ".new")
     try:
         beside.unlink(missing_ok=True)  # left by a killed run, or a link to somewhere else
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("xb") as file:
+            file.writelines(parts)
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -135,11 +160,24 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, to_json(values, indent=2) + "\n")
 
 
-def _step_of(line: str) -> int | None:
-    if not line.endswith("\n"):
-        return None
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log.
+
+    Raises:
+        OSError: If it cannot be read, is no regular file, or has a line that none of hvdtrain's can be.
+    """
+    with open_regular(path, follow=False) as file:
+        while line := file.readline(_LONGEST_LINE + 1):
+            if len(line) > _LONGEST_LINE:
+                raise OSError(errno.EINVAL, f"it has a line of more than {_LONGEST_LINE:,} bytes", str(path))
+            yield line
+
+
+def _is_kept(line: bytes, last_step: int) -> bool:
+    if not line.endswith(b"\n"):
+        return False
     try:
-        step = json.loads(line).get("step")
-    except (ValueError, AttributeError):
-        return None
-    return step if isinstance(step, int) else None
+        step = json.loads(line.decode()).get("step")
+    except (ValueError, AttributeError, RecursionError):
+        return False
+    return isinstance(step, int) and step <= last_step

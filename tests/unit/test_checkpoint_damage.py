@@ -349,19 +349,22 @@ def test_where_there_is_none_there_is_none(tmp_path, folder):
     assert verification.newest_verified(tmp_path / folder) is None
 
 
-@pytest.mark.parametrize("method", ["read_bytes", "open", "iterdir"])
+@pytest.mark.parametrize("name", ["trainer.json", "model.safetensors", ""])
 @pytest.mark.parametrize(
     "find", [verification.newest_good, verification.locate], ids=["newest_good", "locate"]
 )
-def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monkeypatch, method, find):
+def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monkeypatch, name, find):
     saved(tmp_path)
     before = contents(tmp_path)
+    open_it = os.open
 
-    def refuse(self, *arguments, **options):
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path, *arguments, **options):
+        if name and Path(path).name != name:
+            return open_it(path, *arguments, **options)
+        raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, method, refuse)
+        patch.setattr(*((os, "open") if name else (Path, "iterdir")), refuse)
         with pytest.raises(
             EnvironmentFault,
             match=rf"^cannot read the checkpoint {tmp_path}.*: Permission denied\nNothing was",

@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -65,7 +67,7 @@ def test_a_link_is_not_followed(tmp_path):
     target = tmp_path / "precious"
     target.write_text("content")
     (tmp_path / LOCK_FILE).symlink_to(target)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(OSError, match="it is a link, which is not followed"):
         RunLock().acquire(tmp_path)
     assert target.read_text() == "content"
 
@@ -87,3 +89,42 @@ def test_a_lock_that_is_held_is_no_lock_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", refuse)
     with pytest.raises(EnvironmentFault, match="is in use by another job"):
         RunLock().acquire(tmp_path)
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / LOCK_FILE)
+    with pytest.raises(OSError, match="it is not a regular file"):
+        RunLock().acquire(tmp_path)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002])
+def test_the_file_is_as_writable_as_the_umask_lets_it_be(tmp_path, mask):
+    """Others of a group resume the run, too."""
+    before = os.umask(mask)
+    try:
+        with RunLock() as lock:
+            lock.acquire(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(
+    ("content", "holder", "more"),
+    [
+        ({"pid": 7, "host": "gone", "since": "2026"}, ": process 7 on gone since 2026", "If gone is lost"),
+        ({"pid": 7, "host": socket.gethostname(), "since": "2026"}, ": process 7 on ", ""),
+        ({"pid": 7}, "", ""),
+    ],
+)
+def test_the_lock_of_another_host_that_is_lost_has_a_remedy(tmp_path, monkeypatch, content, holder, more):
+    def refuse(file, operation):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    (tmp_path / LOCK_FILE).write_text(json.dumps(content))
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(EnvironmentFault, match="is in use by another job") as caught:
+        RunLock().acquire(tmp_path)
+    assert f"in use by another job{holder}" in caught.value.problem
+    assert caught.value.remedy.partition("\n")[2].startswith(more)
+    assert bool(more) == (f"remove {tmp_path / LOCK_FILE}" in caught.value.remedy)

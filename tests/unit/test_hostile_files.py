@@ -1,0 +1,132 @@
+"""Files that a stranger made: neither waited for, nor followed to other files, nor allowed to fill memory."""
+
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.jobs.run_directory import note_on_links
+from hvdtrain.regular_files import check_link, open_regular, read_regular, read_tail
+from hvdtrain.reporting import jsonl
+from hvdtrain.reporting.index_trace import IndexTrace
+from hvdtrain.reporting.jsonl import AppendFile, cut_log
+
+SECONDS = 20
+SPARE_BYTES = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """A limit of time, which ends a wait for a pipe, and of memory."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("it waits for ever")
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + SPARE_BYTES, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def terabyte(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+READERS = {
+    "open": open_regular,
+    "read": lambda path: read_regular(path, 1000),
+    "tail": lambda path: read_tail(path, 1000),
+    "append": lambda path: AppendFile(path).close(),
+    "cut": lambda path: cut_log(path, 5),
+}
+
+
+@pytest.mark.parametrize("make", [pipe, zeros])
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_refused_at_once(tmp_path, make, reader):
+    make(tmp_path / "file")
+    with pytest.raises(OSError, match=r"is not a regular file|it is a link, which is not followed"):
+        READERS[reader](tmp_path / "file")
+
+
+@pytest.mark.parametrize("reader", ["read", "cut"])
+def test_a_file_of_a_terabyte_is_not_read(tmp_path, monkeypatch, reader):
+    monkeypatch.setattr(jsonl, "_LONGEST_LINE", 1 << 20)
+    terabyte(tmp_path / "file")
+    with pytest.raises(OSError, match=r"1,099,511,627,776 bytes|it has a line of more than 1,048,576 bytes"):
+        READERS[reader](tmp_path / "file")
+
+
+def test_a_log_with_a_line_that_is_nested_deep_is_cut_without_it(tmp_path):
+    path = tmp_path / "log"
+    path.write_text('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 2}\n')
+    cut_log(path, 5)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_log_that_is_a_link_is_not_cut(tmp_path):
+    (tmp_path / "mine").write_text('{"step": 1}\n{"step": 2}\n')
+    (tmp_path / "log").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="it is a link, which is not followed"):
+        cut_log(tmp_path / "log", 1)
+    assert (tmp_path / "mine").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run directory that is reached over a link, as it is on many clusters, and a folder outside."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    return tmp_path / "run"
+
+
+def test_a_folder_that_leads_out_of_the_run_directory_is_not_written_to(run_dir):
+    (run_dir / "indices").symlink_to(run_dir.parent / "outside")
+    with (
+        pytest.raises(EnvironmentFault, match=f"it is a link that leads out of {run_dir}"),
+        IndexTrace(run_dir / "indices" / "rank-0000.jsonl"),
+    ):
+        pass
+    assert not list((run_dir.parent / "outside").iterdir())
+
+
+@pytest.mark.parametrize("inside", [None, "elsewhere"])
+def test_a_folder_in_a_run_directory_that_is_itself_a_link_is_written_to(run_dir, inside):
+    if inside:
+        (run_dir / inside).mkdir()
+        (run_dir / "indices").symlink_to(inside)
+    check_link(run_dir / "indices", run_dir)
+    path = run_dir / "indices" / "rank-0000.jsonl"
+    with IndexTrace(path) as trace:
+        trace._ahead[0] = [3]
+        trace.trained(0)
+    assert json.loads(path.read_text()) == {"step": 1, "indices": [3]}
+
+
+def test_checkpoints_that_go_elsewhere_are_noted(run_dir):
+    (run_dir / "checkpoints").mkdir()
+    assert not note_on_links(run_dir)
+    (run_dir / "checkpoints").rmdir()
+    (run_dir / "checkpoints").symlink_to(run_dir.parent / "outside")
+    assert note_on_links(run_dir) == (
+        f"{run_dir / 'checkpoints'} is a link: checkpoints go to {run_dir.parent / 'outside'}"
+    )
