@@ -29,6 +29,7 @@ from hvdtrain.errors import ConfigError
 from hvdtrain.field_names import name_hint, value_hint
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.paths import expand_path, expand_task
+from hvdtrain.regular_files import open_regular
 from hvdtrain.schedule import Cadence
 from hvdtrain.yaml_reader import parse_yaml, write_yaml
 
@@ -496,12 +497,14 @@ def read_file(path: Path) -> Layer:
         ConfigError: If the file cannot be read, is not valid YAML or does not hold a mapping.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
+        # what a shell passes as <(...) or - is meant; any other pipe may have no writer
+        with path.open("rb") if path.is_relative_to("/dev") else open_regular(path) as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ConfigError(f"the config file {path} has more than {_MAX_FILE_BYTES:,} bytes")
+        text = content.decode()
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from None
-    if len(text) > _MAX_FILE_BYTES:
-        raise ConfigError(f"the config file {path} has more than {_MAX_FILE_BYTES:,} characters")
     values = parse_yaml(text, str(path))
     if values is None:
         values = {}

@@ -26,6 +26,11 @@ with zipfile.ZipFile("no_weights.keras", "w") as archive:
     archive.writestr("config.json", "{}")
 with zipfile.ZipFile("bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
     archive.writestr("model.weights.h5", bytes(50_000_000))
+with zipfile.ZipFile("damaged_lzma.keras", "w", zipfile.ZIP_LZMA) as archive:
+    archive.writestr("model.weights.h5", bytes(1000))
+damaged = bytearray(Path("damaged_lzma.keras").read_bytes())
+damaged[50:60] = b"\xff" * 10
+Path("damaged_lzma.keras").write_bytes(damaged)
 for whole, cut in (("good.weights.h5", "cut.weights.h5"), ("compiled.keras", "cut.keras")):
     content = Path(whole).read_bytes()
     Path(cut).write_bytes(content[: len(content) // 2])

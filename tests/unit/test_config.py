@@ -181,7 +181,7 @@ def test_task_options_that_yaml_cannot_hold_are_refused(options):
 
 
 def test_a_config_file_that_never_ends_is_refused():
-    with pytest.raises(ConfigError, match="the config file /dev/zero has more than 10,000,000 characters"):
+    with pytest.raises(ConfigError, match="the config file /dev/zero has more than 10,000,000 bytes"):
         read_file(Path("/dev/zero"))
 
 

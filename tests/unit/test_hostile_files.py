@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.errors import EnvironmentFault
+from hvdtrain.config import read_file
+from hvdtrain.data.images import cifar, folder, idx, npz
+from hvdtrain.errors import ConfigError, DataError, EnvironmentFault
 from hvdtrain.jobs.run_directory import note_on_links
 from hvdtrain.regular_files import check_link, open_regular, read_regular, read_tail
 from hvdtrain.reporting import jsonl
@@ -88,6 +90,41 @@ def test_a_log_that_is_a_link_is_not_cut(tmp_path):
     with pytest.raises(OSError, match="it is a link, which is not followed"):
         cut_log(tmp_path / "log", 1)
     assert (tmp_path / "mine").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize("make", [pipe, zeros])
+@pytest.mark.parametrize(
+    ("find", "name"),
+    [
+        (idx.find, "train-images-idx3-ubyte"),
+        (idx.find, "train-images-idx3-ubyte.gz"),
+        (cifar.find, "data_batch_1.bin"),
+        (lambda path: npz.find(path / "images.npz"), "images.npz"),
+        (folder.find, "class/1.png"),
+    ],
+    ids=["idx", "gzipped idx", "cifar", "npz", "folder"],
+)
+def test_images_that_are_no_files_are_refused_at_once(tmp_path, make, find, name):
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(DataError, match=f"cannot be read: {Path(name).name} is not a regular file"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("make", [pipe, zeros])
+def test_a_config_that_is_no_file_is_refused_at_once(tmp_path, make):
+    make(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=f"file {tmp_path / 'run.yaml'}: run.yaml is not a regular file"):
+        read_file(tmp_path / "run.yaml")
+
+
+def test_a_config_that_a_shell_passes_is_read():
+    reader, writer = os.pipe()
+    os.write(writer, b"seed: 3\n")
+    os.close(writer)
+    assert read_file(Path(f"/dev/fd/{reader}")).values == {"seed": 3}
+    os.close(reader)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.portable.archives import ZIP_ERRORS
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
@@ -215,7 +216,7 @@ def _weights_in(path: Path, folder: Path, limit_bytes: int) -> Path:
                 )
             archive.extract(_WEIGHTS_FILE, folder)
             (folder / _WEIGHTS_FILE).rename(inside)
-    except (zipfile.BadZipFile, KeyError, OSError, EOFError) as error:
+    except ZIP_ERRORS as error:
         raise _damaged(path, error) from None
     return inside
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.portable.archives import check_torch_file
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
@@ -156,7 +157,10 @@ def _read_weights(path: Path) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
+        check_torch_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is refused: to read it, code that it names would have to run ({_reason(error)})",

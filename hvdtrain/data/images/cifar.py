@@ -15,6 +15,7 @@ from hvdtrain.data.images.files import reading
 from hvdtrain.data.images.sources import ArraySource, Found
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
+from hvdtrain.regular_files import regular_size
 
 SIDE = 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
@@ -83,7 +84,7 @@ def _open_files(paths: list[Path]) -> ArraySource:
 
 def _open_file(path: Path) -> MappedArray:
     with reading(path):
-        size = path.stat().st_size
+        size = regular_size(path)
     count, rest = divmod(size, RECORD_BYTES)
     if rest or not count:
         kind = "is truncated" if rest else "contains no images"

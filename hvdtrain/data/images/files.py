@@ -12,6 +12,7 @@ from typing import IO, cast
 from zipfile import BadZipFile
 
 from hvdtrain.errors import DataError
+from hvdtrain.regular_files import open_regular, regular_size
 
 DEFLATE_LIMIT = 1032  # largest compression ratio of deflate (zlib's documentation)
 _CHUNK_BYTES = 1 << 20
@@ -62,12 +63,12 @@ def read_exactly(stream: IO[bytes], count: int, path: Path, what: str) -> bytear
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Return a context with a file, decompressed if its name ends with .gz; errors name it."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
 
 
 def plain_size(path: Path) -> int:
     """Return the size of a file in bytes; of a gzipped file, the most that it can decompress to."""
     with reading(path):
-        size = path.stat().st_size
+        size = regular_size(path)
     return size * DEFLATE_LIMIT if path.suffix == ".gz" else size

@@ -13,6 +13,7 @@ from hvdtrain.data.images.files import reading
 from hvdtrain.data.images.sources import ChooseBox, Found
 from hvdtrain.data.resize import Size, centre_box, resize_image
 from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.regular_files import open_regular
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # some of Pillow's other formats run programs
@@ -115,8 +116,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         BadSampleError: If Pillow raises an exception while the image is open, naming the file.
     """
     try:
-        with Image.open(path, formats=_FORMATS) as image:
-            _check_header(path, image)
+        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
+            _check_header(path, image, os.fstat(file.fileno()).st_size)
             yield image
     except (BadSampleError, MemoryError):
         raise
@@ -127,8 +128,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise BadSampleError(f"{path} cannot be read: {reason}") from None
 
 
-def _check_header(path: Path, image: Image.Image) -> None:
-    pixels, size = image.width * image.height, path.stat().st_size
+def _check_header(path: Path, image: Image.Image, size: int) -> None:
+    pixels = image.width * image.height
     if pixels > max(_PIXELS, size * _PIXELS_PER_BYTE):
         raise BadSampleError(
             f"{path} cannot be read: {image.width}x{image.height} pixels in {size:,} bytes: "

@@ -20,6 +20,7 @@ from hvdtrain.data.images.files import DEFLATE_LIMIT, read_exactly, reading
 from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
+from hvdtrain.regular_files import open_regular
 
 # names of images and labels, for training and for evaluation
 _TRAIN = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
@@ -44,7 +45,7 @@ class _Header:
 
 def find(path: Path) -> Found:
     """Open an npz file."""
-    with reading(path, *_ZIP_ERRORS), ZipFile(path) as archive:
+    with reading(path, *_ZIP_ERRORS), open_regular(path) as file, ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         train = _first_pair(members, _TRAIN)
         if train is None:
