@@ -1,22 +1,19 @@
 """The connections of a job that are watched: one from each host to rank 0."""
 
 import contextlib
-import hmac
 import secrets
-import selectors
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.agreement import Workers
 from hvdtrain.host.network import Addresses, own_addresses, reachable_by_others, receive_exactly
+from hvdtrain.jobs.token_accept import accept_with_token, greeting
 
 _PROBES = 3
 _CONNECT_SECONDS = 5.0
 _MAX_ADDRESSES = 3  # addresses of rank 0 to try, one after the other
 _TOKEN_BYTES = 32
-_RANK_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,11 @@ def connect_hosts(
         addresses = [listener.getsockname() for listener in listeners]
         addresses, token = workers.broadcast_object((addresses, token))
         if workers.rank == 0:
-            connections = _accept(listeners, token, {host.rank: host for host in hosts[1:]})
+            expected = {host.rank: host for host in hosts[1:]}
+            # the workers need the time to try all addresses
+            connections = accept_with_token(
+                listeners, token, expected, _CONNECT_SECONDS * max(1, len(listeners))
+            )
         elif (
             own is not None and (connection := _connect_to_rank_0(addresses, token, workers.rank)) is not None
         ):
@@ -91,46 +92,11 @@ def _listen(stack: contextlib.ExitStack, own: Addresses, others: list[Addresses]
         listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         try:
             listener.bind((address, 0))
-            listener.listen(128)
+            listener.listen(1024)
         except OSError:
             continue
         listeners.append(listener)
     return listeners
-
-
-def _accept(
-    listeners: list[socket.socket], token: bytes, expected: dict[int, HostRanks]
-) -> dict[socket.socket, HostRanks]:
-    """Accept the connections of the expected workers, until they have had the time to try all addresses."""
-    connections: dict[socket.socket, HostRanks] = {}
-    deadline = time.monotonic() + _CONNECT_SECONDS * max(1, len(listeners))
-    with selectors.DefaultSelector() as selector:
-        for listener in listeners:
-            selector.register(listener, selectors.EVENT_READ)
-        while len(connections) < len(expected) and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
-                host = _authenticate(connection, token, expected)
-                if host is None or host in connections.values():
-                    connection.close()
-                else:
-                    connections[connection] = host
-    return connections
-
-
-def _authenticate(
-    connection: socket.socket, token: bytes, expected: dict[int, HostRanks]
-) -> HostRanks | None:
-    """Return the host at the other end, or None if it does not send the token."""
-    try:
-        connection.settimeout(1)
-        received = receive_exactly(connection, _TOKEN_BYTES + _RANK_BYTES)
-        if not hmac.compare_digest(received[:_TOKEN_BYTES], token):
-            return None
-        connection.sendall(b"+")
-    except OSError:
-        return None
-    return expected.get(int.from_bytes(received[_TOKEN_BYTES:], "big"))
 
 
 def _connect_to_rank_0(addresses: list[tuple[str, int]], token: bytes, rank: int) -> socket.socket | None:
@@ -138,7 +104,7 @@ def _connect_to_rank_0(addresses: list[tuple[str, int]], token: bytes, rank: int
     for address in addresses:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             connection = stack.enter_context(socket.create_connection(address, _CONNECT_SECONDS - 1))
-            connection.sendall(token + rank.to_bytes(_RANK_BYTES, "big"))
+            connection.sendall(greeting(token, rank))
             receive_exactly(connection, 1)
             stack.pop_all()
             return connection

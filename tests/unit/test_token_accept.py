@@ -1,0 +1,103 @@
+"""Connections with the token are accepted in time, whatever strangers do at the same port."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvdtrain.jobs import host_connections
+from hvdtrain.jobs.token_accept import accept_with_token, greeting
+
+TOKEN = b"t" * 32
+
+
+class Accepting:
+    """`accept_with_token` in a thread, which expects ranks 1 and 2."""
+
+    def __init__(self, seconds: float = 20) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.address = self.listener.getsockname()
+        self.found: dict[socket.socket, str] = {}
+        self._thread = threading.Thread(target=self._accept, args=(seconds,))
+        self._thread.start()
+
+    def _accept(self, seconds: float) -> None:
+        self.found = accept_with_token([self.listener], TOKEN, {1: "one", 2: "two"}, seconds)
+
+    def names(self) -> list[str]:
+        """Wait for the end, and return the values of the accepted connections."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return sorted(self.found.values())
+
+    def connect(self, rank: int, token: bytes = TOKEN) -> socket.socket | None:
+        """Connect as the workers do."""
+        return host_connections._connect_to_rank_0([self.address], token, rank)
+
+
+@pytest.fixture
+def server() -> Iterator[Accepting]:
+    accepting = Accepting()
+    yield accepting
+    accepting.listener.close()
+    for connection in accepting.found:
+        connection.close()
+
+
+def test_only_connections_with_the_token_are_accepted(server):
+    assert server.connect(1, b"x" * 32) is None
+    with server.connect(1), server.connect(2):
+        assert server.names() == ["one", "two"]
+
+
+def test_an_accepted_connection_is_blocking_and_has_lost_no_byte(server):
+    with socket.create_connection(server.address) as first:
+        first.sendall(greeting(TOKEN, 1) + b"more")
+        with server.connect(2):
+            assert server.names() == ["one", "two"]
+            accepted = next(one for one, name in server.found.items() if name == "one")
+            assert accepted.getblocking()
+            assert accepted.recv(10) == b"more"
+
+
+def test_a_rank_that_is_not_expected_and_a_second_one_are_refused(server):
+    assert server.connect(3) is None
+    with server.connect(1):
+        assert server.connect(1) is None
+        with server.connect(2):
+            assert server.names() == ["one", "two"]
+
+
+def test_strangers_that_send_slowly_nothing_or_garbage_delay_nobody(server):
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(server.address)) for _ in range(8)]
+        for byte in greeting(TOKEN, 1)[:3]:
+            strangers[0].sendall(bytes([byte]))
+        strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        start = time.monotonic()
+        with server.connect(1), server.connect(2):
+            assert server.names() == ["one", "two"]
+        assert time.monotonic() - start < 1
+
+
+def test_a_thousand_connections_keep_no_worker_out(server):
+    with contextlib.ExitStack() as stack:
+        for _ in range(500):
+            stack.enter_context(socket.create_connection(server.address))
+        with server.connect(1), server.connect(2):
+            assert server.names() == ["one", "two"]
+
+
+def test_a_connection_that_sends_the_token_too_slowly_is_closed_after_a_second():
+    server = Accepting(seconds=3)
+    with server.listener, socket.create_connection(server.address) as stranger:
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in greeting(TOKEN, 1):
+                stranger.sendall(bytes([byte]))
+                time.sleep(0.1)
+        assert server.names() == []
+        assert 2.5 < time.monotonic() - start < 6
