@@ -7,7 +7,7 @@ a header, and applies to the source as the files before it leave it.
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from importlib.resources import files
@@ -115,12 +115,16 @@ def apply_patches(source: Path, patches: Sequence[Patch]) -> None:
         patches: in the order in which they apply.
 
     Raises:
-        HorovodBuildError: If a file is missing, or differs at the position of a hunk.
+        HorovodBuildError: If a file is missing, exists although a patch creates it, or differs at the
+            position of a hunk.
     """
     texts: dict[str, str] = {}
     for patch in patches:
         for diff in patch.files:
-            if diff.file not in texts:
+            if diff.is_new:
+                _check_absent(source, patch, diff.file, texts)
+                texts[diff.file] = ""
+            elif diff.file not in texts:
                 texts[diff.file] = _read(source, patch, diff.file)
             try:
                 texts[diff.file] = apply_hunks(texts[diff.file], diff.hunks)
@@ -132,7 +136,13 @@ def apply_patches(source: Path, patches: Sequence[Patch]) -> None:
                     _OTHER_SOURCE,
                 ) from error
     for file, text in texts.items():
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).write_bytes(text.encode("utf-8"))
+
+
+def _check_absent(source: Path, patch: Patch, file: str, texts: Mapping[str, str]) -> None:
+    if file in texts or (source / file).exists():
+        raise HorovodBuildError(f"Patch {patch.name} creates {file}, which exists already.", _OTHER_SOURCE)
 
 
 def _read(source: Path, patch: Patch, file: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 # Lines that git writes between the files of a diff, and that say nothing about its effect.
-_IGNORED = ("diff --git ", "index ")
+_IGNORED = ("diff --git ", "index ", "new file mode ")
 
 
 class HunkMismatch(Exception):
@@ -54,10 +54,12 @@ class FileDiff:
     Args:
         file: its path below the root of the source tree.
         hunks: in the order of their lines.
+        is_new: whether the file is created; there is one hunk then, and nothing before it.
     """
 
     file: str
     hunks: tuple[Hunk, ...]
+    is_new: bool = False
 
 
 def split_lines(text: str) -> list[str]:
@@ -66,16 +68,17 @@ def split_lines(text: str) -> list[str]:
 
 
 def parse_diff(text: str) -> tuple[FileDiff, ...]:
-    """Read a unified diff that changes existing files.
+    """Read a unified diff that changes or creates files.
 
     Args:
-        text: the output of ``git diff`` or ``diff -u``, with the prefixes a/ and b/.
+        text: the output of ``git diff`` or ``diff -u``, with the prefixes a/ and b/, and /dev/null for a
+            file that does not exist yet.
 
     Returns:
         One entry for each file.
 
     Raises:
-        ValueError: If the text is anything else, if a hunk has no line to compare with the file,
+        ValueError: If the text is anything else, if a hunk of a file has no line to compare with it,
             or if positions or counts of lines contradict one another.
     """
     lines = [line for line in split_lines(text) if not line.startswith(_IGNORED)]
@@ -119,12 +122,12 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
 
 def _parse_file(lines: Sequence[str], at: int) -> tuple[FileDiff, int]:
     """Read the changes of the file that is named at an index; also return the index after them."""
-    file = _file_name(lines[at : at + 2])
+    file, is_new = _file_name(lines[at : at + 2])
     at += 2
     hunks: list[Hunk] = []
     end = shift = 0  # the last line of the hunk above, and how many lines the hunks above add
     while at < len(lines) and lines[at].startswith("@@"):
-        hunk, new_start, at = _parse_hunk(lines, at)
+        hunk, new_start, at = _parse_hunk(lines, at, is_new)
         expected = hunk.start + shift - (0 if hunk.after else 1)  # no lines: the one before them is named
         if hunk.start <= end or new_start != expected:
             raise ValueError(f"the positions in {hunk.title} contradict those of the hunks above")
@@ -133,21 +136,24 @@ def _parse_file(lines: Sequence[str], at: int) -> tuple[FileDiff, int]:
         hunks.append(hunk)
     if not hunks:
         raise ValueError(f"there is no hunk for {file}")
-    return FileDiff(file, tuple(hunks)), at
+    if is_new and len(hunks) > 1:
+        raise ValueError(f"there is more than one hunk for the new file {file}")
+    return FileDiff(file, tuple(hunks), is_new), at
 
 
-def _file_name(lines: Sequence[str]) -> str:
-    """Return the file that two lines, "--- a/..." and "+++ b/...", name."""
+def _file_name(lines: Sequence[str]) -> tuple[str, bool]:
+    """Return the file that two lines, "--- a/..." and "+++ b/...", name, and whether it is a new one."""
     old, new = (line.rstrip("\n") for line in [*lines, "", ""][:2])
-    file = old.removeprefix("--- a/")
-    if not old.startswith("--- a/") or new != f"+++ b/{file}":
+    is_new = old == "--- /dev/null"
+    file = new.removeprefix("+++ b/")
+    if not new.startswith("+++ b/") or (old != f"--- a/{file}" and not is_new):
         raise ValueError(f'expected "--- a/FILE" and "+++ b/FILE", found {old!r} and {new!r}')
     if not file or file.startswith("/") or ".." in PurePosixPath(file).parts:
         raise ValueError(f"{file!r} is not a path inside the source tree")
-    return file
+    return file, is_new
 
 
-def _parse_hunk(lines: Sequence[str], at: int) -> tuple[Hunk, int, int]:
+def _parse_hunk(lines: Sequence[str], at: int, is_new: bool) -> tuple[Hunk, int, int]:
     """Read the hunk at an index; also return its first line in the changed file, and the index after it."""
     match = _HUNK.match(lines[at])
     if match is None:
@@ -167,6 +173,8 @@ def _parse_hunk(lines: Sequence[str], at: int) -> tuple[Hunk, int, int]:
             after.append(line[1:])
     if (len(before), len(after)) != counts:
         raise ValueError(f"the counts of lines in {title} are wrong")
-    if not before:
+    if is_new and (before or start != 0):
+        raise ValueError(f"{title} is not that of a new file")
+    if not before and not is_new:
         raise ValueError(f"{title} has no line to compare with the file")
-    return Hunk(title, start, tuple(before), tuple(after)), new_start, at + 1
+    return Hunk(title, 1 if is_new else start, tuple(before), tuple(after)), new_start, at + 1

@@ -39,8 +39,9 @@ def pristine(tmp_path_factory) -> Path:
 
 
 def copy_patched_files(source: Path, target: Path) -> Path:
-    """Copy the files that some patch changes, and no others."""
-    for file in {diff.file for patch in horovod_patches() for diff in patch.files}:
+    """Copy the files that some patch changes, and no others; those that a patch creates do not exist yet."""
+    diffs = [diff for patch in horovod_patches() for diff in patch.files]
+    for file in {diff.file for diff in diffs} - {diff.file for diff in diffs if diff.is_new}:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / file, target / file)
     return target

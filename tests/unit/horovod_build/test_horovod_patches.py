@@ -21,7 +21,8 @@ from hvdtrain.horovod_build.unified_diff import split_lines
 REPOSITORY = Path(__file__).parents[3]
 DOCS = REPOSITORY / "docs" / "horovod.md"
 PATCHES = horovod_patches()
-HUNKS = [(patch, diff.file, hunk) for patch in PATCHES for diff in patch.files for hunk in diff.hunks]
+CHANGES = [(patch, diff) for patch in PATCHES for diff in patch.files if not diff.is_new]
+HUNKS = [(patch, diff.file, hunk) for patch, diff in CHANGES for hunk in diff.hunks]
 
 HEADER = "Subject: a change\nNeeded: always\nWhy: because\n of this\nUpstream: none found\n\n"
 DIFF = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-x\n+y\n"
@@ -81,7 +82,7 @@ def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, f
 def test_a_source_whose_lines_have_moved_stops_the_build(tree, patch):
     number = PATCHES.index(patch)
     apply_patches(tree, PATCHES[:number])
-    file = patch.files[-1].file
+    file = next(diff.file for diff in reversed(patch.files) if not diff.is_new)
     (tree / file).write_bytes(b"\n" + (tree / file).read_bytes())
     with pytest.raises(HorovodBuildError, match=re.escape(f"Patch {patch.name} does not match {file}")):
         apply_patches(tree, [patch])
@@ -104,6 +105,14 @@ def test_a_missing_file_stops_the_build_before_anything_is_written(tmp_path):
     with pytest.raises(HorovodBuildError, match=r"build/0002-missing: .* no file gone\.txt"):
         apply_patches(tmp_path, patches)
     assert (tmp_path / "a.txt").read_text() == "x\n"
+
+
+def test_a_file_that_a_patch_creates_and_that_exists_stops_the_build(tmp_path):
+    new = parse_patch("build/0001-new", HEADER + "--- /dev/null\n+++ b/a.txt\n@@ -0,0 +1 @@\n+x\n")
+    apply_patches(tmp_path, [new])
+    assert (tmp_path / "a.txt").read_text() == "x\n"
+    with pytest.raises(HorovodBuildError, match=r"build/0001-new creates a\.txt, which exists already"):
+        apply_patches(tmp_path, [new])
 
 
 def test_the_digest_follows_what_is_done_and_not_the_reasons():

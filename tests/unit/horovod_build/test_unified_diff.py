@@ -22,6 +22,7 @@ DIFF = """\
 -line 10
  line 11
 """
+NEW = "--- /dev/null\n+++ b/folder/new\n@@ -0,0 +1,2 @@\n+one\n+two\n"
 
 
 def changed(text: str) -> str:
@@ -32,6 +33,12 @@ def test_a_diff_is_applied_at_its_lines():
     expected = TEXT.replace("line 3\n", "line three\nline three and a half\n").replace("line 10\n", "")
     assert changed(TEXT) == expected
     assert parse_diff(DIFF)[0].file == "folder/file"
+
+
+def test_a_new_file_has_the_lines_of_its_diff():
+    (diff,) = parse_diff(NEW)
+    assert (diff.file, diff.is_new) == ("folder/new", True)
+    assert apply_hunks("", diff.hunks) == "one\ntwo\n"
 
 
 def test_what_git_writes_between_files_is_ignored():
@@ -64,7 +71,12 @@ BAD = {
     "text in front": ("words\n" + DIFF, 'expected "--- a/FILE"'),
     "text behind": (DIFF + "words\n", 'expected "--- a/FILE"'),
     "two names": (DIFF.replace("+++ b/folder/file", "+++ b/other"), 'expected "--- a/FILE"'),
-    "a new file": (DIFF.replace("--- a/folder/file", "--- /dev/null"), 'expected "--- a/FILE"'),
+    "a new file that has lines": (
+        DIFF.replace("--- a/folder/file", "--- /dev/null"),
+        "not that of a new file",
+    ),
+    "a new file without a name": (NEW.replace("+++ b/folder/new", "+++ folder/new"), 'expected "--- a/FILE"'),
+    "a new file in two hunks": (NEW + NEW.partition("folder/new\n")[2], "contradict"),
     "a path that leaves the tree": (DIFF.replace("folder/", "folder/../../"), "not a path inside"),
     "an absolute path": (DIFF.replace("folder/", "/"), "not a path inside"),
     "a file twice": (DIFF + DIFF, "each file once"),
