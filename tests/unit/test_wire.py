@@ -155,7 +155,7 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
         (np.zeros(2, [("a", "i4")]), "has the dtype"),
         (np.ma.masked_array([1], [True]), "MaskedArray"),
     ],
-    ids=lambda value: f"{value}"[:40],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_does_not_travel_is_named(value, found):
     with pytest.raises(ExchangeError, match="what this worker tells the others cannot travel") as caught:
