@@ -1,0 +1,76 @@
+"""Where Python's pickles are read: by a worker's own reader processes, over what only they have open."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import hvdtrain
+from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.data.readers import Readers
+
+PACKAGE = Path(hvdtrain.__file__).parent
+SERIALIZERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "copyreg", "joblib", "multiprocessing"}
+# a worker and its readers; and the class of an error that torch.load raises
+ALLOWED = {"data/ipc.py", "data/serialization.py", "backends/torch/export.py"}
+# Horovod's functions that unpickle what another worker sends
+OF_HOROVOD = {
+    *("broadcast_object", "broadcast_object_fn", "allgather_object", "broadcast_optimizer_state"),
+    *("elastic", "run", "BroadcastGlobalVariablesCallback", "TorchState", "TensorFlowKerasState"),
+}
+# mpi4py's, which pickle what is no buffer; those for buffers have a capital letter
+OF_MPI = {"send", "isend", "recv", "irecv", "bcast", "gather", "allgather", "scatter", "alltoall", "sendrecv"}
+
+
+def trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+def test_no_other_module_loads_a_serializer_that_executes_what_it_reads():
+    found = {name for name, tree in trees() if SERIALIZERS & set(imported(tree))}
+    assert found == ALLOWED
+
+
+def used(tree, owners, names):
+    """Give the functions of these names that are called on something of one of these names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) in owners:
+            yield node.attr
+
+
+@pytest.mark.parametrize(
+    ("owners", "names"), [({"hvd", "self._hvd"}, OF_HOROVOD), ({"self.world", "MPI.COMM_WORLD"}, OF_MPI)]
+)
+def test_no_function_that_unpickles_what_another_process_sends_is_used(owners, names):
+    assert not {name: found for name, tree in trees() if (found := [*used(tree, owners, names)])}
+
+
+def test_the_search_would_find_them():
+    assert [*used(ast.parse("hvd.allgather_object(1)"), {"hvd"}, OF_HOROVOD)] == ["allgather_object"]
+    assert [*used(ast.parse("self.world.isend(1)"), {"self.world"}, OF_MPI)] == ["isend"]
+
+
+def test_readers_have_no_socket_and_no_memory_that_another_process_can_open():
+    data = {"train_data": ArrayDataset({"inputs": np.zeros((40_000, 3), np.float32)})}
+    before = psutil.Process().net_connections("all")
+    with Readers(data, processes=2) as readers:
+        for _ in readers.pids:
+            readers.fetch_from("train_data")(np.arange(3), None)
+        processes = [psutil.Process(), *map(psutil.Process, readers.pids)]
+        sockets = [one for process in processes for one in process.net_connections("all")]
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in readers.pids]
+    assert len(sockets) - len(before) == 4  # a pair for each
+    assert {one.laddr for one in sockets if one.laddr} == {one.laddr for one in before if one.laddr}
+    assert all("/memfd:hvdtrain" in text for text in maps)
+    assert not any("/dev/shm/" in text for text in maps)
