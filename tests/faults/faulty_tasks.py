@@ -1,10 +1,13 @@
 """Small tasks with something wrong on one worker, for both frameworks."""
 
 import os
+import pickle
 import time
 from pathlib import Path
 
 import numpy as np
+
+from hvdtrain.backends import workers
 
 RANK = int(os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 INPUTS, OUTPUTS = 4, 3
@@ -140,6 +143,23 @@ class OtherShape(Sound):
 
         width = 8 if RANK == 1 else 5
         return nn.Sequential(nn.Linear(INPUTS, width), nn.Linear(width, OUTPUTS))
+
+
+class SendsPickles(Sound):
+    """From the training data on, rank 1 sends pickles in place of objects, as a stranger would."""
+
+    def train_data(self):
+        if RANK == 1:
+            sent = np.frombuffer(bytearray(pickle.dumps(Executed())), np.uint8)
+            workers.frame = lambda *_: sent
+        return super().train_data()
+
+
+class Executed:
+    """Unpickled, it makes a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
 
 
 class NotANumber(Sound):

@@ -24,8 +24,9 @@ GATHERING = """
 
         def on_evaluation(self, step, metrics):
             import horovod.torch as hvd
+            import torch
 
-            ranks = hvd.allgather_object(self.rank)
+            ranks = hvd.allgather(torch.tensor([self.rank])).tolist()
             assert ranks == [0, 1]
             if step.step == 4 and self.rank == 1:
                 raise ValueError("the disk of rank 1 is full")
