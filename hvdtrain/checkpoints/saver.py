@@ -1,6 +1,7 @@
 """Saving while training continues: what is saved when, in the background, and what is kept."""
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,13 @@ class Saver(Protocol):
         newest: the newest checkpoint that was written, or that training started from.
         failures: what could not be written, and why.
         not_finite: which parameter of a state is not finite, in words; such a state is not written.
+        replaced: what happened to the run directory, in words, if another directory has its name.
     """
 
     newest: Path | None
     failures: list[str]
     not_finite: str
+    replaced: str
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
@@ -57,6 +60,7 @@ class NoSaver:
         self.newest: Path | None = None
         self.failures: list[str] = []
         self.not_finite = ""
+        self.replaced = ""
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Take part in gathering the state."""
@@ -136,14 +140,18 @@ class BackgroundSaver(NoSaver):
             self._thread.join()
             self._thread = None
             self._take_outcome()
+        if self._report.folder is not None:
+            self.replaced = self._report.folder.replaced
         if threading.get_ident() == self._owner:
             written, self._written = self._written, []
             for step, path in written:
                 self._report.on_checkpoint(step, path)
-        return bool(self.not_finite) or (self._stop_on_error and bool(self.failures))
+        return bool(self.not_finite or self.replaced) or (self._stop_on_error and bool(self.failures))
 
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait until what is being written is written."""
+        with contextlib.suppress(FileNotFoundError):  # which the end of the job reports
+            self._check_folder()
         self._wait("the end", timeout_seconds)
 
     def _wait(self, what: str, timeout_seconds: float | None = None) -> None:
@@ -164,6 +172,7 @@ class BackgroundSaver(NoSaver):
             self._report.sync()  # no checkpoint is newer than its log
             state = pending.read()
             self._check_finite(state)
+            self._check_folder()
             path = storage.write(self._folder, state, manifest)
         except Exception as error:
             self._outcome = error
@@ -172,6 +181,19 @@ class BackgroundSaver(NoSaver):
         self._values[path] = manifest.metrics.get(self._best.metric) if self._best else None
         with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
             self._retain()
+
+    def _check_folder(self) -> None:
+        """Follow a run directory that was moved.
+
+        Raises:
+            FileNotFoundError: If it was removed and another directory has its name.
+        """
+        if (run_folder := self._report.folder) is None:
+            return
+        where = run_folder.check()
+        if where is None:
+            raise FileNotFoundError(errno.ENOENT, run_folder.replaced)
+        self._folder = where / self._folder.name
 
     def _check_finite(self, state: PortableState) -> None:
         for name in self._parameters:

@@ -57,6 +57,11 @@ def open_run(
     context = context or RunContext(workers.rank, workers.size, config)
     report: Report = SilentReport()
 
+    def fill_anew(path: Path) -> None:
+        if lock is not None:
+            lock.move(path)
+        write_whole(path / "config.yaml", config.to_yaml())
+
     def prepare() -> Path:
         nonlocal report
         try:
@@ -75,7 +80,13 @@ def open_run(
             forget_causes(path)
             if resumed_step is not None:
                 _cut_back(path, resumed_step)
-            report = RunReport(open_console(), replace(context, run_dir=path), resumed_step, callbacks)
+            report = RunReport(
+                open_console(),
+                replace(context, run_dir=path),
+                resumed_step,
+                callbacks,
+                on_made_anew=fill_anew,
+            )
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None

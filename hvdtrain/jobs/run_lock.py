@@ -63,6 +63,11 @@ class RunLock:
             os.ftruncate(file, 0)
             os.write(file, _own().encode())
 
+    def move(self, run_dir: Path) -> None:
+        """Lock another directory in place of the one that is locked; raises as ``acquire`` does."""
+        self.release()
+        self.acquire(run_dir)
+
     def release(self) -> None:
         """Let other jobs lock the directory."""
         if self._file is not None:

@@ -22,6 +22,7 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
     ENDINGS,
+    EnvironmentFault,
     HvdtrainError,
     Interrupted,
     NonFiniteParameterError,
@@ -317,16 +318,26 @@ def _status(session: Session, signals: Signals) -> tuple[str, str | None]:
 
     Raises:
         NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
+        EnvironmentFault: If another directory has the name of the run directory.
     """
     why = None
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.number is not None:
         why = f"{signal.Signals(signals.number).name} came"
-    gathered = session.backend.workers.allgather_object((why, session.saver.not_finite, session.saver.newest))
-    for _, not_finite, newest in gathered:
+    saver = session.saver
+    gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
+    for _, not_finite, newest, replaced in gathered:
         if not_finite:
             raise _not_finite_error(not_finite, newest)
+        if replaced:
+            raise EnvironmentFault(
+                f"{replaced}; training stopped {_where_it_stood(session)}",
+                f"{newest} has the state: continue with --resume and --run-dir {newest.parent.parent}."
+                if newest is not None and newest.is_dir()
+                else "The state is lost: nothing is written to a directory that may be another job's.",
+                everywhere=True,
+            )
     why = next((reason for reason, *_ in gathered if reason), None)
     if session.stopped:
         session.report.say(f"stopped {_where_it_stood(session)}: {why}")
@@ -355,8 +366,9 @@ def _end_together(session: Session, summary: Summary) -> Summary:
     newest = summary.checkpoint
     is_lost = newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
     if summary.save_error and (wanted or is_lost):
+        what = "the checkpoint could not be written: " if summary.failed_saves else "the last state is lost: "
         raise SaveError(
-            f"the checkpoint could not be written: {summary.save_error}",
+            f"{what}{summary.save_error}",
             f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then continue with --resume.",
             everywhere=True,
         )
@@ -375,8 +387,11 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
     """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
     seconds = session.report.seconds()
     newest, failures = session.saver.newest, session.saver.failures
+    save_error = failures[-1] if failures else None
     if newest is not None and verified:
-        newest = newest_verified(newest.parent)
+        written, newest = newest, newest_verified(newest.parent)
+        if newest != written and not failures:
+            save_error = f"{written} was written, and is damaged or no longer there"
     return Summary(
         status=status,
         framework=session.config.framework,
@@ -392,7 +407,7 @@ def _summarise(session: Session, status: str, problem: str | None, verified: boo
         checkpoint=None if newest is None else str(newest),
         bad_samples=session.skipped.count,
         failed_saves=len(failures),
-        save_error=failures[-1] if failures else None,
+        save_error=save_error,
         error=problem,
         stopped_early=session.stopped_early or None,
         eval_sets=[name for name in sets_of(session.eval_data) if name],

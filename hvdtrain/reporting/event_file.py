@@ -48,6 +48,10 @@ class EventFile:
         scalars = (_bytes(_VALUE, _scalar(tag, value)) for tag, value in values.items())
         return self._write(step, _bytes(_SUMMARY, b"".join(scalars)))
 
+    def restore(self) -> str:
+        """Make the file anew if it was removed; see ``AppendFile.restore``."""
+        return self._file.restore()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

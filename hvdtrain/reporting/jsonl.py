@@ -32,30 +32,33 @@ class AppendFile:
 
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
+        self._follow = follow
         self._descriptor: int | None = _open_to_append(path, follow)
-        self._size = os.fstat(self._descriptor).st_size
-        self._waiting = b""
+        # one attribute, so that a signal's exception cannot come between its parts
+        self._size_and_waiting = (os.fstat(self._descriptor).st_size, b"")
 
     def append(self, record: bytes) -> OSError | None:
         """Append a record; return what went wrong, if something did."""
         assert self._descriptor is not None  # not closed
-        self._waiting += record
+        size, waiting = self._size_and_waiting
+        waiting += record
+        self._size_and_waiting = size, waiting
         written = 0
         try:
-            while written < len(self._waiting):
-                written += os.write(self._descriptor, self._waiting[written:])
+            while written < len(waiting):
+                written += os.write(self._descriptor, waiting[written:])
+            self._size_and_waiting = size + written, b""
         except OSError as error:
             try:
-                os.ftruncate(self._descriptor, self._size)
+                os.ftruncate(self._descriptor, size)
             except OSError:  # a disk that takes no writes at all: what is there already is not written again
-                self._written(written)
+                self._size_and_waiting = size + written, waiting[written:]
             return error
-        self._written(written)
+        except BaseException:  # a signal's: the file alone knows what was written
+            written = os.fstat(self._descriptor).st_size - size
+            self._size_and_waiting = size + written, waiting[written:]
+            raise
         return None
-
-    def _written(self, count: int) -> None:
-        self._size += count
-        self._waiting = self._waiting[count:]
 
     def sync(self) -> None:
         """Wait until what was appended is on the disk.
@@ -66,10 +69,36 @@ class AppendFile:
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 
+    def restore(self) -> str:
+        """Make the file anew if it was removed; if another has its name, append to that one from now on.
+
+        Returns:
+            What was done, in words; empty if the file is where it was.
+
+        Raises:
+            OSError: If it cannot be.
+        """
+        assert self._descriptor is not None  # not closed
+        size, waiting = self._size_and_waiting
+        try:
+            if os.path.samestat(os.stat(self.path), os.fstat(self._descriptor)):
+                return ""
+            done = f"{self.path} was replaced while training; what follows is appended to the new file"
+        except FileNotFoundError:
+            done = f"{self.path} was removed while training; it is made anew, with all that it held"
+            waiting = os.pread(self._descriptor, size, 0) + waiting
+        descriptor = _open_to_append(self.path, self._follow)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._size_and_waiting = os.fstat(descriptor).st_size, waiting
+        if (error := self.append(b"")) is not None:
+            raise error
+        return done
+
     def close(self) -> None:
         """Write what waits, if that can be now, and close the file; nothing if it is closed."""
         if self._descriptor is not None:
-            if self._waiting:
+            if self._size_and_waiting[1]:
                 self.append(b"")
             os.close(self._descriptor)
             self._descriptor = None
@@ -81,16 +110,14 @@ def _open_to_append(path: Path, follow: bool) -> int:
     Raises:
         OSError: If it cannot be opened, or is a link, a pipe or a device and ``follow`` is not set.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if follow:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags | os.O_WRONLY, 0o666)
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise not_followed(path) from None
-        if error.errno == errno.ENXIO:  # a pipe without a reader
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -144,11 +171,24 @@ def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
         beside.unlink(missing_ok=True)  # left by a killed run, or a link to somewhere else
         with beside.open("xb") as file:
             file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(path)
+        sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the entries of a directory are on the disk, if its file system can say so."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.console import Console
 from hvdtrain.reporting.dispatch import Dispatcher
 from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
+from hvdtrain.reporting.run_folder import RunFolder
 from hvdtrain.reporting.summary import Summary
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ class Report(Protocol):
     """What the loop and the job tell of a run. Every rank has one, and calls it in the main thread.
 
     Every method that calls hooks may raise ``WorkerFailure``, if a user's callback fails.
+
+    Attributes:
+        folder: the run directory as rank 0 opened it; None if this report writes nothing.
     """
+
+    folder: RunFolder | None
 
     def say(self, text: str) -> None:
         """Show text on rank 0's console."""
@@ -104,6 +110,7 @@ class SilentReport:
     """A report without callbacks: it shows nothing and writes nothing."""
 
     def __init__(self) -> None:
+        self.folder: RunFolder | None = None
         self._started_seconds = time.perf_counter()
 
     def say(self, text: str) -> None:
@@ -220,6 +227,7 @@ class RunReport(CallbackReport):
         context: what callbacks can use of the run; its run directory exists.
         resumed_step: steps done, if the run resumed in this directory.
         callbacks: users' callbacks, in order.
+        on_made_anew: called with the run directory if it was removed and is made anew.
 
     Raises:
         OSError: If a file cannot be opened.
@@ -231,14 +239,17 @@ class RunReport(CallbackReport):
         context: RunContext,
         resumed_step: int | None = None,
         callbacks: Sequence[Any] = (),
+        on_made_anew: Callable[[Path], None] = lambda path: None,
     ) -> None:
         run_dir = context.run_dir
+        folder = RunFolder(run_dir, on_made_anew)
         self._console = Console(console, run_dir)
-        self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note)
-        self._events = TensorBoard(run_dir, resumed_step, self.note)
-        self._summary = SummaryFile(run_dir / SUMMARY_FILE, self.note)
+        self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
+        self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
+        self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
         built_in = (self._metrics, self._events, self._summary, self._console)
         super().__init__(context, callbacks, built_in)
+        self.folder = folder
 
     def say(self, text: str) -> None:
         """Show text."""
@@ -265,6 +276,8 @@ class RunReport(CallbackReport):
         self._console.close()
         self._metrics.close()
         self._events.close()
+        if self.folder is not None:
+            self.folder.close()
 
     def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
         if not LINE_FIELDS.isdisjoint(values):

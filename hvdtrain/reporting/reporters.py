@@ -11,6 +11,7 @@ from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import AppendFile, to_json, write_json
+from hvdtrain.reporting.run_folder import RunFolder
 from hvdtrain.reporting.summary import Summary
 
 
@@ -20,13 +21,15 @@ class JsonlLog(Callback):
     Args:
         path: the file.
         note: shows a line of text to the user.
+        folder: the run directory that it lies in.
 
     Raises:
         OSError: If the file cannot be opened.
     """
 
-    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, note: Callable[[str], None], folder: RunFolder) -> None:
         self._file = AppendFile(path)
+        self._in_place = InPlace(folder, self._file, note)
         self._note_error = WriteErrors(note)
         self._seconds: Callable[[], float] = lambda: 0.0
 
@@ -42,6 +45,10 @@ class JsonlLog(Callback):
         """Write an evaluation."""
         self.write("eval", step, metrics)
 
+    def on_end(self, summary: Summary) -> None:
+        """Look once more whether the file is there."""
+        self._note_error(self._file.path, self._in_place.restore())
+
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write a line with values by name."""
         record = {
@@ -53,7 +60,8 @@ class JsonlLog(Callback):
             "workers": step.workers,
             "seconds": round(self._seconds(), 4),
         }
-        self._note_error(self._file.path, self._file.append((to_json(record) + "\n").encode()))
+        error = self._file.append((to_json(record) + "\n").encode())
+        self._note_error(self._file.path, self._in_place.restore() or error)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk. May be called in another thread."""
@@ -71,13 +79,17 @@ class TensorBoard(Callback):
         run_dir: the run directory.
         resumed_step: steps done, if the run resumed in this directory.
         note: shows a line of text to the user.
+        folder: the run directory as the job opened it.
 
     Raises:
         OSError: If the file cannot be opened.
     """
 
-    def __init__(self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None], folder: RunFolder
+    ) -> None:
         self._file = EventFile(run_dir, resumed_step)
+        self._in_place = InPlace(folder, self._file, note)
         self._note_error = WriteErrors(note)
 
     def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
@@ -91,7 +103,8 @@ class TensorBoard(Callback):
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write values by name, which TensorBoard groups by the phase."""
         tagged = {f"{phase}/{name}": value for name, value in values.items()}
-        self._note_error(self._file.path, self._file.add(tagged, step.step))
+        error = self._file.add(tagged, step.step)
+        self._note_error(self._file.path, self._in_place.restore() or error)
 
     def close(self) -> None:
         """Close the file."""
@@ -102,12 +115,14 @@ class SummaryFile(Callback):
     """The built-in callback that writes summary.json.
 
     Args:
-        path: the file.
+        name: the file's name.
         note: shows a line of text to the user.
+        folder: the run directory, where the file goes.
     """
 
-    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
-        self._path = path
+    def __init__(self, name: str, note: Callable[[str], None], folder: RunFolder) -> None:
+        self._name = name
+        self._folder = folder
         self._note_error = WriteErrors(note)
 
     def on_end(self, summary: Summary) -> None:
@@ -116,10 +131,40 @@ class SummaryFile(Callback):
 
     def write(self, summary: Summary) -> None:
         """Write how training stands. May be called in another thread."""
+        path = self._folder.check()
+        if path is None:  # another job's directory has the name
+            return
         try:
-            write_json(self._path, summary.as_dict())
+            write_json(path / self._name, summary.as_dict())
         except OSError as error:
-            self._note_error(self._path, error)
+            self._note_error(path / self._name, error)
+
+
+class InPlace:
+    """Sees that a file of the run directory is where it was made.
+
+    Args:
+        folder: the run directory.
+        file: the file, which has ``restore``.
+        note: shows a line of text to the user.
+    """
+
+    def __init__(self, folder: RunFolder, file: AppendFile | EventFile, note: Callable[[str], None]) -> None:
+        self._folder, self._file, self._note = folder, file, note
+
+    def restore(self) -> OSError | None:
+        """Restore the file if it was removed, and say so; return what went wrong, if something did."""
+        self._folder.check()
+        for text in self._folder.take_notes():
+            self._note(text)
+        if self._folder.replaced:
+            return None  # what lies at the path is not this job's; lines go where the directory went
+        try:
+            if done := self._file.restore():
+                self._note(done)
+        except OSError as error:
+            return error
+        return None
 
 
 class WriteErrors:

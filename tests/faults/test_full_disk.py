@@ -343,6 +343,8 @@ def vanished():
 def test_a_run_directory_that_vanishes_does_not_stop_training(vanished):
     assert vanished.returncode == 0
     assert "done: loss" in vanished.said
+    assert vanished.said.count("was removed while training; it is made anew, without the checkpoints") == 1
+    assert json.loads(vanished.metrics.splitlines()[0])["step"] == 1  # all that was logged is there again
 
 
 def test_after_the_run_directory_vanished_checkpoints_are_written_anew(vanished):

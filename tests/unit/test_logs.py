@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.errors import Interrupted
 from hvdtrain.reporting import jsonl as logs
 from hvdtrain.reporting.jsonl import AppendFile, cut_log
 
@@ -109,6 +111,46 @@ def test_whatever_the_disk_does_no_record_is_lost_torn_or_twice(tmp_path_factory
             assert seen == records[: len(seen)]
     file.close()
     assert path.read_bytes() == b"".join(records)
+
+
+@pytest.mark.parametrize("written", [0, 3, 6])
+def test_a_record_that_a_signal_interrupts_is_there_once(tmp_path, monkeypatch, written):
+    file, write = AppendFile(tmp_path / "log"), os.write
+    file.append(b"first\n")
+
+    def interrupted(descriptor, content):
+        write(descriptor, content[:written])
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(Interrupted):
+        file.append(b"second\n"[:6])
+    monkeypatch.undo()
+    file.append(b"third\n")
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"first\nsecondthird\n"
+
+
+def test_a_file_that_is_removed_is_made_anew_with_all_its_records(tmp_path):
+    file = AppendFile(tmp_path / "log")
+    file.append(b"one\n")
+    assert file.restore() == ""
+    (tmp_path / "log").unlink()
+    file.append(b"two\n")
+    assert "was removed while training; it is made anew" in file.restore()
+    file.append(b"three\n")
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_a_file_that_is_replaced_is_appended_to(tmp_path):
+    file = AppendFile(tmp_path / "log")
+    file.append(b"one\n")
+    (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does
+    (tmp_path / "log").write_bytes(b"other\n")
+    assert "was replaced while training" in file.restore()
+    file.append(b"two\n")
+    assert (tmp_path / "log").read_bytes() == b"other\ntwo\n"
+    assert (tmp_path / "log.1").read_bytes() == b"one\n"
 
 
 def test_a_limit_of_the_system_is_met_as_a_full_disk(tmp_path):

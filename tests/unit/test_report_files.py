@@ -23,6 +23,7 @@ from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import RunReport
 from hvdtrain.reporting.reporters import JsonlLog
+from hvdtrain.reporting.run_folder import RunFolder
 
 
 def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
@@ -246,7 +247,7 @@ def test_the_summary_says_what_went_wrong_only_where_something_did(plain, tmp_pa
 
 
 def test_no_field_of_a_line_can_be_the_name_of_a_metric(tmp_path):
-    log = JsonlLog(tmp_path / "metrics.jsonl", print)
+    log = JsonlLog(tmp_path / "metrics.jsonl", print, RunFolder(tmp_path))
     log.write("train", step_info(1), {})
     log.close()
     assert set(json.loads((tmp_path / "metrics.jsonl").read_text())) == LINE_FIELDS < RESERVED
