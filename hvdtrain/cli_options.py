@@ -1,6 +1,8 @@
 """Types of options and commands: what the command line adds to click, mostly hints."""
 
 import difflib
+import faulthandler
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ NULL = object()  # what an option given as null has; one that is not given has N
 class JobCommand(click.Command):
     """A command whose options are config fields: it says which field an unknown option may stand for.
 
-    Its job does not end because its output cannot be written.
+    Its job does not end because its output cannot be written, and if a signal such as SIGBUS or SIGSEGV ends
+    it, the signal and the line of Python are on standard error.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        with suppress(OSError, ValueError):  # without a standard error
+            faulthandler.enable()
         make_output_tolerant()
         return super().invoke(ctx)
 

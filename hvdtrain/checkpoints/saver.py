@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,7 @@ class BackgroundSaver(NoSaver):
         self._outcome: Path | Exception | None = None
         self._reported: tuple[object, ...] | None = None
         self._written: list[tuple[int, Path]] = []  # and not reported yet
+        self._notes: list[str] = []  # of the thread that writes
         self._owner = threading.get_ident()
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
@@ -144,6 +146,9 @@ class BackgroundSaver(NoSaver):
             self.replaced = self._report.folder.replaced
         if threading.get_ident() == self._owner:
             written, self._written = self._written, []
+            notes, self._notes = self._notes, []
+            for text in notes:
+                self._report.note(text)
             for step, path in written:
                 self._report.on_checkpoint(step, path)
         return bool(self.not_finite or self.replaced) or (self._stop_on_error and bool(self.failures))
@@ -173,7 +178,7 @@ class BackgroundSaver(NoSaver):
             state = pending.read()
             self._check_finite(state)
             self._check_folder()
-            path = storage.write(self._folder, state, manifest)
+            path = self._write_with_room(state, manifest)
         except Exception as error:
             self._outcome = error
             return
@@ -181,6 +186,26 @@ class BackgroundSaver(NoSaver):
         self._values[path] = manifest.metrics.get(self._best.metric) if self._best else None
         with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
             self._retain()
+
+    def _write_with_room(self, state: PortableState, manifest: Manifest) -> Path:
+        """Write one checkpoint; if there is no room, remove the oldest that may go, and try once more."""
+        try:
+            return storage.write(self._folder, state, manifest)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._keep_last is None:
+                raise
+            paths = storage.checkpoints_in(self._folder)
+            spared = {self.newest, self._best_of(paths), *paths[-1:]}
+            oldest = next((path for path in paths if path not in spared), None)
+            if oldest is None or (error.errno == errno.ENOSPC and not _makes_room(oldest, state)):
+                raise
+            storage.remove(oldest)
+            path = storage.write(self._folder, state, manifest)
+            self._notes.append(
+                f"there is no room for {self._keep_last} checkpoints: {oldest.name} was removed to save "
+                f"{path.name}"
+            )
+            return path
 
     def _check_folder(self) -> None:
         """Follow a run directory that was moved.
@@ -206,15 +231,18 @@ class BackgroundSaver(NoSaver):
         if self._keep_last is None:
             return
         paths = storage.checkpoints_in(self._folder)
-        keep = set(paths[-self._keep_last :])
+        best = self._best_of(paths)
+        storage.retain(self._folder, {*paths[-self._keep_last :], *([best] if best else [])})
+
+    def _best_of(self, paths: Sequence[Path]) -> Path | None:
+        """Return the best of some checkpoints; None if none has a value, or it is not wanted."""
+        best: Path | None = None
         if self._best is not None:
-            best: Path | None = None
             for path in paths:
                 value = self._values.get(path)
                 if self._best.improves(value, self._values.get(best) if best else None):
                     best = path
-            keep |= {best} if best else set()
-        storage.retain(self._folder, keep)
+        return best
 
     def _take_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None
@@ -237,6 +265,13 @@ class BackgroundSaver(NoSaver):
             "training stops" if self._stop_on_error else "training continues, the next save tries again"
         )
         self._report.note(f"cannot write the checkpoint of {reason}; {good}; {next_step}")
+
+
+def _makes_room(path: Path, state: PortableState) -> bool:
+    """Return whether a state fits on the disk if a checkpoint is removed: other programs may fill it, too."""
+    disk = os.statvfs(path)
+    removed = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return disk.f_bavail * disk.f_frsize + removed >= sum(array.nbytes for array in state.values())
 
 
 def _describe(error: Exception | None) -> str:

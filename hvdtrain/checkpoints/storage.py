@@ -76,7 +76,9 @@ def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
     Raises:
         OSError: If it cannot be written; nothing of it is left, and older ones are untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync(folder.parent)
     remove_leftovers(folder)
     path = folder / name_of(manifest.step)
     beside = folder / f"{_UNFINISHED}{path.name}"
@@ -141,6 +143,15 @@ def retain(folder: Path, keep: set[Path]) -> None:
     for path in checkpoints_in(folder):
         if path not in keep:
             _delete(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint; one that is half deleted has another name.
+
+    Raises:
+        OSError: If it cannot be renamed.
+    """
+    _delete(path)
 
 
 def remove_leftovers(folder: Path) -> None:

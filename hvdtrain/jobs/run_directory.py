@@ -14,7 +14,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
 from hvdtrain.regular_files import check_link
-from hvdtrain.reporting.jsonl import AppendFile, cut_log, write_whole
+from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
 from hvdtrain.reporting.report import (
     METRICS_FILE,
     SUMMARY_FILE,
@@ -68,6 +68,7 @@ def open_run(
             path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
             path.mkdir(parents=True, exist_ok=True)
             check_link(path / INDICES, path)
+            sync_folder(path.parent)
             if resumed_step is None and not (path / LOCK_FILE).exists():
                 _check_is_free(path)  # and leave what is there as it was
             if lock is not None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,20 @@ def python(code: str, **options: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False, **options
     )
+
+
+FATAL = """
+import os, signal, click
+from hvdtrain.cli_options import JobCommand
+JobCommand("train", callback=lambda: os.kill(os.getpid(), signal.SIGBUS))()
+"""
+
+
+def test_a_signal_of_the_kernel_leaves_the_line_that_it_came_in():
+    done = python(FATAL, stdout=subprocess.PIPE)
+    assert done.returncode == -signal.SIGBUS
+    assert b"Fatal Python error: Bus error" in done.stderr
+    assert b'File "<string>", line 4' in done.stderr
 
 
 TOLERANT = "from hvdtrain.host.output import make_output_tolerant\nmake_output_tolerant()\n"

@@ -6,6 +6,7 @@ import os
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.fakes import FakeReport, one_worker
 from support.states import contents, equal, make_record, make_state, names
@@ -97,6 +98,50 @@ def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_pa
     assert job.saver.poll() is True
     assert (job.saver.newest, job.saver.failures) == (job.folder / "step-00000007", [])
     assert names(job.folder) == ["step-00000007"]
+
+
+@pytest.fixture
+def room_for_two(monkeypatch):
+    """A disk that has room for two checkpoints."""
+    write = storage.write
+
+    def write_if_there_is_room(folder, state, manifest):
+        if len(storage.checkpoints_in(folder)) >= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(folder, state, manifest)
+
+    monkeypatch.setattr(storage, "write", write_if_there_is_room)
+
+
+@pytest.mark.usefixtures("room_for_two")
+def test_the_oldest_checkpoint_makes_room_for_the_newest(tmp_path):
+    job = Job(tmp_path / "checkpoints", keep_last=3)
+    assert job.save_each([1, 1, 1, 1]) == [3, 4]
+    assert job.saver.failures == []
+    assert job.report.notes[0] == (
+        "there is no room for 3 checkpoints: step-00000001 was removed to save step-00000003"
+    )
+
+
+@pytest.mark.usefixtures("room_for_two")
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep_last": 3, "best": MetricGoal("accuracy", highest=True)}, [1, 2]),  # the best and the newest
+        ({"keep_last": None}, [1, 2]),  # all are to be kept
+    ],
+)
+def test_what_is_to_be_kept_makes_no_room(tmp_path, options, kept):
+    job = Job(tmp_path / "checkpoints", **options)
+    assert job.save_each([5, 1, 1]) == kept
+    assert len(job.saver.failures) == 1
+
+
+def test_nothing_is_removed_that_would_not_make_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    (tmp_path / "model").write_bytes(bytes(1000))
+    assert saving._makes_room(tmp_path, {"a": np.zeros(5096, np.uint8)})
+    assert not saving._makes_room(tmp_path, {"a": np.zeros(5097, np.uint8)})
 
 
 def test_what_is_no_parameter_need_not_be_finite(tmp_path):
