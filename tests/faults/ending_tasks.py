@@ -1,0 +1,49 @@
+"""Tasks whose jobs should end well, or with a message, whatever they leave behind or do on rank 1."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faulty_tasks import RANK, Slow, Sound  # noqa: F401
+
+SAVE_SECONDS = 10
+
+
+class LeavesThread(Sound):
+    """On rank 1 a thread stays that nobody ends."""
+
+    def train_data(self):
+        if RANK == 1:
+            threading.Thread(target=time.sleep, args=(600,), name="left behind").start()
+        return super().train_data()
+
+
+class Exits(Sound):
+    """On rank 1 the loss calls sys.exit(): in PyTorch at step 2, in TensorFlow when the step is compiled."""
+
+    calls = 0
+
+    def loss(self, outputs, batch):
+        self.calls += 1
+        in_graph = type(outputs).__name__ == "SymbolicTensor"  # not so in the dry run
+        if RANK == 1 and (in_graph or (self.calls == 3 and type(outputs).__module__.startswith("torch"))):
+            sys.exit(0)
+        return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+
+class SavesSlowly(Sound):
+    """A checkpoint takes some seconds, as on a busy file system."""
+
+    def train_data(self):
+        from hvdtrain.checkpoints import storage
+
+        write = storage.write
+
+        def write_slowly(*args):
+            time.sleep(SAVE_SECONDS)
+            return write(*args)
+
+        storage.write = write_slowly
+        return super().train_data()

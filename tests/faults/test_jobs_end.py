@@ -1,0 +1,72 @@
+"""How whole jobs end: with threads left behind, sys.exit(), a full or slow disk, another run directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from endings import ended, run_to_end, steps_logged, wait_until
+from support.jobs import launcher, started
+
+TASKS = Path(__file__).with_name("ending_tasks.py")
+JOBS = [("torch", "gloo"), ("tf", "mpi")]
+OTHER_JOBS = [("torch", "mpi"), ("tf", "gloo")]
+
+
+def command(controller: str, task: str, framework: str, *options: str, workers: int = 2) -> list[str]:
+    job = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", "run", *options]
+    return [*launcher(workers, controller), "python", "-m", "hvdtrain", *job]
+
+
+@pytest.mark.parametrize(("framework", "controller"), JOBS)
+def test_a_thread_that_a_task_leaves_does_not_keep_a_completed_job(framework, controller, tmp_path):
+    ending = run_to_end(command(controller, "LeavesThread", framework), tmp_path, timeout=150)
+    assert (ending.returncode, ending.summary["status"]) == (0, "completed")
+    assert "rank 1: the job is done; 10 s later this process ends despite a thread" in ending.output
+    assert "still running: left behind." in ending.output
+
+
+@pytest.mark.parametrize(("framework", "controller"), OTHER_JOBS)
+def test_sys_exit_on_one_worker_fails_the_job_with_a_message(framework, controller, tmp_path):
+    ending = run_to_end(command(controller, "Exits", framework), tmp_path, timeout=150)
+    assert ending.returncode == 4
+    assert ending.output.count("hvdtrain: rank 1 on ") == 1
+    assert "SystemExit: 0" in ending.output
+    assert ending.summary["status"] == "failed"
+    assert "SystemExit: 0" in ending.summary["error"]
+
+
+def test_a_full_log_disk_does_not_end_a_job(tmp_path):
+    shell = " ".join(command("none", "Sound", "torch", workers=1)) + " > /dev/full"
+    ending = run_to_end(["sh", "-c", shell], tmp_path, timeout=150)
+    assert (ending.returncode, ending.summary["status"]) == (0, "completed")
+    assert steps_logged(tmp_path) == 20
+    assert ending.output.count("cannot write to standard output: No space left on device; the job") == 1
+
+
+# Over MPI, a collective that waits longer than this ends the job.
+STALL = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
+
+
+@pytest.mark.parametrize(("framework", "controller"), OTHER_JOBS)
+def test_a_last_save_that_takes_longer_than_the_stall_limit_is_waited_for(framework, controller, tmp_path):
+    slow = command(controller, "SavesSlowly", framework, "--set", "save_every=null")
+    ending = run_to_end(slow, tmp_path, timeout=150, **STALL)
+    assert (ending.returncode, ending.summary["status"]) == (0, "completed")
+    assert "until the checkpoint of step 20 was written" in ending.output
+
+
+def test_a_run_directory_that_is_replaced_ends_the_job_and_is_not_written_to(tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    with started(command("gloo", "Slow", "tf"), tmp_path) as job:
+        wait_until(lambda: steps_logged(tmp_path) > 5)
+        run.rename(moved)
+        run.mkdir()
+        (run / "other").touch()
+        ending = ended(job, tmp_path, 120)
+    assert ending.returncode == 3
+    assert ending.output.count("was replaced by another one while training; training stopped at step") == 1
+    assert [path.name for path in run.iterdir()] == ["other"]
+    summary = json.loads((moved / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert Path(summary["checkpoint"]).parent == moved / "checkpoints"
+    assert f"--run-dir {moved}" in ending.output
