@@ -14,6 +14,7 @@ from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_
 from hvdtrain.errors import Interrupted, Stopped, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.printable import printable
 from hvdtrain.schedule import Cadence
 
 # config fields that have their own option; --set sets any field
@@ -194,7 +195,7 @@ def export(
     from hvdtrain.jobs.export import export_checkpoint
 
     done = export_checkpoint(checkpoint, format_name, _layers(assignments, options), output, force)
-    click.echo(done.describe())
+    click.echo(printable(done.describe()))
 
 
 @cli.command(cls=JobCommand)
@@ -252,7 +253,8 @@ def import_(
     from hvdtrain.jobs.import_weights import import_weights
 
     choice = Choice(only, skip, options=("--only", "--skip"))
-    click.echo(import_weights(weights, _layers(assignments, options), output, choice).describe())
+    done = import_weights(weights, _layers(assignments, options), output, choice)
+    click.echo(printable(done.describe()))
 
 
 @cli.command()

@@ -4,12 +4,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, Any
 
 import psutil
 from rich.console import Console
+from rich.text import Text
 
 from hvdtrain.host.output import tolerant
+from hvdtrain.printable import printable
 
 # the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
@@ -45,16 +47,24 @@ def open_console() -> Console:
     which are not wrapped.
     """
     if launched_rank() is None:
-        console = Console(file=tolerant(sys.stdout))
+        console = _Console(file=tolerant(sys.stdout))
         return console if console.is_terminal or console.is_jupyter else _plain_console()
     terminal = _launcher_terminal()
     if terminal is not None:
-        return Console(file=tolerant(terminal, "the terminal"), force_terminal=True)
+        return _Console(file=tolerant(terminal, "the terminal"), force_terminal=True)
     return _plain_console()
 
 
 def _plain_console() -> Console:
-    return Console(file=tolerant(sys.stdout), force_terminal=False, width=160, soft_wrap=True)
+    return _Console(file=tolerant(sys.stdout), force_terminal=False, width=160, soft_wrap=True)
+
+
+class _Console(Console):
+    """A console for words that may come from a file of somebody else: it shows no control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text to be printed, without what could control the terminal."""
+        return super().render_str(printable(text), **options)
 
 
 def _launcher_terminal() -> IO[str] | None:

@@ -27,6 +27,7 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
+from hvdtrain.printable import printable
 from hvdtrain.task import RaisedInReader
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
@@ -135,9 +136,9 @@ def _write(problem: str, remedy: str) -> None:
 
 
 def _show(text: str) -> None:
-    """Write to standard error; without control sequences for colours, if it is not a terminal."""
+    """Write to standard error, without what could control the terminal."""
     with suppress(OSError):
-        click.echo(text, err=True, nl=False)
+        click.echo(printable(text), err=True, nl=False)
 
 
 def _flush() -> None:

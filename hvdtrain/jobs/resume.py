@@ -21,6 +21,7 @@ from hvdtrain.training_plan import Progress
 from hvdtrain.wire import travels
 
 # fields that say where a run is written or starts from, not what it computes
+_MAX_SHOWN = 200  # characters of a value in a note
 _NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip"}
 
 
@@ -279,4 +280,7 @@ def _values(config: Config, last_step: int) -> dict[Path, float | None]:
 
 
 def _describe(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

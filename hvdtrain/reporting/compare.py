@@ -1,7 +1,6 @@
 """Runs side by side: a row for each, with its results and what differs in its config."""
 
 import json
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.printable import printable
 from hvdtrain.regular_files import read_regular, read_tail
 from hvdtrain.yaml_reader import parse_yaml
 
@@ -228,11 +228,11 @@ def _number(value: Any, form: str) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
+        return _plain(f"{value:,}")
     return "" if value is None else _plain(str(value))
 
 
 def _plain(text: str) -> str:
     """Return text without what could control the terminal, shortened."""
-    kept = "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "?" for c in text)
-    return kept if len(kept) <= _MAX_SHOWN else f"{kept[:_MAX_SHOWN]}..."
+    shown = printable(text[: _MAX_SHOWN + 1], lines=False)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

@@ -11,6 +11,7 @@ from hvdtrain.backends.base import StepMetrics
 from hvdtrain.callbacks import RunContext
 from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
+from hvdtrain.printable import printable
 from hvdtrain.reporting.console import Console
 from hvdtrain.reporting.dispatch import Dispatcher
 from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
@@ -216,7 +217,7 @@ class CallbackReport(SilentReport):
         """Write a callback's numbers; rank 0 does."""
 
     def _note_failure(self, text: str) -> None:
-        print(f"note: rank {self._context.rank}: {text}", file=sys.stderr, flush=True)
+        print(printable(f"note: rank {self._context.rank}: {text}"), file=sys.stderr, flush=True)
 
 
 class RunReport(CallbackReport):

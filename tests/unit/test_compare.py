@@ -145,7 +145,7 @@ def test_names_are_no_markup_and_do_not_reach_the_terminals_controls(make, shown
     lines = shown(make("[z]", hostile))
     assert lines[0].split()[:2] == ["run", "[/y]?"]
     assert lines[2].split()[0] == "[z]"
-    assert lines[3] == "framework torch, task a[b].py:?[31mX[/x], status [red], workers 2, steps 1,350"
+    assert lines[3] == "framework torch, task a[b].py:X[/x], status [red], workers 2, steps 1,350"
 
 
 def test_values_of_other_types_are_shown_as_they_are(make, shown):

@@ -1,0 +1,65 @@
+"""Words of somebody else's files do not control the terminal."""
+
+import sys
+
+import pytest
+
+from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.host import launcher
+from hvdtrain.jobs import failures
+from hvdtrain.jobs.resume import _describe
+from hvdtrain.printable import printable
+
+TITLE = "\x1b]0;title\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain: 3 €", "plain: 3 €"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("of Windows\r\n", "of Windows\n"),
+        ("\x1b[1m\x1b[31mred\x1b[0m", "red"),
+        (f"{TITLE}task", "?]0;title?task"),
+        ("overwritten\rby this\b", "overwritten?by this?"),
+        ("\x9b2J", "?2J"),
+        ("\u202egnp.exe", "?gnp.exe"),
+        ("half \ud800", "half ?"),
+    ],
+)
+def test_what_controls_the_terminal_is_shown_as_a_question_mark(text, shown):
+    assert printable(text) == shown
+
+
+def test_a_single_line_stays_one():
+    assert printable("a\nb", lines=False) == "a?b"
+
+
+@pytest.mark.parametrize("error", [ConfigError(f"task {TITLE}", f"use {TITLE}"), ValueError(TITLE)])
+def test_an_error_does_not_control_the_terminal(capsys, error):
+    failures._say(error, None, debug=False)
+    said = capsys.readouterr().err
+    assert "?]0;title?" in said
+    assert "\x1b" not in said
+    assert "\x07" not in said
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_what_a_console_prints_does_not_control_the_terminal(capsys, monkeypatch, rank):
+    for name in launcher._LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if rank:
+        monkeypatch.setenv("HOROVOD_RANK", rank)
+    console = launcher.open_console()
+    console.file = sys.stdout
+    console.print(f"note: {TITLE}", highlight=False, markup=False, style="yellow")
+    assert capsys.readouterr().out == "note: ?]0;title?\n"
+
+
+def test_a_long_value_of_a_checkpoint_is_cut_in_a_note():
+    assert _describe("x" * 10**6) == "x" * 200 + "..."
+
+
+def test_errors_have_their_words_as_they_are():
+    """Only what is shown is changed: a script may look for the name that it gave."""
+    assert EnvironmentFault(TITLE).problem == TITLE
