@@ -21,8 +21,8 @@ from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
 # its loss had, perhaps another task's; the global batch, which may have fewer samples than there are
-# workers now, with the learning rate and its schedule; and the threads and processes that it read and
-# computed with, perhaps on a larger machine
+# workers now, with the learning rate and its schedule; and the device, the threads and the
+# processes that it read and computed with, perhaps on a larger machine
 _OF_TRAINING = {
     *(
         "run_dir",
@@ -36,9 +36,10 @@ _OF_TRAINING = {
     ),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
-    *("threads", "read_threads", "read_workers"),
+    *("device", "threads", "read_threads", "read_workers"),
     *("check_data", "on_changed_data"),  # chosen for one job
 }
+_MAX_SHOWN = 500  # characters of a task's name
 
 
 def find_unverified(path: Path) -> Checkpoint:
@@ -100,6 +101,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     if task is None and trained_on not in built_in_names():
         # a name of somebody else's may hold what controls the terminal
         shown = trained_on if trained_on.isprintable() else ascii(trained_on)
+        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
         raise UsageError(
             f"checkpoint {found.path} was trained on the task {shown}, which is not built in; "
             "it runs only if you name it",

@@ -27,10 +27,12 @@ from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.regular_files import NotAFileError, check_link
 from hvdtrain.seeding import seeded_frameworks
 
 # how training computed is no part of a model that others serve
 _PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
+_MOST_COMPARED = 1024  # samples of a batch, which a checkpoint from elsewhere may state far larger
 _LINES = 3  # of a framework's error; they can be long
 
 
@@ -146,7 +148,7 @@ def _open(
 
 def _batches(data: LocalFetch, size: int) -> list[HostBatch]:
     """Return batches of several sizes, from different places of the data."""
-    size, samples = max(size, 2), len(data.dataset)
+    size, samples = min(max(size, 2), _MOST_COMPARED), len(data.dataset)
     places = ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1))
     return [_batch(data, start, number) for start, number in places]
 
@@ -206,9 +208,19 @@ def _check_packages(format_name: str) -> None:
 
 
 def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path:
+    """Return where an export goes if the user does not say it: a folder of the run directory.
+
+    Raises:
+        UsageError: If that is a link which leads out of it.
+    """
+    run_dir = checkpoint_config.run_dir_of(found)
+    try:
+        check_link(run_dir / "exports", run_dir)
+    except NotAFileError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}", "Give an --output.") from None
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
-    return checkpoint_config.run_dir_of(found) / "exports" / f"{task}-{found.path.name}{suffix}"
+    return run_dir / "exports" / f"{task}-{found.path.name}{suffix}"
 
 
 def _check_output(output: Path, format_name: str, force: bool) -> None:
@@ -243,7 +255,9 @@ def written_beside(output: Path) -> Iterator[Path]:
     folder = output.with_name(f".new-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.exists():
             shutil.rmtree(folder)  # what a killed export left
         folder.mkdir()
     except OSError as error:

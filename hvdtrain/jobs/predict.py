@@ -20,6 +20,7 @@ from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, UsageErr
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.batch_limits import check_eval_batch
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import words_for
 from hvdtrain.jobs.evaluate import evaluation_session, load_verified
@@ -126,6 +127,7 @@ def _predict(
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
+    check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
     done = _Done(found, is_ema, output, words_for(name), notes=(*identity.notes, *notes))
     try:
         with _opened(backend, output, len(data)) as file, backend.ema_weights():

@@ -42,8 +42,8 @@ def test_what_was_of_that_training_alone_is_left_out():
 
 
 def test_threads_and_processes_are_those_of_this_machine():
-    config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000))
-    assert (config.read_workers, config.threads, config.read_threads) == (0, None, 2)
+    config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000, device="gpu"))
+    assert (config.read_workers, config.threads, config.read_threads, config.device) == (0, None, 2, "auto")
     assert resolved(manifest(), Layer("options", {"read_workers": 3})).read_workers == 3
 
 
@@ -96,6 +96,12 @@ def test_the_name_of_a_foreign_task_does_not_reach_the_terminals_controls():
         resolved(manifest(task="a.py:\x1b[31mX"))
     assert "\x1b" not in str(caught.value)
     assert "a.py:\\x1b[31mX" in caught.value.problem
+
+
+def test_the_name_of_a_foreign_task_is_cut():
+    with pytest.raises(UsageError) as caught:
+        resolved(manifest(task=f"{'a' * 10**6}.py:X"))
+    assert len(str(caught.value)) < 1500
 
 
 @pytest.mark.parametrize(

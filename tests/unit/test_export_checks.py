@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import CheckpointError, EnvironmentFault, TaskError, UsageError
@@ -210,3 +211,28 @@ def test_the_line_that_loads_has_the_inputs():
     assert loading("torch-export", ("inputs",), is_plain=True).endswith(".module()(inputs)")
     assert loading("onnx", names, is_plain=False).endswith('.run(None, {"ids": ids, "mask": mask})')
     assert loading("saved-model", names, is_plain=False).endswith('["serving_default"](ids=ids, mask=mask)')
+
+
+def test_a_checkpoint_does_not_decide_how_many_samples_are_compared():
+    data = LocalFetch(ArrayDataset({"inputs": np.zeros(9, np.float32)}))
+    assert max(len(batch.indices[0]) for batch in export._batches(data, 10**12)) == 1024
+
+
+def checkpoint_in(run_dir: Path) -> Checkpoint:
+    return Checkpoint(run_dir / "checkpoints" / "step-00000003", SimpleNamespace())
+
+
+def test_exports_do_not_follow_a_link_out_of_the_run_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "exports").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match=r"exports: it is a link that leads out of .*\nGive an --output"):
+        export._default_output(checkpoint_in(tmp_path / "run"), SimpleNamespace(task="digits"), "pt")
+
+
+def test_a_link_in_the_place_of_what_is_written_is_removed_and_not_followed(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / ".new-model.pt").symlink_to(tmp_path / "outside")
+    with export.written_beside(tmp_path / "model.pt") as written:
+        written.write_text("")
+        assert not list((tmp_path / "outside").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
