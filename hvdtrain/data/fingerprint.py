@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.order import sample_keys
@@ -36,8 +36,20 @@ class Fingerprint(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    size: int
+    size: int = Field(ge=0, lt=2**63)
     samples: dict[str, list[str | None]] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> "Fingerprint":
+        """Check what a file says: for each key as many digests as are compared, in their form."""
+        count = len(probe_indices(self.size))
+        for key, digests in self.samples.items():
+            if len(digests) != count:
+                raise ValueError(f"{key} has {len(digests)} digests, of {count}")
+            for found in digests:
+                if found is not None and len(_numbers_of(found)) not in (0, 2):
+                    raise ValueError(f"{key} has the digest {found[:60]!r}")
+        return self
 
 
 def probe_indices(size: int) -> list[int]:
@@ -130,12 +142,22 @@ def is_same(one: str, other: str) -> bool:
     """Return whether two digests are of the same value, apart from rounding."""
     if one == other:
         return True
-    (first, *numbers), (second, *others) = one.split(), other.split()
-    if first != second or len(numbers) != 2 or len(others) != 2:
+    numbers, others = _numbers_of(one), _numbers_of(other)
+    if one.split(maxsplit=1)[0] != other.split(maxsplit=1)[0] or len(numbers) != 2 or len(others) != 2:
         return False
-    (total, norm), (other_total, other_norm) = map(float, numbers), map(float, others)
+    (total, norm), (other_total, other_norm) = numbers, others
     limit = _TOLERANCE * max(norm, other_norm)
     return abs(total - other_total) <= limit and abs(norm - other_norm) <= limit
+
+
+def _numbers_of(digest_text: str) -> list[float]:
+    """Return the numbers after the hash in a digest.
+
+    Raises:
+        ValueError: If something else follows it, or there is none.
+    """
+    _, *numbers = digest_text.split()
+    return [float(number) for number in numbers]
 
 
 def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:

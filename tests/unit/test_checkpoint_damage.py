@@ -217,6 +217,23 @@ def test_a_type_that_numpy_does_not_have_is_damage(tmp_path, kind):
         ({"config": [1]}, "trainer.json: config: Input should be a valid dictionary"),
         ({"surplus": 1}, "trainer.json: surplus: Extra inputs are not permitted"),
         ({"files": {"model.safetensors": 3}}, "trainer.json: files.model.safetensors: Input should be"),
+        (
+            {"data": {"eval_data": {"size": 3, "samples": {"x": ["ab"]}}}},
+            "trainer.json: data.eval_data: Value error, x has 1 digests, of 3",
+        ),
+        (
+            {"data": {"eval_data": {"size": 1, "samples": {"x": ["ab 1"]}}}},
+            "trainer.json: data.eval_data: Value error, x has the digest 'ab 1'",
+        ),
+        (
+            {"data": {"eval_data": {"size": 1, "samples": {"x": [""]}}}},
+            "trainer.json: data.eval_data: Value error, not enough values",
+        ),
+        (
+            {"data": {"eval_data": {"size": 1, "samples": {"x": ["ab one two"]}}}},
+            "trainer.json: data.eval_data: Value error, could not convert",
+        ),
+        ({"data": {"eval_data": {"size": 10**400}}}, "trainer.json: data.eval_data.size: Input should be"),
         ({"files": {}}, "trainer.json does not list model.safetensors"),
     ],
     ids=str,

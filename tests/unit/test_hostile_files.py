@@ -10,6 +10,7 @@ import pytest
 
 from hvdtrain.config import read_file
 from hvdtrain.data.images import cifar, folder, idx, npz
+from hvdtrain.data.texts.parquet import parquet_rows
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault
 from hvdtrain.jobs.run_directory import note_on_links
 from hvdtrain.regular_files import check_link, open_regular, read_regular, read_tail
@@ -110,6 +111,30 @@ def test_images_that_are_no_files_are_refused_at_once(tmp_path, make, find, name
     make(tmp_path / name)
     with pytest.raises(DataError, match=f"cannot be read: {Path(name).name} is not a regular file"):
         find(tmp_path)
+
+
+def test_a_long_text_that_a_table_repeats_takes_no_memory_for_each_row(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, rows, batch = tmp_path / "rows.parquet", 2000, 10
+    table = pa.table({"text": pa.array(["x" * 1_000_000] * batch), "label": pa.array(["a"] * batch)})
+    table = pa.table({name: table[name].dictionary_encode() for name in table.column_names})
+    parquet.write_table(pa.concat_tables([table] * (rows // batch)), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+    assert sum(len(row.text) for row in parquet_rows(path, "text", "label")) == rows * 1_000_000
+
+
+def test_a_table_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr("hvdtrain.data.texts.parquet._ALWAYS_ALLOWED_BYTES", 1 << 20)
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"text": ["x" * 1_000_000] * 10, "label": ["a"] * 10})
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"bytes of column 'text' unpack to 10,000,\d+: a corrupt file"):
+        next(parquet_rows(path, "text", "label"))
 
 
 @pytest.mark.parametrize("make", [pipe, zeros])
