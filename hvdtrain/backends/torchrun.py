@@ -4,6 +4,7 @@ Horovod over Gloo needs the rank, size and host of each worker, and a rendezvous
 them. torchrun states ranks and sizes, and runs a key-value store. Rank 0 runs the server, in a thread.
 """
 
+import inspect
 import json
 import os
 import socket
@@ -13,8 +14,10 @@ import threading
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from hvdtrain.backends.torchrun_key import offer_key, take_key
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.network import interfaces
+from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 _STORE_SECONDS = 60
 _CONNECT_SECONDS = 10
@@ -25,7 +28,8 @@ _EXCHANGE = """
 import json, sys
 from datetime import timedelta
 from torch.distributed import rendezvous
-text, prefix, seconds = sys.argv[1:]
+prefix, seconds = sys.argv[1:]
+text = sys.stdin.read()
 store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=float(seconds))))
 store.set(f"{prefix}/{rank}", text)
 texts = [store.get(f"{prefix}/{other}").decode() for other in range(size)]
@@ -40,7 +44,7 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
         environ: torchrun's variables, to which those of Horovod are added.
 
     Raises:
-        EnvironmentFault: If the workers cannot find each other.
+        EnvironmentFault: If the workers cannot find each other, or have no common key.
     """
     interface, address = _own_interface(environ)
     own: dict[str, Any] = {
@@ -50,13 +54,15 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
     }
     server = None
     if environ["RANK"] == "0":
-        server = _start_server(address)
-        own |= {"address": address, "port": server.server_address[1]}
+        key, key_info = offer_key(environ)
+        server = _start_server(address, key)
+        own |= {"address": address, "port": server.server_address[1], **key_info}
     infos = _exchange(own, environ)
     plan = _allocate(infos)
     if server is not None:
         server.init(plan)
     _check_address(infos, environ)
+    environ[KEY_VARIABLE] = key if server is not None else take_key(infos[0], environ)
     environ.update(_variables(plan[int(environ["RANK"])], infos[0], interface))
     _check_connection(infos[0])
 
@@ -93,11 +99,13 @@ def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:
     return next((pair for pair in own if pair[1] == address), ("lo", address))
 
 
-def _start_server(address: str) -> Any:
+def _start_server(address: str, key: str) -> Any:
     """Start Horovod's rendezvous server on a free port of an address, in a thread."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+    # a Horovod that was not built by hvdtrain takes requests without a key
+    keyed = (key,) if "key" in inspect.signature(RendezvousHTTPServer).parameters else ()
+    server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0, *keyed)
     threading.Thread(target=server.serve_forever, daemon=True, name="rendezvous").start()
     return server
 
@@ -105,9 +113,10 @@ def _start_server(address: str) -> Any:
 def _exchange(own: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """Collective. Return what each rank says of itself, in the order of ranks."""
     prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    command = [sys.executable, "-c", _EXCHANGE, json.dumps(own), prefix, str(_STORE_SECONDS)]
+    command = [sys.executable, "-c", _EXCHANGE, prefix, str(_STORE_SECONDS)]
+    # the key may be in it, so it is not on the command line
     done = subprocess.run(
-        command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command, env=dict(environ), input=json.dumps(own), capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it was ended")

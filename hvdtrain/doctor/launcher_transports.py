@@ -16,6 +16,7 @@ from hvdtrain.doctor.transport import LocalTransport, Transport, wait_until
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.signed_requests import SignedRequests
 
 _START_SECONDS = 60.0
 _RANK_0_SECONDS = 120.0  # what the other ranks wait for rank 0 in addition to its own time limit
@@ -132,7 +133,8 @@ class RendezvousTransport(Rank0Transport):
     def __init__(self, index: int, size: int) -> None:
         super().__init__(index, size)
         address, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-        self._url = f"http://{address}:{port}/{_SCOPE}"
+        self._url = f"http://{address}:{port}"
+        self._signed = SignedRequests()
         self._opener = build_opener(ProxyHandler({}))  # the user's proxy must not be used inside the cluster
 
     def close(self) -> None:
@@ -154,22 +156,29 @@ class RendezvousTransport(Rank0Transport):
         return self._get(f"{self._step_number}-all")
 
     def _put(self, key: str, text: str) -> None:
-        request = Request(f"{self._url}-{key}/value", data=text.encode(), method="PUT")
-        with self._reporting_errors(), self._opener.open(request, timeout=_REQUEST_SECONDS):
-            pass
+        with self._reporting_errors():
+            self._request("PUT", key, text.encode())
 
     def _get(self, key: str) -> str | None:
         with self._reporting_errors():
             try:
-                with self._opener.open(f"{self._url}-{key}/value", timeout=_REQUEST_SECONDS) as response:
-                    text: str = response.read().decode()
-                    return text
+                return self._request("GET", key).decode()
             except HTTPError as error:
                 error.close()
                 if error.code == 404:
                     return None
                 raise
         return None
+
+    def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        path = f"/{_SCOPE}-{key}/value"
+        headers = self._signed.headers(method, path, body or b"")
+        request = Request(self._url + path, data=body, method=method, headers=headers)
+        with self._opener.open(request, timeout=_REQUEST_SECONDS) as response:
+            answer: bytes = response.read()
+            if not self._signed.is_authentic(response.status, response.headers, answer):
+                raise URLError("what answers there does not have the key of this job")
+        return answer
 
     @contextmanager
     def _reporting_errors(self) -> Iterator[None]:

@@ -77,7 +77,7 @@ def test_a_loopback_address_does_for_one_host_only():
 
 
 def test_the_rendezvous_listens_on_the_address_of_the_job_only():
-    server = torchrun._start_server("127.0.0.1")
+    server = torchrun._start_server("127.0.0.1", "k" * 64)
     try:
         assert server.server_address[0] == "127.0.0.1"
         torchrun._check_connection(info(0, 1, address="127.0.0.1", port=server.server_address[1]))
