@@ -86,9 +86,9 @@ def _ask(name: str) -> str:
         connection.settimeout(_SECONDS)
         try:
             connection.connect(f"\0{name}")
-            if (user := _peer_user(connection)) != os.geteuid():
+            if (user := _peer_user(connection)) != (own := os.geteuid()):
                 raise EnvironmentFault(
-                    f"a process of user {user} offers the key of this job, which belongs to user {os.geteuid()}",
+                    f"a process of user {user} offers the key of this job, which belongs to user {own}",
                     "Somebody else writes to torchrun's store: start again with another --rdzv-id and port.",
                 )
             return receive_exactly(connection, 2 * _KEY_BYTES).decode("ascii")

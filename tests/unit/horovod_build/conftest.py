@@ -1,5 +1,6 @@
 """Horovod's source, and fakes of what a build of it finds: packages, programs, a cache."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -61,6 +62,23 @@ def patched(pristine, tmp_path_factory) -> Path:
     copy_patched_files(pristine, folder)
     apply_patches(folder, horovod_patches())
     return folder
+
+
+@pytest.fixture
+def horovod(patched):
+    """Import modules of the patched source, whichever Horovod is installed."""
+
+    def ours(name: str) -> bool:
+        return name == "horovod" or name.startswith("horovod.")
+
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
+    sys.path.insert(0, str(patched))
+    yield importlib.import_module
+    sys.path.remove(str(patched))
+    for name in list(sys.modules):
+        if ours(name):
+            del sys.modules[name]
+    sys.modules.update(kept)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Every test runs the patched source: the real modules, in this process or in one 
 
 import contextlib
 import ctypes
-import importlib
 import json
 import signal
 import subprocess
@@ -15,23 +14,6 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
-
-
-@pytest.fixture
-def horovod(patched):
-    """Import modules of the patched source, whichever Horovod is installed."""
-
-    def ours(name: str) -> bool:
-        return name == "horovod" or name.startswith("horovod.")
-
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
-    sys.path.insert(0, str(patched))
-    yield importlib.import_module
-    sys.path.remove(str(patched))
-    for name in list(sys.modules):
-        if ours(name):
-            del sys.modules[name]
-    sys.modules.update(kept)
 
 
 @pytest.fixture
