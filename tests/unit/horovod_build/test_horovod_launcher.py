@@ -68,7 +68,7 @@ def test_workers_have_one_hash_seed_unless_the_user_chose_it(horovod, monkeypatc
     monkeypatch.setattr(
         launch, "run_controller", lambda _, gloo_run, __, mpi_run, *rest: (gloo_run(), mpi_run())
     )
-    launch._launch_job(MagicMock(), None, None, ["true"])
+    launch._launch_job(MagicMock(), MagicMock(key=b"secret"), None, ["true"])
     assert seeds == [passed, passed]
 
 
