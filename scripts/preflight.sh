@@ -18,6 +18,9 @@ elif ! version=$("$python" --version 2>/dev/null); then
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     lacks "${version:-$python} is too old: 3.11 or newer is needed" \
         "Install a newer one beside it and name it: make PYTHON=python3.12 ..."
+elif ! "$python" -c 'import sys; sys.exit(sys.hexversion >= 0x030E0000)' 2>/dev/null; then
+    lacks "${version:-$python} is too new: the pinned packages are for 3.11 to 3.13" \
+        "Install another one beside it and name it: make PYTHON=python3.13 ..."
 else
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         lacks "$python cannot make virtual environments" "apt install python3-venv"

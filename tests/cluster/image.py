@@ -96,6 +96,7 @@ def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: s
     mounts[str(cache_dir / "pip.conf")] = "/etc/pip.conf"
     if _has_torch_for_cpus(settings):  # and PyTorch's own index may be out of reach
         arguments = {"TORCH_INDEX": "", **arguments}
+    arguments = {"BASE": BASE, **arguments}  # the Dockerfile's own is by digest, and on a registry
     words = ["bud", "--isolation", "chroot", "--pull-never", "--layers=false", "--format", "docker"]
     for name, value in arguments.items():
         words += ["--build-arg", f"{name}={value}"]

@@ -12,7 +12,7 @@ from support.documents import ROOT, blocks
 
 DOCKER = ROOT / "docker"
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "Dockerfile.gpu")
-SCRIPTS = tuple(sorted(DOCKER.glob("*.sh")))
+SCRIPTS = (*sorted(DOCKER.glob("*.sh")), ROOT / "requirements" / "install.sh")
 COMPOSE = DOCKER / "compose.yaml"
 # BuildKit's own words, which buildah 1.28 and older Dockers do not know
 _INSTRUCTIONS = (
@@ -71,7 +71,7 @@ def test_dockerfiles_need_no_extension_of_the_builder(dockerfile):
 
 def test_every_stage_starts_from_the_same_pinned_debian(dockerfile):
     base = arguments(dockerfile)["BASE"]
-    assert re.fullmatch(r"docker\.io/library/debian:bookworm-slim", base)
+    assert re.fullmatch(r"docker\.io/library/debian@sha256:[0-9a-f]{64}", base)
     assert [stage[0][1].split(" AS ")[0] for stage in stages(dockerfile)] == ["${BASE}"] * 2
     assert arguments(DOCKERFILES[0])["BASE"] == base
 
@@ -124,15 +124,12 @@ def test_images_differ_in_what_is_built_alone():
     assert cpu == gpu
 
 
-def test_gpu_variants_take_the_versions_of_the_constraints():
-    text = (DOCKER / "install-cuda.sh").read_text()
-    wanted = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    twelve, thirteen = text.split("\n13)")
-    assert f'"tensorflow=={wanted["tensorflow"]}"' in twelve
-    assert f'"torch==={wanted["torch"]}"' in thirteen
-    assert "tensorflow" not in thirteen.replace("tensorflow-cpu", "")
-    # what is installed without the constraints is pinned here
-    assert not re.findall(r'"nvidia-[\w-]+"', text)
+def test_every_package_of_an_image_is_checked_by_its_hash_and_comes_from_one_index(dockerfile):
+    texts = [dockerfile.read_text(), *(script.read_text() for script in SCRIPTS)]
+    for text in texts:
+        assert "--extra-index-url" not in text
+        for command in re.findall(r"^[^#\n]*\bpip install\b.*$", text, re.MULTILINE):
+            assert "--require-hashes" in command or "--no-deps --no-build-isolation" in command
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=by_name)

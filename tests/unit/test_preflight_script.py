@@ -88,6 +88,16 @@ def test_a_python_that_is_too_old_is_named_with_its_version(machine):
     )
 
 
+def test_a_python_that_is_too_new_is_named_with_its_version(machine):
+    machine.python(version="3.14.1", lacks="hexversion")
+    code, said = machine.check()
+    assert code == 1
+    assert said == (
+        "hvdtrain: Python 3.14.1 is too new: the pinned packages are for 3.11 to 3.13\n"
+        "    Install another one beside it and name it: make PYTHON=python3.13 ...\n"
+    )
+
+
 def test_a_python_that_is_missing_is_named(machine):
     code, said = machine.check(python="python3.99")
     assert code == 1
