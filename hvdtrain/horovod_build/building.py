@@ -3,18 +3,22 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from hvdtrain.errors import HorovodBuildError, Interrupted
 from hvdtrain.horovod_build.cache import BuildCache
 from hvdtrain.horovod_build.checking import check_build
 from hvdtrain.horovod_build.compiling import compile_wheel
 from hvdtrain.horovod_build.installed import InstalledBuild, installed_build, is_intact
+from hvdtrain.horovod_build.ownership import exposure
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
 from hvdtrain.horovod_build.source import VERSION
 
@@ -37,20 +41,39 @@ def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> Install
         Interrupted: If SIGTERM was received. No process that the build started is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
-    plan = make_plan(request)
-    echo(f"For {plan.describe()}.")
-    for line in plan.left_out:
-        echo(line)
-    cache = BuildCache(request.cache_folder)
-    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
-    with (
-        _ended_by_sigterm(),
-        cache.lock(
-            f"environment-{environment}", lambda: echo("Waiting for another build in this environment.")
-        ),
-        cache.lock(f"build-{plan.key}", lambda: echo("Waiting for another process that builds the same.")),
-    ):
-        return _build_locked(plan, request, cache, echo)
+    with _trusted_cache(request.cache_folder, echo) as cache:
+        plan = make_plan(replace(request, cache_dir=cache.folder))
+        echo(f"For {plan.describe()}.")
+        for line in plan.left_out:
+            echo(line)
+        environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
+        with (
+            _ended_by_sigterm(),
+            cache.lock(
+                f"environment-{environment}", lambda: echo("Waiting for another build in this environment.")
+            ),
+            cache.lock(
+                f"build-{plan.key}", lambda: echo("Waiting for another process that builds the same.")
+            ),
+        ):
+            return _build_locked(plan, request, cache, echo)
+
+
+@contextlib.contextmanager
+def _trusted_cache(folder: Path, echo: Callable[[str], None]) -> Iterator[BuildCache]:
+    """Give the cache in a folder, or an empty one for this build if somebody else can change that folder.
+
+    A wheel is code, and lies beside its own checksum: who can write both chooses the code that is installed.
+    """
+    reason = exposure(folder / "wheels")
+    if not reason:
+        yield BuildCache(folder)
+        return
+    echo(f"The cache {folder} is not used: {reason}, who could replace what is installed from it.")
+    echo("Make it yours alone (chown, chmod go-w), or set HVDTRAIN_CACHE to a folder that is.")
+    own = Path(tempfile.mkdtemp(prefix="hvdtrain-cache-"))
+    yield BuildCache(own)
+    shutil.rmtree(own, ignore_errors=True)  # after a failure it is kept: the log is in it
 
 
 def _build_locked(

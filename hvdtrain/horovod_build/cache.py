@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hvdtrain.horovod_build.ownership import exposure
+
 # The number of logs that are kept.
 LOGS_KEPT = 10
 
@@ -45,11 +47,13 @@ class BuildCache:
         return self._made("source")
 
     def wheel(self, key: str) -> Path | None:
-        """Return the wheel built for a key, or None if there is none or it is corrupted."""
+        """Return the wheel built for a key, or None if there is no good one, or others can change it."""
         entry = self.folder / "wheels" / key
         try:
             stored = json.loads((entry / "wheel.json").read_text(encoding="utf-8"))
             wheel = entry / str(stored["name"])
+            if exposure(entry / "wheel.json") or exposure(wheel):
+                return None
             return wheel if sha256_of(wheel) == stored["sha256"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -70,6 +74,8 @@ class BuildCache:
             shutil.copyfile(wheel, written / wheel.name)
             stored = {"name": wheel.name, "sha256": sha256_of(written / wheel.name)}
             (written / "wheel.json").write_text(json.dumps(stored), encoding="utf-8")
+            for file in (written / wheel.name, written / "wheel.json"):
+                file.chmod(0o644)  # whatever the umask: others may read it, and not write
             written.chmod(0o755)
             self.remove(key)
             written.rename(entry)
@@ -110,5 +116,6 @@ class BuildCache:
 
     def _made(self, name: str) -> Path:
         folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
         return folder

@@ -1,6 +1,7 @@
 """The check of a build, and its steps together."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -78,13 +79,15 @@ class Steps:
 
     def __init__(self, cache_folder):
         self.cache_folder = cache_folder
-        self.ran = []
+        self.ran, self.said = [], []
+        self.compiled_into = None
         self.fails = None
         self.installed = None
 
     def build(self, **options):
         self.ran.clear()
-        return build_horovod(BuildRequest(cache_dir=self.cache_folder, **options), lambda line: None)
+        self.said.clear()
+        return build_horovod(BuildRequest(cache_dir=self.cache_folder, **options), self.said.append)
 
 
 @pytest.fixture
@@ -95,6 +98,7 @@ def steps(cache, wheel, the_plan, monkeypatch):
 
     def compile_wheel(plan, into, jobs, echo):
         steps.ran.append("compile")
+        steps.compiled_into = into.folder
         return into.store(plan.key, wheel)
 
     def pip(*arguments):
@@ -120,6 +124,29 @@ def test_a_build_is_compiled_installed_and_checked_once(steps, the_plan):
     assert steps.ran == ["compile", "install", "check"]
     steps.build()
     assert steps.ran == []
+
+
+def test_a_cache_that_others_can_write_is_not_used(steps, cache, the_plan, tmp_path):
+    steps.build()
+    steps.installed = None
+    cache.folder.chmod(0o777)
+    assert steps.build().key == the_plan.key
+    assert steps.ran == ["compile", "install", "check"]
+    assert steps.said[1] == (
+        f"The cache {cache.folder} is not used: {cache.folder} can be written by everybody, "
+        "who could replace what is installed from it."
+    )
+    assert steps.compiled_into != cache.folder
+    assert not steps.compiled_into.exists()
+
+
+def test_after_a_failure_the_log_of_a_build_without_the_cache_is_kept(steps, cache):
+    cache.archives.parent.chmod(0o777)
+    steps.fails = HorovodBuildError("no")
+    with pytest.raises(HorovodBuildError):
+        steps.build()
+    assert steps.compiled_into.is_dir()
+    shutil.rmtree(steps.compiled_into)
 
 
 def test_a_wheel_in_the_cache_is_not_built_again(steps):

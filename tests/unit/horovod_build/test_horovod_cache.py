@@ -1,5 +1,6 @@
 """The source archive and the cache of wheels."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def test_a_wheel_replaces_an_older_one(cache, wheel):
 )
 def test_a_damaged_wheel_is_not_taken(cache, wheel, harm):
     harm(cache.store("key", wheel))
+    assert cache.wheel("key") is None
+
+
+def test_a_wheel_that_others_can_change_is_not_taken(cache, wheel):
+    before = os.umask(0)
+    try:
+        stored = cache.store("key", wheel)
+    finally:
+        os.umask(before)
+    assert cache.wheel("key") == stored
+    stored.chmod(0o666)
     assert cache.wheel("key") is None
 
 
