@@ -3,28 +3,51 @@
 One process has one training thread, so there is one activity. Changing it takes well under a microsecond.
 """
 
+import sys
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+READING_DATA = "reading data for training step"
+TRAINING = "in training step"
+
+_PHASES = {READING_DATA: 0, TRAINING: 1}  # all else, such as evaluating, comes after the step
+_OWN_FOLDER = str(Path(__file__).parent) + "/"
+_LIBRARIES = ("site-packages/", "dist-packages/", sysconfig.get_path("stdlib") + "/", "<")
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(NamedTuple):
     """What the training thread is doing.
 
     Attributes:
-        name: the activity in words that follow "rank 1 is", such as "reading data" or "in training step 12".
+        name: the activity in words that follow "rank 1 is", such as "opening the data"; with a step, words
+            that the step's number follows, such as "in training step".
         since_seconds: when it began, by ``time.monotonic()``.
-        is_long: whether it was announced to take long, such as a save: then it is not a stall.
+        is_long: whether it was announced to take long, such as a save.
         number: the number of changes of the activity before this one.
+        step: the training step, from 1; 0 if the activity belongs to none.
     """
 
     name: str
     since_seconds: float
     is_long: bool = False
     number: int = 0
+    step: int = 0
+
+    @property
+    def place(self) -> int:
+        """Where in the training this is: the larger, the further; 0 if the activity belongs to no step."""
+        return self.step and 3 * self.step + _PHASES.get(self.name, 2)
+
+    def __str__(self) -> str:
+        """Return the activity in words that follow "rank 1 is"."""
+        return f"{self.name} {self.step:,}" if self.step else self.name
 
 
 class ActivityMark:
@@ -34,20 +57,59 @@ class ActivityMark:
         self.current = Activity("starting", time.monotonic(), is_long=True)
         self.thread_id = threading.main_thread().ident
 
-    def enter(self, name: str, is_long: bool = False) -> None:
+    def enter(self, name: str, step: int = 0, is_long: bool = False) -> None:
         """Begin an activity, which lasts until the next one begins."""
         self.thread_id = threading.get_ident()
-        self.current = Activity(name, time.monotonic(), is_long, self.current.number + 1)
+        self.current = Activity(name, time.monotonic(), is_long, self.current.number + 1, step)
 
     @contextmanager
-    def during(self, name: str, is_long: bool = True) -> Iterator[None]:
+    def during(self, name: str, step: int = 0, is_long: bool = True) -> Iterator[None]:
         """Return a context in which an activity lasts; afterwards the one before it begins again."""
         before = self.current
-        self.enter(name, is_long)
+        self.enter(name, step, is_long)
         try:
             yield
         finally:
-            self.enter(before.name, before.is_long)
+            self.enter(before.name, before.step, before.is_long)
+
+    def stack(self) -> str:
+        """Return the Python stack of the training thread, as a traceback shows it; empty if it has ended."""
+        frame = self._frame()
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def user_code(self) -> str:
+        """Return where in the user's code the training thread is; empty if it is not in it.
+
+        It is in the user's code if the innermost frame of the stack that is no library's is not hvdtrain's.
+        """
+        frames = sys._current_frames()
+        if found := _user_code(frames.get(self.thread_id or 0)):
+            return found
+        # a graph of TensorFlow runs functions of Python in threads of its own
+        others = (frame for frame in frames.values() if _is_called_by_graph(frame))
+        return next(filter(None, map(_user_code, others)), "")
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self.thread_id or 0)
+
+
+def _user_code(frame: FrameType | None) -> str:
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_OWN_FOLDER):
+            return ""
+        if not any(part in path for part in _LIBRARIES):
+            return f"{Path(path).name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_called_by_graph(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("tensorflow/python/ops/script_ops.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 ACTIVITY = ActivityMark()

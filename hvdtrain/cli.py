@@ -26,6 +26,7 @@ OPTIONS = (
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
     "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "init_only",
     "init_skip", "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
+    "stall_timeout",
 )  # fmt: skip
 
 

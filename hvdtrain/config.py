@@ -33,6 +33,8 @@ from hvdtrain.regular_files import open_regular
 from hvdtrain.schedule import Cadence
 from hvdtrain.yaml_reader import parse_yaml, write_yaml
 
+_LEAST_STALL_TIMEOUT = 5
+
 MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
 
 
@@ -296,6 +298,13 @@ class Config(BaseModel):
     check_replicas_every: int = Field(
         1000, gt=0, description="Steps between comparisons of the workers' parameters."
     )
+    stall_timeout: float = Field(
+        120,
+        ge=0,
+        le=604800,
+        description="Seconds after which a worker that does not answer, or makes no progress while others "
+        "wait, ends the job; 10 times as long for saves, evaluations and the like. 0: no limit.",
+    )
     trace_indices: bool = Field(
         False, description="Write the indices that each worker trains on to RUN_DIR/indices/."
     )
@@ -309,6 +318,14 @@ class Config(BaseModel):
         if not isinstance(value, str):
             return value
         return expand_task(value) if info.field_name == "task" else expand_path(value)
+
+    @field_validator("stall_timeout")
+    @classmethod
+    def _check_stall_timeout(cls, seconds: float) -> float:
+        if 0 < seconds < _LEAST_STALL_TIMEOUT:
+            least = f"{_LEAST_STALL_TIMEOUT}: workers tell what they do once a second"
+            raise ValueError(f"should be 0, for no limit, or at least {least}")
+        return seconds
 
     @model_validator(mode="after")
     def _check(self) -> "Config":

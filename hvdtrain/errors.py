@@ -96,7 +96,20 @@ class AgreementError(EnvironmentFault):
 
 
 class PeerLostError(EnvironmentFault):
-    """A collective failed because another worker ended."""
+    """A collective failed because another worker ended, or a worker does not answer.
+
+    Args:
+        problem: what was found.
+        remedy: what to do.
+        everywhere: whether every worker raises the same error.
+        names_worker: whether the problem says which worker it was.
+    """
+
+    def __init__(
+        self, problem: str, remedy: str = "", *, everywhere: bool = False, names_worker: bool = False
+    ) -> None:
+        super().__init__(problem, remedy, everywhere=everywhere)
+        self.names_worker = names_worker
 
 
 class ExchangeError(EnvironmentFault):

@@ -6,6 +6,7 @@ It owns when things happen and which numbers they happen with; the backend owns 
 import time
 from collections.abc import Callable, Sequence
 
+from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
@@ -21,6 +22,9 @@ from hvdtrain.step_results import (
     stops_early,
 )
 from hvdtrain.training_plan import TrainingPlan
+
+_EVALUATING = "evaluating after step"
+_FIRST_STEPS = 2  # what a step compiles, it compiles in the first or, for another shape, in the second
 
 
 def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlags) -> None:
@@ -41,6 +45,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     """
     backend, config, plan = session.backend, session.config, session.plan()
     results, delayed = StepResults(session, plan), DelayedMetrics()
+    ACTIVITY.enter("starting to train", is_long=True)
     check_replicas(backend)
     session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
     if _is_left_to_evaluate(session, plan):
@@ -48,15 +53,20 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     if stops_early(session, plan):
         session.report.note("to continue, raise early_stopping_patience or set early_stopping to null")
         return
+    long_until = session.state.progress.step + _FIRST_STEPS
+    ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
     with session.train_feed(plan) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
+            number = session.state.progress.step + 1
+            ACTIVITY.enter(TRAINING, number, is_long=number <= long_until)
             learning_rate = session.learning_rate(plan)
             pending = backend.train_step(batch, learning_rate, _outgoing_signals(session, poll_signals, feed))
             step = session.advance(plan, learning_rate)
             trace.trained(batch.step)
             results.add(delayed.push(step, pending))
             if step.step % config.check_replicas_every == 0:
-                check_replicas(backend)
+                with ACTIVITY.during("comparing parameters after step", step.step):
+                    check_replicas(backend)
             judged = Judgement()
             if session.eval_data is not None and plan.is_due(config.eval_every, step):
                 results.add(delayed.flush())
@@ -71,6 +81,8 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                 session.stopped = stop and not judged.stops and not plan.is_done(step)
                 if judged.stops or stop:
                     break
+            ACTIVITY.enter(READING_DATA, number + 1)
+    ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.add(delayed.flush())
     check_replicas(backend)
 
@@ -90,8 +102,16 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
         first stand before those of their metrics.
     """
     backend, state = session.backend, session.state
+    with ACTIVITY.during(_EVALUATING, state.progress.step):
+        backend.sync_batch_norm_statistics()
+        _evaluate_sets(session, plan, learning_rate)
+    return state.last_eval
+
+
+def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
+    """Collective. Evaluate on each set of the evaluation data, and report all of them."""
+    backend, state = session.backend, session.state
     total, means = Window(), dict[str, float]()
-    backend.sync_batch_norm_statistics()
     with backend.ema_weights():
         for name, prefix in metric_prefixes(session.eval_data).items():
             session.report.status(f"evaluating {name + ' ' if name else ''}at step {state.progress.step:,}")
@@ -101,7 +121,6 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
         state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
         session.report.on_evaluation(step, state.last_eval, total.samples_per_second())
-    return state.last_eval
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
@@ -109,6 +128,7 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
     backend, window, partial = session.backend, Window(), None
     with session.eval_feed(plan, name) as feed:
         for batch in backend.to_device(feed):
+            ACTIVITY.enter(_EVALUATING, session.state.progress.step, is_long=True)
             partial = backend.eval_step(batch, partial)
         skipped, _ = feed.take_notes()
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
@@ -121,8 +141,9 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
 
 def save(session: Session) -> None:
     """Collective. Average the moving statistics and save; rank 0 writes, in the background."""
-    session.backend.sync_batch_norm_statistics()
-    session.saver.save(session.backend, session.manifest())
+    with ACTIVITY.during("saving after step", session.state.progress.step):
+        session.backend.sync_batch_norm_statistics()
+        session.saver.save(session.backend, session.manifest())
 
 
 def _outgoing_signals(

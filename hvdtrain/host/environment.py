@@ -1,16 +1,19 @@
 """Environment variables for Open MPI and Horovod that are set when a worker starts."""
 
+import math
 import os
 from collections.abc import MutableMapping
 
 from hvdtrain.host.cores import cores_per_worker
 from hvdtrain.host.launcher import launched_rank, workers_on_this_host
 
-_STALL_SHUTDOWN_SECONDS = 600
+_STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+_STALL_CHECK_SECONDS = 60  # Horovod's default
 _GLOO_TIMEOUT_SECONDS = 60
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float = 0) -> dict[str, str]:
     """Set the variables that this worker needs, before its native libraries start.
 
     A variable that the user has set is not changed.
@@ -18,9 +21,16 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
     - Without a launcher, use Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
     - With fewer than two cores per worker, one for computation and one for communication, let Open MPI
       yield while it waits. Otherwise its waiting thread occupies a core that is needed for computation.
-    - End the job if a collective stalls for ten minutes. By default, Horovod waits without limit.
+    - If the user limits how long a collective may stall, let Horovod check for it in time: its check, once
+      a minute by default, refuses a limit below its interval. Without the user's limit it only warns: it
+      knows nothing of work that takes long by itself, and the job's own watch does.
     - Over Gloo, let workers wait for each other for a minute at the start. Horovod's 30 seconds are too
-      short if importing a framework is slow on a host or its file system.
+      short if importing a framework is slow on a host or its file system. The same variable limits each
+      exchange of data later, so it is longer than the stall timeout, whose message names the worker.
+
+    Args:
+        environ: the environment.
+        stall_timeout: the config's, in seconds; 0 for none.
 
     Returns:
         The variables that were set under a launcher, by name; empty without a launcher.
@@ -29,9 +39,12 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
     if launched_rank() is None:
         wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     else:
-        wanted["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(_STALL_SHUTDOWN_SECONDS)
+        shutdown = environ.get(_STALL_SHUTDOWN, "")
+        if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
+            wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_GLOO_TIMEOUT_SECONDS)
+            seconds = _GLOO_TIMEOUT_SECONDS + math.ceil(stall_timeout)
+            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
         local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

@@ -27,6 +27,7 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
+from hvdtrain.jobs.worker_watch import Abandoned, Told, WatchEvent
 from hvdtrain.printable import printable
 from hvdtrain.task import RaisedInReader
 
@@ -64,21 +65,35 @@ def close_in_time(close: Callable[[], None]) -> None:
     thread.join(_CLOSE_SECONDS)
 
 
-def end_at_once(error: PeerLostError, on_host_lost: Callable[[str], None]) -> None:
-    """Report an error and end this process, from a thread: the main one may wait for ever.
+def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
+    """Report what the watch noticed and end this process, from a thread: the main one may wait for ever.
 
     Args:
-        error: what went wrong; reported by another worker if it is ``everywhere``.
-        on_host_lost: called with the problem first, to write it down.
+        event: what the watch noticed; another worker reports it if this one was told of it.
+        stacks: Python stacks of workers that stalled, to be shown.
+        on_worker_lost: called with the problem first, to write it down.
     """
-    with suppress(Exception):
-        on_host_lost(error.problem)
-    if error.everywhere:
-        time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
-    else:
-        _say(error, output_rank(), debug=False)
-    _flush()
-    os._exit(error.exit_code)
+    if not isinstance(event, Abandoned):  # then this process is no longer a part of the job
+        with suppress(Exception):
+            on_worker_lost(event.problem)
+    if not isinstance(event, Told | Abandoned):
+        if stacks:
+            _show(stacks)
+        _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
+        _flush()
+    os._exit(EXIT_ENVIRONMENT)
+
+
+def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:
+    """Return the error of a collective that failed, naming the worker that it failed for if that is known.
+
+    Args:
+        error: the error.
+        explain: returns what the watch noticed.
+    """
+    if error.names_worker or (event := explain()) is None:
+        return error
+    return PeerLostError(event.problem, event.remedy or error.remedy, names_worker=True)
 
 
 def end_if_uncaught() -> None:

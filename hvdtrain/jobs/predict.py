@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends import model_files
 from hvdtrain.backends.base import Backend
@@ -166,6 +167,7 @@ def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
     ):
         hosts: deque[HostBatch] = deque()  # the device's batches come later
         for batch in backend.to_device(_noted(feed, hosts)):
+            ACTIVITY.enter("predicting", is_long=True)
             host = hosts.popleft()
             real = host.weights[0] > 0
             outputs = _by_sample(files.predict(batch), len(real), done)

@@ -2,11 +2,13 @@
 
 import os
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
@@ -16,7 +18,7 @@ from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.eval_sets import metric_prefixes
-from hvdtrain.errors import NOT_THE_TASKS, ConfigError, DataError, TaskError, UsageError
+from hvdtrain.errors import NOT_THE_TASKS, ConfigError, DataError, PeerLostError, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.horovod_build import installed_build, require_horovod
 from hvdtrain.host import environment
@@ -35,10 +37,10 @@ from hvdtrain.jobs.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.data_sets import open_sets
-from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer
-from hvdtrain.jobs.host_watch import Watching, watch_hosts
+from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer, name_lost_worker
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
+from hvdtrain.jobs.worker_watch import Watching, WatchLimits, silence_seconds, watch_workers
 from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
@@ -113,7 +115,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     if FRAMEWORKS[config.framework].horovod:
         build = require_horovod(config.framework).describe()
     check_host()
-    settings = environment.prepare()
+    settings = environment.prepare(stall_timeout=config.stall_timeout)
     return JobSpec(
         config, task_class, build, settings, _notes_on_task(layers, merged), given_fields(layers, config)
     )
@@ -161,24 +163,31 @@ def _join_launch() -> None:
 
 @contextmanager
 def started(job: JobSpec, signals: Signals, watching: Watching | None = None) -> Iterator[Backend]:
-    """Collective. Return a context with the job's backend, in which the job's hosts are watched.
+    """Collective. Return a context with the job's backend, in which the job's workers are watched.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
 
     Args:
         job: the job.
         signals: what signals asked of this worker.
-        watching: what is done before the process ends because a host is gone.
+        watching: what is done before the process ends because a worker does not answer.
     """
     watching = watching or Watching()
     backend = load_backend(job.config)
+    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), "--debug" in sys.argv)
     try:
         with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
-            watch, watching.note = watch_hosts(
-                backend.workers, lambda error: end_at_once(error, watching.on_host_lost)
+            watch, watching.note = watch_workers(
+                backend.workers,
+                limits,
+                lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost),
             )
-        with closing(watch):
-            yield backend
+        watching.explain = watch.explain
+        with watch:
+            try:
+                yield backend
+            except PeerLostError as error:
+                raise name_lost_worker(error, watch.explain) from error
     except BaseException:
         signals.ignore()  # how this ends is settled
         close_in_time(backend.close)  # workers that wait for this one learn of it
@@ -256,7 +265,9 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
         The task with its data, what is known of the model, and the host of each worker.
     """
     hosts = handshake(job, backend)
+    ACTIVITY.enter("opening the data", is_long=True)
     task_data = open_task_data(job)
+    ACTIVITY.enter("comparing the data", is_long=True)
     assert_consistent(backend.workers, task_data.common_values, SAME_DATA)
     check_can_evaluate(job.config, task_data)
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
@@ -317,6 +328,7 @@ def handshake(job: JobSpec, backend: Backend) -> list[str]:
 
 def build_together(config: Config, task: Any, backend: Backend) -> ModelInfo:
     """Collective. Build the model with its initial values and compare its shape."""
+    ACTIVITY.enter("building the model", is_long=True)
     model = build(config, task, backend)
     shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
     assert_consistent(backend.workers, {**shapes, "learning rates of the optimizer": model.own_rates})

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.step_signals import ControlFlags
@@ -26,6 +27,7 @@ from hvdtrain.errors import (
     HvdtrainError,
     Interrupted,
     NonFiniteParameterError,
+    PeerLostError,
     SaveError,
     Stopped,
     WorkerFailure,
@@ -34,8 +36,7 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.failure_cause import exchange_cause
-from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.host_watch import Watching
+from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
@@ -44,6 +45,7 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import notes_on_options
+from hvdtrain.jobs.worker_watch import Watching
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.summary import Summary
@@ -53,7 +55,7 @@ from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
 
 _LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
-_LOST_SAVE_SECONDS = 10  # likewise if a host is gone
+_LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls
 
 
 def train(task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), **fields: Any) -> Summary:
@@ -116,12 +118,14 @@ def _train(
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     data, config, workers = task_data.identity, job.config, backend.workers
     lock_run(config, workers, lock)  # before a checkpoint in it is read
+    ACTIVITY.enter("reading the checkpoint", is_long=True)
     point = restore(
         config,
         backend,
         len(task_data.train_data),
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
     )
+    ACTIVITY.enter("comparing batches", is_long=True)
     checked = check_batches(workers, data, config, point.progress)
     notes = (*job.notes, *model.notes, *task_data.notes, *data.notes, *point.notes, *checked)
     point = replace(point, notes=(*notes, *filter(None, [watching.note])))
@@ -142,7 +146,7 @@ def _train(
     with services as (session, found):
         of_directory = filter(None, [lock.note, note_on_links(session.run_dir)])
         point = replace(point, notes=(*point.notes, *found, *of_directory))
-        watching.on_host_lost = partial(_write_summary_on_host_lost, session)
+        watching.on_worker_lost = partial(_write_summary_on_loss, session)
         plan = partial(_plan, job, session, point, hosts, model=model, task=task_data.task)
         options = notes_on_options(
             config,
@@ -151,7 +155,7 @@ def _train(
             own_optimizer=model.own_rates is not None,
             has_eval_data=session.eval_data is not None,
         )
-        return _train_session(session, plan, (*point.notes, *options), signals)
+        return _train_session(session, plan, (*point.notes, *options), signals, watching)
 
 
 @contextmanager
@@ -175,6 +179,7 @@ def _entered(
     config = job.config
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(config, backend, task_data, point, readers)
+        ACTIVITY.enter("in the dry run", is_long=True)
         notes = dry_run(session, task_data.task).notes  # its batches need not stay in memory
         context = RunContext(
             rank=backend.workers.rank,
@@ -225,7 +230,7 @@ def new_session(
 
 
 def _train_session(
-    session: Session, describe: Callable[[], str], notes: Sequence[str], signals: Signals
+    session: Session, describe: Callable[[], str], notes: Sequence[str], signals: Signals, watching: Watching
 ) -> Summary:
     """Collective. Show the plan, train, and report how it ended.
 
@@ -234,6 +239,7 @@ def _train_session(
         describe: returns the plan; it calls the task's own ``describe``, which may fail.
         notes: what to report after the plan.
         signals: what signals asked of this worker.
+        watching: what the watch of the workers knows.
     """
     status, problem, in_order = "failed", None, False
     workers = session.backend.workers
@@ -254,6 +260,10 @@ def _train_session(
         if session.saver.newest is None:
             session.report.say("no checkpoint was saved")
         raise
+    except PeerLostError as error:
+        named = name_lost_worker(error, watching.explain)
+        problem = named.problem
+        raise named from error
     except HvdtrainError as error:
         problem = error.problem
         raise
@@ -271,7 +281,7 @@ def _train_session(
     return _end_together(session, summary)
 
 
-def _write_summary_on_host_lost(session: Session, problem: str) -> None:
+def _write_summary_on_loss(session: Session, problem: str) -> None:
     """Write how the run stands before the process ends without its main thread."""
     session.saver.finish(_LOST_SAVE_SECONDS)
     session.report.write_summary(_summarise(session, "failed", problem))

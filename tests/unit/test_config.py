@@ -241,8 +241,15 @@ OUT_OF_RANGE = [
     ("seed", 2**63, f"should be less than {2**63}"),
     ("keep_last", 0, "should be greater than 0"),
     ("check_replicas_every", 0, "should be greater than 0"),
+    ("stall_timeout", -1, "should be greater than or equal to 0"),
+    ("stall_timeout", 604801, "should be less than or equal to 604800"),
 ]
 OTHER_OFFENCES = [
+    (
+        "stall_timeout",
+        4.9,
+        "should be 0, for no limit, or at least 5: workers tell what they do once a second",
+    ),
     ("epochs", float("inf"), "should be a finite number"),
     ("learning_rate", float("nan"), "should be a finite number"),
     ("batch_size", 1.5, "should be a valid integer, got a number with a fractional part"),

@@ -30,10 +30,17 @@ def test_without_a_launcher_nothing_is_reported():
     assert prepare({}) == {}
 
 
-def test_a_stalled_collective_ends_the_job(launched):
-    environ: dict[str, str] = {}
-    assert prepare(environ) == {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
-    assert environ == {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
+def test_horovod_does_not_end_long_work_that_the_watch_knows_of(launched):
+    assert prepare({}, stall_timeout=120) == {}
+
+
+@pytest.mark.parametrize(
+    ("shutdown", "check"), [("30", "15"), ("60", "30"), ("1", "1"), ("61", None), ("0", None), ("soon", None)]
+)
+def test_a_stall_limit_of_the_user_below_a_minute_acts(launched, shutdown, check):
+    environ = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": shutdown}
+    assert prepare(environ).get("HOROVOD_STALL_CHECK_TIME_SECONDS") == check
+    assert environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == shutdown
 
 
 @pytest.mark.parametrize(("local_size", "yields"), [("1", False), ("2", False), ("3", True), ("4", True)])
@@ -54,6 +61,7 @@ def test_workers_of_srun_count_as_those_of_mpirun(launched, tasks, node, yields)
 def test_what_the_user_set_is_not_changed(launched):
     environ = {
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "7",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         "OMPI_MCA_mpi_yield_when_idle": "0",
     }
@@ -65,3 +73,8 @@ def test_what_the_user_set_is_not_changed(launched):
 def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
     set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"})
     assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "60"
+
+
+def test_over_gloo_the_watch_names_a_stopped_worker_before_gloo_gives_up(launched):
+    set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=120)
+    assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "180"

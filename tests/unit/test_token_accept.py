@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.jobs import host_connections
+from hvdtrain.jobs import worker_connections
 from hvdtrain.jobs.token_accept import accept_with_token, greeting
 
 TOKEN = b"t" * 32
@@ -35,7 +35,7 @@ class Accepting:
 
     def connect(self, rank: int, token: bytes = TOKEN) -> socket.socket | None:
         """Connect as the workers do."""
-        return host_connections._connect_to_rank_0([self.address], token, rank)
+        return worker_connections._connect_to_rank_0([self.address], token, rank)
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""What the workers of a job send each other about once a second: lines of JSON."""
+
+import contextlib
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hvdtrain.activity import Activity, ActivityMark
+from hvdtrain.jobs.worker_connections import Member
+
+BEAT_SECONDS = 1.0
+
+_MAX_LINE_BYTES = 1 << 18
+_LOOK_AFTER_SECONDS = 2.0  # an activity that is older than this is looked at more closely
+
+
+class WorkerState(NamedTuple):
+    """What a worker tells of itself.
+
+    Attributes:
+        name: what its training thread does, in words that follow "rank 1 is".
+        number: how often that changed before.
+        step: the training step that it belongs to; 0 if none.
+        place: where in the training it is; see ``Activity.place``.
+        is_long: whether it was announced to take long.
+        age_seconds: how long it has lasted.
+        user_code: where in the user's code it is; empty if it is not there, or not for long.
+    """
+
+    name: str
+    number: int = 0
+    step: int = 0
+    place: int = 0
+    is_long: bool = False
+    age_seconds: float = 0.0
+    user_code: str = ""
+
+    def __str__(self) -> str:
+        """Return what the worker does, with the place in the user's code."""
+        return f"{self.name} ({self.user_code})" if self.user_code else self.name
+
+
+def state_of(mark: ActivityMark) -> WorkerState:
+    """Return what this worker tells of itself now."""
+    activity: Activity = mark.current
+    age_seconds = time.monotonic() - activity.since_seconds
+    user_code = mark.user_code() if age_seconds > _LOOK_AFTER_SECONDS else ""
+    return WorkerState(
+        str(activity),
+        activity.number,
+        activity.step,
+        activity.place,
+        activity.is_long,
+        round(age_seconds, 3),
+        user_code,
+    )
+
+
+def read_state(values: Any) -> WorkerState | None:
+    """Return the state that a message holds; None if it holds none."""
+    kinds = (str, int, int, int, bool, float | int, str)
+    if not isinstance(values, list) or len(values) != len(kinds):
+        return None
+    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
+        return None
+    return WorkerState(*values)
+
+
+@dataclass(eq=False)
+class Peer:
+    """The other end of a connection.
+
+    Attributes:
+        connection: the connection.
+        member: the worker at its other end.
+        error: why the connection failed, if it did not end in order.
+        is_closed: whether the connection has ended.
+    """
+
+    connection: socket.socket
+    member: Member
+    error: OSError | None = None
+    is_closed: bool = False
+    _incoming: bytearray = field(default_factory=bytearray)
+    _outgoing: bytearray = field(default_factory=bytearray)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the messages that have arrived. It does not wait."""
+        try:
+            while part := self.connection.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._incoming += part
+                if len(self._incoming) > _MAX_LINE_BYTES:
+                    break  # the rest waits; what is no message is dropped
+            else:
+                self.is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.is_closed, self.error = True, error
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming = bytearray(rest if len(rest) <= _MAX_LINE_BYTES else b"")
+        return [message for line in lines if (message := _message(line))]
+
+    def send(self, message: dict[str, Any], must_arrive: bool = False) -> None:
+        """Send a message without waiting; if the last one is still on its way, drop this one.
+
+        Args:
+            message: what to send.
+            must_arrive: whether to queue it behind the last one in place of dropping it.
+        """
+        if must_arrive or not self._outgoing:
+            self._outgoing += json.dumps(message).encode() + b"\n"
+        with contextlib.suppress(OSError):  # the next receive says what is wrong
+            while self._outgoing:
+                sent = self.connection.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                del self._outgoing[:sent]
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}

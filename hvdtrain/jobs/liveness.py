@@ -1,0 +1,197 @@
+"""Which worker a job waits for in vain: rules over heartbeats, without a clock or a connection."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from hvdtrain.activity import Activity
+from hvdtrain.jobs.heartbeat import BEAT_SECONDS, WorkerState
+from hvdtrain.jobs.worker_connections import Member
+
+LONG_FACTOR = 10  # what was announced to take long may be without progress for so many stall timeouts,
+LONG_SECONDS = 600.0  # and at least so long
+
+_NAMED = 8  # workers that a message names
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Workers whose processes do not answer.
+
+    Attributes:
+        problem: who it is, and what they did last, in words.
+        ranks: who it is.
+    """
+
+    problem: str
+    ranks: tuple[int, ...]
+    remedy: str = (
+        "Is its process stopped (docker pause, SIGSTOP, a debugger), or its host out of memory or "
+        "overloaded? Continue from the newest checkpoint with --resume. --stall-timeout sets how long a "
+        "worker may be silent."
+    )
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Workers that answer and make no progress; attributes as for ``Silent``."""
+
+    problem: str
+    ranks: tuple[int, ...]
+    remedy: str = (
+        "Mend what it waits for, then continue from the newest checkpoint with --resume. --debug shows its "
+        "Python stack; --stall-timeout sets how long a step, or reading its data, may take."
+    )
+
+
+@dataclass(frozen=True)
+class Left:
+    """A worker whose process ended without a message; attributes as for ``Silent``."""
+
+    problem: str
+    ranks: tuple[int, ...]
+    remedy: str = (
+        "Look for os._exit() in the task and what it imports, for a crash of native code, and for the "
+        "kernel's out-of-memory killer. Then continue from the newest checkpoint with --resume."
+    )
+
+
+Event = Silent | Stalled | Left
+
+
+@dataclass
+class _Heard:
+    member: Member
+    at_seconds: float
+    state: WorkerState | None = None
+
+    def age_seconds(self, now_seconds: float) -> float:
+        """How long the worker has made no progress."""
+        since_heard = now_seconds - self.at_seconds
+        return since_heard + (self.state.age_seconds if self.state else 0.0)
+
+
+class Liveness:
+    """What one worker knows of the others, and what follows from it.
+
+    Args:
+        own: this worker.
+        others: those whose heartbeats it gets.
+        stall_timeout: the longest time without an answer or without progress, in seconds; 0 for no limit.
+        now_seconds: the time now, by a monotonic clock.
+    """
+
+    def __init__(
+        self, own: Member, others: Collection[Member], stall_timeout: float, now_seconds: float
+    ) -> None:
+        self._own = own
+        self._stall_timeout = stall_timeout
+        self._heard = {member.rank: _Heard(member, now_seconds) for member in others}
+
+    def beat(self, rank: int, state: WorkerState, now_seconds: float) -> None:
+        """Take note of a heartbeat."""
+        if rank in self._heard:
+            self._heard[rank].at_seconds, self._heard[rank].state = now_seconds, state
+
+    def drop(self, rank: int) -> None:
+        """Watch a worker no longer: it has ended, or said that it does."""
+        self._heard.pop(rank, None)
+
+    def is_silent(self, rank: int, now_seconds: float) -> bool:
+        """Return whether a worker has not answered for a while."""
+        heard = self._heard.get(rank)
+        return heard is not None and now_seconds - heard.at_seconds > 5 * BEAT_SECONDS
+
+    def forgive(self, now_seconds: float) -> None:
+        """Begin all waiting anew: this process itself did not run for a while."""
+        for heard in self._heard.values():
+            heard.at_seconds = now_seconds
+
+    def left(self, rank: int) -> Left | None:
+        """Return the event of a worker whose connection ended without a word; None if it is not watched."""
+        if rank not in self._heard:
+            return None
+        heard = self._heard.pop(rank)
+        return Left(
+            f"{heard.member} ended without a message in the middle of the job (last it was "
+            f"{_last(heard.state)}): os._exit(), a crash or a kill",
+            (rank,),
+        )
+
+    def judge(self, own: WorkerState, now_seconds: float) -> Event | None:
+        """Return what is wrong now, if something is.
+
+        Args:
+            own: what this worker does.
+            now_seconds: the time now.
+        """
+        if not self._stall_timeout or not self._heard:
+            return None
+        return self.judge_silence(now_seconds) or self._stalled(own, now_seconds)
+
+    def judge_silence(self, now_seconds: float, seconds: float | None = None) -> Silent | None:
+        """Return the workers that have not answered for a number of seconds, by default the stall timeout."""
+        seconds = self._stall_timeout if seconds is None else seconds
+        silent = [one for one in list(self._heard.values()) if now_seconds - one.at_seconds >= seconds > 0]
+        if not silent:
+            return None
+        told = "; ".join(
+            f"{one.member} has not answered for {now_seconds - one.at_seconds:.0f} s: stopped or starved; "
+            f"last it was {_last(one.state)}"
+            for one in silent[:_NAMED]
+        )
+        return Silent(told + _more(silent), tuple(one.member.rank for one in silent))
+
+    def _stalled(self, own: WorkerState, now_seconds: float) -> Stalled | None:
+        ages = [heard.age_seconds(now_seconds) for heard in self._heard.values()]
+        waited_seconds = min([own.age_seconds, *ages])
+        if waited_seconds < self._stall_timeout:
+            return None
+        patience_seconds = min(5 * BEAT_SECONDS, self._stall_timeout / 2)
+        states = {rank: heard.state for rank, heard in self._heard.items() if heard.state}
+        late = any(now_seconds - heard.at_seconds > patience_seconds for heard in self._heard.values())
+        if late or len(states) < len(self._heard):
+            return None  # a worker that does not answer is named for that
+        states[self._own.rank] = own
+        blamed = blame(states)
+        is_long = any(states[rank].is_long for rank in blamed or states)
+        limit = max(LONG_FACTOR * self._stall_timeout, LONG_SECONDS) if is_long else self._stall_timeout
+        if waited_seconds < limit:
+            return None
+        return Stalled(self._describe(states, blamed, waited_seconds), tuple(blamed))
+
+    def _describe(
+        self, states: Mapping[int, WorkerState], blamed: Collection[int], waited_seconds: float
+    ) -> str:
+        members = {self._own.rank: self._own, **{rank: one.member for rank, one in self._heard.items()}}
+        ranks = sorted(blamed or states)
+        doing = ", ".join(f"{members[rank]} is {states[rank]}" for rank in ranks[:_NAMED]) + _more(ranks)
+        if not blamed:
+            return f"no worker has made progress for {waited_seconds:.0f} s: {doing}"
+        return f"the others have waited for {waited_seconds:.0f} s: {doing}"
+
+
+def blame(states: Mapping[int, WorkerState]) -> list[int]:
+    """Return the ranks that the others wait for; empty if the workers cannot be told apart.
+
+    They are those in the user's code if others are not, else those that are furthest behind: the steps of
+    a job are synchronous, so a worker that has got further waits for one that has not.
+
+    Args:
+        states: what each worker does, by rank.
+    """
+    in_user_code = [rank for rank, state in states.items() if state.user_code]
+    if 0 < len(in_user_code) < len(states):
+        return sorted(in_user_code)
+    if not all(state.place for state in states.values()):
+        return []
+    first = min(state.place for state in states.values())
+    behind = [rank for rank, state in states.items() if state.place == first]
+    return sorted(behind) if len(behind) < len(states) else []
+
+
+def _last(state: WorkerState | None) -> str:
+    return str(state) if state else str(Activity("starting", 0.0))
+
+
+def _more(named: Collection[object]) -> str:
+    return f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""

@@ -1,0 +1,181 @@
+"""The rules by which a worker counts as stopped, stalled or gone, and who is named."""
+
+import threading
+import time
+
+import pytest
+
+from hvdtrain.activity import READING_DATA, TRAINING, Activity, ActivityMark
+from hvdtrain.jobs.heartbeat import WorkerState, read_state, state_of
+from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled, blame
+from hvdtrain.jobs.worker_connections import Member
+
+ROOT, ONE, TWO = Member(0, "h1"), Member(1, "h2"), Member(2, "h2")
+
+
+def doing(name=TRAINING, step=12, age=0.0, is_long=False, user_code=""):
+    activity = Activity(name, 0.0, is_long, 0, step)
+    return WorkerState(str(activity), 0, step, activity.place, is_long, age, user_code)
+
+
+def liveness(others=(ONE, TWO), timeout=120.0):
+    return Liveness(ROOT, list(others), timeout, 0.0)
+
+
+def test_a_process_that_does_not_answer_is_named_with_what_it_did_last():
+    rules = liveness()
+    for second in range(1, 121):
+        rules.beat(2, doing(age=second), float(second))
+        if second == 1:
+            rules.beat(1, doing(step=1204), 1.0)
+    assert rules.judge(doing(age=120), 120.0) is None
+    event = rules.judge(doing(age=121), 121.0)
+    assert isinstance(event, Silent)
+    assert event.ranks == (1,)
+    assert event.problem == (
+        "rank 1 on h2 has not answered for 120 s: stopped or starved; last it was in training step 1,204"
+    )
+
+
+def judged(own, one, two, at=121.0, timeout=120.0):
+    rules = liveness(timeout=timeout)
+    rules.beat(1, one, at)
+    rules.beat(2, two, at)
+    return rules.judge(own, at)
+
+
+def test_the_worker_that_others_wait_for_is_named_with_the_place_in_the_users_code():
+    reading = doing(READING_DATA, 12, age=130, user_code="data.py, line 7, in __getitem__")
+    event = judged(doing(age=130), reading, doing(age=130))
+    assert isinstance(event, Stalled)
+    assert event.ranks == (1,)
+    assert event.problem == (
+        "the others have waited for 130 s: "
+        "rank 1 on h2 is reading data for training step 12 (data.py, line 7, in __getitem__)"
+    )
+
+
+def test_workers_that_cannot_be_told_apart_are_all_named():
+    event = judged(doing(age=130), doing(age=125), doing(age=140))
+    assert event.ranks == ()
+    assert event.problem == (
+        "no worker has made progress for 125 s: rank 0 on h1 is in training step 12, "
+        "rank 1 on h2 is in training step 12, rank 2 on h2 is in training step 12"
+    )
+
+
+def test_as_long_as_one_makes_progress_nobody_waits_in_vain():
+    assert judged(doing(age=1), doing(READING_DATA, age=500), doing(age=500)) is None
+
+
+@pytest.mark.parametrize(
+    ("timeout", "age", "ends"),
+    [(120, 1199, False), (120, 1201, True), (5, 599, False), (5, 601, True)],
+)
+def test_long_work_of_the_worker_that_others_wait_for_has_ten_times_as_long_or_ten_minutes(
+    timeout, age, ends
+):
+    saving = doing("saving after step", 11, age, is_long=True)
+    event = judged(doing(age=age), saving, doing(age=age), timeout=timeout)
+    assert (event is not None) == ends
+
+
+def test_long_work_of_a_worker_that_itself_waits_changes_nothing():
+    evaluating = doing("evaluating after step", 12, 130, is_long=True)
+    event = judged(evaluating, doing(READING_DATA, 12, age=130), evaluating)
+    assert event is not None
+    assert event.ranks == (1,)
+
+
+def test_a_worker_that_is_silent_for_a_while_is_not_named_as_stalled():
+    rules = liveness([ONE])
+    rules.beat(1, doing(READING_DATA, age=119), 0.0)
+    assert rules.judge(doing(age=125), 6.0) is None
+
+
+def test_no_limit_means_none():
+    assert judged(doing(age=1e6), doing(READING_DATA, age=1e6), doing(age=1e6), timeout=0) is None
+    rules = liveness(timeout=0)
+    assert rules.judge(doing(), 1e6) is None
+    assert rules.judge_silence(1e6) is None
+
+
+def test_a_process_that_was_stopped_itself_begins_anew():
+    rules = liveness()
+    rules.forgive(500.0)
+    assert rules.judge(doing(), 619.0) is None
+    assert isinstance(rules.judge(doing(), 620.0), Silent)
+
+
+def test_a_worker_that_said_goodbye_is_neither_silent_nor_gone():
+    rules = liveness([ONE])
+    rules.drop(1)
+    assert rules.judge(doing(age=1e6), 1e6) is None
+    assert rules.left(1) is None
+
+
+def test_a_process_that_ended_without_a_word_is_named():
+    rules = liveness()
+    rules.beat(1, doing(), 1.0)
+    event = rules.left(1)
+    assert isinstance(event, Left)
+    assert event.problem == (
+        "rank 1 on h2 ended without a message in the middle of the job (last it was in training step 12): "
+        "os._exit(), a crash or a kill"
+    )
+
+
+def test_who_is_behind_is_waited_for():
+    assert blame({0: doing(TRAINING, 13), 1: doing(READING_DATA, 13)}) == [1]
+    assert blame({0: doing(TRAINING, 13), 1: doing(TRAINING, 12)}) == [1]
+    assert blame({0: doing("saving after step", 12), 1: doing(READING_DATA, 13)}) == [0]
+    assert blame({0: doing("opening the data", 0), 1: doing("building the model", 0)}) == []
+    user = doing("opening the data", 0, user_code="task.py, line 3, in train_data")
+    assert blame({0: doing("comparing the data", 0), 1: user}) == [1]
+    assert blame({0: user, 1: user}) == []
+
+
+def test_what_a_worker_tells_of_itself_survives_the_way_and_nonsense_does_not():
+    state = doing(user_code="x.py, line 1, in f")
+    assert read_state(list(state)) == state
+    for nonsense in (None, [], ["x"], [1, *list(state)[1:]], {"name": "x"}):
+        assert read_state(nonsense) is None
+
+
+def test_a_mark_costs_little():
+    mark = ActivityMark()
+    begun = time.perf_counter()
+    for _ in range(100_000):
+        mark.enter(TRAINING, 12)
+    assert (time.perf_counter() - begun) / 100_000 < 10e-6  # 0.8 microseconds on an idle machine
+    assert mark.current.number == 100_000
+
+
+def test_an_activity_returns_to_the_one_before():
+    mark = ActivityMark()
+    mark.enter(TRAINING, 12)
+    with mark.during("saving after step", 12):
+        assert str(mark.current) == "saving after step 12"
+        assert mark.current.is_long
+    assert str(mark.current) == "in training step 12"
+    assert not mark.current.is_long
+
+
+def test_the_place_in_the_users_code_is_told_after_a_while():
+    mark, done, states = ActivityMark(), threading.Event(), []
+
+    def tell():
+        states.append(state_of(mark))
+        mark.current = mark.current._replace(since_seconds=time.monotonic() - 10)
+        states.append(state_of(mark))
+        states.append(mark.stack())
+        done.set()
+
+    mark.enter(READING_DATA, 3)
+    threading.Thread(target=tell, name="tell").start()
+    assert done.wait(10)
+    soon, late, stack = states
+    assert soon.user_code == ""
+    assert late.user_code.startswith("test_liveness.py, line ")
+    assert late.user_code.endswith("in test_the_place_in_the_users_code_is_told_after_a_while")
+    assert "test_liveness.py" in stack

@@ -1,0 +1,245 @@
+"""The watch of workers over real connections: who is told of what, and what is no event."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from hvdtrain.activity import TRAINING, ActivityMark
+from hvdtrain.jobs import worker_watch
+from hvdtrain.jobs.heartbeat import Peer
+from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled
+from hvdtrain.jobs.worker_connections import Member
+from hvdtrain.jobs.worker_watch import (
+    Abandoned,
+    HostLost,
+    Told,
+    WatchLimits,
+    WorkerWatch,
+    silence_seconds,
+    watch_workers,
+)
+
+MEMBERS = [Member(0, "h1", "m"), Member(1, "h1", "m"), Member(2, "h2", "m"), Member(3, "h3"), Member(4, "h3")]
+
+
+class Alarm:
+    """Records the calls of a watch."""
+
+    def __init__(self) -> None:
+        self.events: list = []
+        self.stacks = ""
+        self.rung = threading.Event()
+
+    def __call__(self, event, stacks: str) -> None:
+        self.events.append(event)
+        self.stacks = stacks
+        self.rung.set()
+
+
+class TimesOut:
+    """A connection that the kernel has ended because the other side is silent."""
+
+    def __init__(self) -> None:
+        self._socket, self._peer = socket.socketpair()
+        self._peer.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        raise TimeoutError(110, "Connection timed out")
+
+    def send(self, data: bytes, flags: int = 0) -> int:
+        raise BrokenPipeError
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def watching(monkeypatch):
+    monkeypatch.setattr(worker_watch, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 0.2)
+    watches = []
+
+    def start(connections: dict, rank: int = 0, limits: WatchLimits | None = None, members=MEMBERS) -> Alarm:
+        alarm, mark = Alarm(), ActivityMark()
+        mark.enter(TRAINING, 12)
+        limits = limits or WatchLimits(0)
+        alarm.watch = WorkerWatch(
+            members[rank], members, connections, limits=limits, on_event=alarm, mark=mark
+        )
+        watches.append(alarm.watch)
+        return alarm
+
+    yield start
+    for one in watches:
+        one.close()
+
+
+def messages(connection, seconds: float = 0.3) -> list[dict]:
+    connection.settimeout(seconds)
+    data = b""
+    try:
+        while part := connection.recv(4096):
+            data += part
+    except TimeoutError:
+        pass
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_both_sides_tell_what_they_do(watching):
+    here, there = socket.socketpair()
+    first, second = watching({here: MEMBERS[1]}, 0), watching({there: MEMBERS[0]}, 1)
+    time.sleep(0.3)
+    for alarm in (first, second):
+        (heard,) = alarm.watch._liveness._heard.values()
+        assert heard.state.name == "in training step 12"
+    second.watch.close()
+    assert not first.rung.wait(0.5), "a goodbye is no event"
+
+
+def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching):
+    here, there = socket.socketpair()
+    alarm = watching({TimesOut(): MEMBERS[3], here: MEMBERS[2]}, 0, WatchLimits(0, 20))
+    assert alarm.rung.wait(5)
+    (event,) = alarm.events
+    assert isinstance(event, HostLost)
+    assert event.problem == "host h3 (ranks 3, 4) is gone: it has not answered for 20 s"
+    assert {"end": event.problem, "stopped": []} in messages(there)
+    there.close()
+
+
+def test_what_rank_0_reports_is_not_printed_twice(watching):
+    here, there = socket.socketpair()
+    alarm = watching({here: MEMBERS[0]}, 2)
+    there.sendall(b'{"end": "host h3 is gone", "stopped": []}\n')
+    assert not alarm.rung.wait(0.3), "the worker that speaks is waited for"
+    there.close()
+    assert alarm.rung.wait(5)
+    assert alarm.events == [Told("host h3 is gone")]
+    assert alarm.watch.explain() == Told("host h3 is gone")
+
+
+def test_a_process_that_ends_without_a_goodbye_is_named_and_the_others_are_told(watching):
+    here, there = socket.socketpair()
+    other, third = socket.socketpair()
+    alarm = watching({here: MEMBERS[1], other: MEMBERS[2]})
+    there.close()
+    assert alarm.rung.wait(5)
+    (event,) = alarm.events
+    assert isinstance(event, Left)
+    assert event.ranks == (1,)
+    told = [message for message in messages(third) if "state" not in message]
+    assert told == [{"gone": event.problem}, {"end": event.problem, "stopped": []}]
+    third.close()
+
+
+def test_if_the_training_thread_notices_it_speaks_and_the_watch_knows_the_name(watching, monkeypatch):
+    monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 60)
+    here, there = socket.socketpair()
+    alarm = watching({here: MEMBERS[1]})
+    there.close()
+    assert isinstance(alarm.watch.explain(), Left)
+    alarm.watch.close()
+    assert not alarm.events
+
+
+def test_a_worker_that_failed_and_said_so_is_no_event(watching):
+    here, there = socket.socketpair()
+    alarm = watching({here: MEMBERS[1]})
+    there.sendall(b'{"goodbye": true}\n')
+    there.close()
+    assert not alarm.rung.wait(0.5)
+    assert alarm.watch.explain() is None
+
+
+def stopped_process() -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGSTOP)
+    return process
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["the-worker", "another-process-of-its-number"])
+def test_a_stopped_process_of_this_host_is_killed_so_that_it_cannot_wake_up(watching, is_same):
+    process = stopped_process()
+    begun = psutil.Process(process.pid).create_time() + (0 if is_same else 100)
+    members = [MEMBERS[0], Member(1, "h1", "m", process.pid, begun)]
+    here, there = socket.socketpair()
+    alarm = watching({here: members[1]}, 0, WatchLimits(0.3), members)
+    assert alarm.rung.wait(5)
+    assert isinstance(alarm.events[0], Silent)
+    if is_same:
+        assert process.wait(5) == -signal.SIGKILL
+    else:
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    there.close()
+
+
+def test_rank_1_says_that_rank_0_does_not_answer(watching):
+    here, there = socket.socketpair()
+    alarm = watching({here: MEMBERS[0]}, 1, WatchLimits(0.3))
+    assert alarm.rung.wait(5)
+    assert alarm.events[0].ranks == (0,)
+    assert any("end" in message for message in messages(there)), "rank 0 must not wake up into the job"
+    there.close()
+
+
+@pytest.mark.parametrize(("was_stopped", "kind"), [(True, Abandoned), (False, Left)])
+@pytest.mark.parametrize("last_word", [b"", b'{"end": "rank 1 is stopped", "stopped": [1]}\n'])
+def test_a_process_that_wakes_up_when_the_others_have_ended_is_quiet(was_stopped, kind, last_word, watching):
+    watch = watching({}, 1).watch
+    here, there = socket.socketpair()
+    watch._peers = [Peer(here, MEMBERS[0])]
+    watch._liveness = Liveness(MEMBERS[1], MEMBERS[:1], 5, time.monotonic())
+    there.sendall(last_word)
+    there.close()
+    with selectors.DefaultSelector() as selector:
+        selector.register(here, selectors.EVENT_READ)
+        event = watch._read(selector, time.monotonic(), was_stopped)
+    assert isinstance(event, Told if last_word and not was_stopped else kind)
+
+
+def test_the_worker_that_is_waited_for_shows_its_stack(watching):
+    here, there = socket.socketpair()
+    members = MEMBERS[:2]
+    root = watching({here: members[1]}, 0, WatchLimits(0.3, shows_stacks=True), members)
+    worker = watching({there: members[0]}, 1, WatchLimits(0), members)
+    root.watch._liveness._heard[1].state = None
+    root.watch._mark.enter(TRAINING, 13)
+    assert root.rung.wait(5)
+    assert isinstance(root.events[0], Stalled)
+    assert root.events[0].ranks == (1,)
+    assert root.stacks.startswith("rank 1 on h1:\n  File ")
+    assert "test_the_worker_that_is_waited_for_shows_its_stack" in root.stacks
+    worker.watch.close()
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 20), ("", 20), ("0", 0), ("45", 45), ("soon", 20)])
+def test_the_user_sets_how_long_a_host_may_be_silent(given, seconds):
+    environ = {} if given is None else {"HVDTRAIN_HOST_SILENCE_SECONDS": given}
+    assert silence_seconds(environ) == seconds
+
+
+class Alone:
+    """A single worker."""
+
+    rank, size, local_rank, local_size, host = 0, 1, 0, 1, "h1"
+
+
+def test_with_one_worker_nothing_listens_and_no_thread_runs():
+    before = threading.active_count()
+    one, note = watch_workers(Alone(), WatchLimits(120), Alarm())
+    assert (threading.active_count(), note) == (before, "")
+    one.close()
