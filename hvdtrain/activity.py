@@ -8,7 +8,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ READING_DATA = "reading data for training step"
 TRAINING = "in training step"
 
 _PHASES = {READING_DATA: 0, TRAINING: 1}  # all else, such as evaluating, comes after the step
+_GRAPH_CALLS = "tensorflow/python/ops/script_ops.py"
 _OWN_FOLDER = str(Path(__file__).parent) + "/"
 _LIBRARIES = ("site-packages/", "dist-packages/", sysconfig.get_path("stdlib") + "/", "<")
 
@@ -85,8 +86,10 @@ class ActivityMark:
         frames = sys._current_frames()
         if found := _user_code(frames.get(self.thread_id or 0)):
             return found
-        # a graph of TensorFlow runs functions of Python in threads of its own
-        others = (frame for frame in frames.values() if _is_called_by_graph(frame))
+        # a graph of TensorFlow runs functions of Python in threads of its own, and so is data read ahead
+        is_reading = self.current.name == READING_DATA
+        callers = (_GRAPH_CALLS, _OWN_FOLDER + "data/") if is_reading else (_GRAPH_CALLS,)
+        others = (frame for frame in frames.values() if _is_called_by(frame, callers))
         return next(filter(None, map(_user_code, others)), "")
 
     def _frame(self) -> FrameType | None:
@@ -104,9 +107,9 @@ def _user_code(frame: FrameType | None) -> str:
     return ""
 
 
-def _is_called_by_graph(frame: FrameType | None) -> bool:
+def _is_called_by(frame: FrameType | None, callers: Collection[str]) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename.endswith("tensorflow/python/ops/script_ops.py"):
+        if any(caller in frame.f_code.co_filename for caller in callers):
             return True
         frame = frame.f_back
     return False

@@ -73,10 +73,9 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
         stacks: Python stacks of workers that stalled, to be shown.
         on_worker_lost: called with the problem first, to write it down.
     """
-    if not isinstance(event, Abandoned):  # then this process is no longer a part of the job
+    if not isinstance(event, Told | Abandoned):
         with suppress(Exception):
             on_worker_lost(event.problem)
-    if not isinstance(event, Told | Abandoned):
         if stacks:
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)

@@ -16,7 +16,7 @@ from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.checkpoints.saver import BackgroundSaver
-from hvdtrain.checkpoints.storage import step_of
+from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import first_set, sets_of
@@ -36,7 +36,7 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.failure_cause import exchange_cause
-from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
+from hvdtrain.jobs.failures import close_in_time, end_if_uncaught, name_lost_worker
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
@@ -47,7 +47,8 @@ from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.worker_watch import Watching
 from hvdtrain.loop import run
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.report import SUMMARY_FILE, SilentReport
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators, seeded_frameworks
@@ -282,9 +283,21 @@ def _train_session(
 
 
 def _write_summary_on_loss(session: Session, problem: str) -> None:
-    """Write how the run stands before the process ends without its main thread."""
+    """Write how the run stands before the process ends without its main thread.
+
+    Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory.
+    """
     session.saver.finish(_LOST_SAVE_SECONDS)
-    session.report.write_summary(_summarise(session, "failed", problem))
+    summary = _summarise(session, "failed", problem)
+    session.report.write_summary(summary)
+    if session.backend.workers.rank:
+        close_in_time(partial(_write_summary_for_rank_zero, session, summary))
+
+
+def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
+    if (session.run_dir / "config.yaml").is_file():
+        newest = str(max(checkpoints_in(session.run_dir / CHECKPOINTS), default="")) or None
+        write_json(session.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
 
 
 def _plan(

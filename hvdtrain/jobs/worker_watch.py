@@ -28,7 +28,8 @@ from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_h
 
 _VARIABLE = "HVDTRAIN_HOST_SILENCE_SECONDS"
 _SILENCE_SECONDS = 20
-_SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others, or the training thread ends by itself
+_NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended; mpirun leaves no more
+_SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others
 _BETWEEN_SPEAKERS_SECONDS = 0.3
 _SPEAKER_SECONDS = 12.0  # in which it writes a checkpoint to its end, and the summary
 _STACK_SECONDS = 2.0
@@ -289,7 +290,7 @@ class WorkerWatch:
         """Let this worker and the others end; the watch is over."""
         if isinstance(event, Left):
             self._send_all({"gone": event.problem})
-            if self._is_closing.wait(_SPEAKS_ALONE_SECONDS):
+            if self._is_closing.wait(_NOTICES_SECONDS):
                 return  # the training thread has noticed, and speaks
         if isinstance(event, Silent | Stalled | Left | HostLost) and self._waits_its_turn(event):
             return

@@ -145,7 +145,7 @@ def test_a_process_that_ends_without_a_goodbye_is_named_and_the_others_are_told(
 
 
 def test_if_the_training_thread_notices_it_speaks_and_the_watch_knows_the_name(watching, monkeypatch):
-    monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 60)
+    monkeypatch.setattr(worker_watch, "_NOTICES_SECONDS", 60)
     here, there = socket.socketpair()
     alarm = watching({here: MEMBERS[1]})
     there.close()
