@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 
 from hvdtrain.host.cores import cores_per_worker
 from hvdtrain.host.launcher import launched_rank, workers_on_this_host
+from hvdtrain.host.start_reports import start_limit
 
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -24,9 +25,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float
     - If the user limits how long a collective may stall, let Horovod check for it in time: its check, once
       a minute by default, refuses a limit below its interval. Without the user's limit it only warns: it
       knows nothing of work that takes long by itself, and the job's own watch does.
-    - Over Gloo, let workers wait for each other for a minute at the start. Horovod's 30 seconds are too
-      short if importing a framework is slow on a host or its file system. The same variable limits each
-      exchange of data later, so it is longer than the stall timeout, whose message names the worker.
+    - Over Gloo, let workers wait for each other's data longer than the stall timeout, whose message names
+      the worker, and longer than a start may take. Horovod's 30 seconds are too short for both.
 
     Args:
         environ: the environment.
@@ -43,8 +43,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            seconds = _GLOO_TIMEOUT_SECONDS + math.ceil(stall_timeout)
-            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
+            seconds = max(_GLOO_TIMEOUT_SECONDS + stall_timeout, start_limit(environ))
+            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(seconds))
         local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

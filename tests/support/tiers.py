@@ -32,6 +32,7 @@ LEFT_OUT = (
     r"test_metric_objects\.py::test_they_are.*-[13]\]",
     r"test_metric_objects\.py::test_the_task.*\[tf\]",
     r"test_objects\.py::.*\[(mpi-torch|gloo-tf)\]",
+    r"test_never_arrives\.py::.*\[mpirun",
     r"test_own_rates\.py::.*tf-Lion",
     r"test_own_step\.py::test_(curves|workers_that_use|rates)",
     r"test_own_step\.py::.*(fp16|Gan-tf|return.*\[tf|Alternating-torch-2)",

@@ -50,6 +50,7 @@ from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
@@ -94,7 +95,7 @@ from hvdtrain.backends.tensorflow.weighting import (
     is_batch_mean,
     weigh,
 )
-from hvdtrain.backends.workers import HorovodWorkers, peer_errors
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -117,8 +118,7 @@ def start(config: Config) -> "TensorFlowBackend":
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    hvd.init()
-    workers = HorovodWorkers(hvd, HorovodCollectives())
+    workers = start_horovod(hvd, HorovodCollectives())
     return TensorFlowBackend(workers, use_device(config, workers))
 
 

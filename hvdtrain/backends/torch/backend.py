@@ -36,6 +36,7 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
@@ -60,7 +61,7 @@ from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_no
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.update import Update
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
-from hvdtrain.backends.workers import HorovodWorkers, peer_errors
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -74,8 +75,7 @@ def start(config: Config) -> "TorchBackend":
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    hvd.init()
-    workers = HorovodWorkers(hvd, HorovodCollectives())
+    workers = start_horovod(hvd, HorovodCollectives())
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":

@@ -1,0 +1,69 @@
+"""Starting Horovod: every failure of it, and a worker that never arrives, ends with a message."""
+
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from typing import Any
+
+from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers
+from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from hvdtrain.host.deadline import deadline
+from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launches import stated_launch
+from hvdtrain.host.start_reports import reported_start, start_limit, stopped_workers
+
+# So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
+_SPEAK_AFTER_SECONDS = 0.5
+_MOST_SECONDS = 4.0
+_REMEDY = (
+    "A worker is stopped or starved, still imports, or its host has no connection to the others; horovodrun "
+    "names it.\n  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
+    "launchers, waits longer."
+)
+# where in its source Gloo threw an exception
+_SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
+
+
+def start_horovod(hvd: Any, collectives: ByteCollectives) -> HorovodWorkers:
+    """Collective. Start Horovod, unless it has started, and return the job's workers.
+
+    MPI waits for ever for a worker that does not arrive, and that wait cannot be given up: the process
+    ends with exit code 3 when the time is over.
+
+    Args:
+        hvd: ``horovod.torch`` or ``horovod.tensorflow``.
+        collectives: how bytes travel through it.
+
+    Raises:
+        EnvironmentFault: If Horovod cannot start, or a launcher started processes that it does not see.
+    """
+    rank, seconds = launched_rank(), start_limit()
+    try:
+        with contextlib.ExitStack() as stack:
+            if rank is not None:
+                stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
+                stack.enter_context(reported_start(rank))
+            hvd.init()
+    except ValueError as error:
+        raise EnvironmentFault(f"Horovod could not start: {_SOURCE.sub('', str(error))}", _REMEDY) from error
+    return HorovodWorkers(hvd, collectives)
+
+
+def _give_up(rank: int, seconds: float) -> None:
+    launch = stated_launch()
+    count = f"the {launch.size} workers" if launch is not None and launch.size > 1 else "the workers"
+    stopped = stopped_workers()
+    if rank:
+        time.sleep(min(_SPEAK_AFTER_SECONDS * (rank + 1), _MOST_SECONDS))
+    here = f"; stopped on this host: {', '.join(stopped)}" if stopped else ""
+    with contextlib.suppress(OSError):
+        print(
+            f"hvdtrain: rank {rank} on {socket.gethostname()}: not all of {count} started Horovod within "
+            f"{seconds:g} s{here}\n  {_REMEDY}",
+            file=sys.stderr,
+            flush=True,
+        )
+    os._exit(EXIT_ENVIRONMENT)

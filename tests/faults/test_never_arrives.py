@@ -1,0 +1,74 @@
+"""A worker never arrives: it is named, everything ends with 3, and nothing aborts or waits for ever."""
+
+import time
+
+import pytest
+from support.jobs import launcher, run, started
+
+FROZEN = """
+import os, signal, sys
+
+if (os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")) == sys.argv[1]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+import runpy
+sys.argv = ["hvdtrain", "--task", "digits", "--framework", sys.argv[2], "--run-dir", "run"]
+runpy.run_module("hvdtrain", run_name="__main__")
+"""
+LIMIT = 5
+
+
+@pytest.mark.parametrize(
+    ("controller", "framework", "rank"), [("gloo", "tf", 0), ("mpi", "torch", 1), ("mpirun", "tf", 1)]
+)
+def test_a_worker_that_is_frozen_before_horovod_starts_is_named(controller, framework, rank, tmp_path):
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    command = [*launcher(2, controller), "python", "frozen.py", str(rank), framework]
+    with started(command, tmp_path, HOROVOD_START_TIMEOUT=str(LIMIT)) as job:
+        begun = time.monotonic()
+        result = job.wait(100)
+        seconds = time.monotonic() - begun
+    assert result.returncode == 3, result.output
+    assert f"hvdtrain: rank {1 - rank} on " in result.output
+    assert f"not all of the 2 workers started Horovod within {LIMIT} s; " in result.output
+    assert f"stopped on this host: rank {rank} (process " in result.output
+    if controller != "mpirun":
+        missing = (
+            f"horovodrun: rank {rank} (host localhost, slot {rank}) did not start Horovod within {LIMIT} s"
+        )
+        assert missing in result.output
+    assert "terminate called" not in result.output
+    assert seconds < 90  # most of it is the start of the frameworks
+    assert not (tmp_path / "run").exists()
+
+
+SCRIPT = """
+import os, time
+
+import horovod.torch as hvd
+import torch
+
+rank = int(os.environ["HOROVOD_RANK"])
+time.sleep(5 * rank)
+try:
+    hvd.init()
+except ValueError as error:
+    print("refused:", error, flush=True)
+    hvd.init()
+print("together:", int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), flush=True)
+if rank == 0:
+    hvd.allreduce(torch.ones(1), name="only.here")
+time.sleep(60)
+"""
+
+
+def test_over_gloo_a_late_worker_raises_and_a_stalled_one_is_named(tmp_path):
+    """Of Horovod itself: a failed start can be repeated, and its stall check knows the ranks."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    command = [*launcher(2, "gloo"), "python", "script.py"]
+    result = run(command, tmp_path, 100, HOROVOD_GLOO_TIMEOUT_SECONDS="3", **limits)
+    assert result.returncode == 1, result.output
+    assert "refused: Horovod initialization failed: " in result.stdout
+    assert "Wait timeout after 3 seconds for key(s): 1" in result.stdout
+    assert result.stdout.count("together: 2") == 2
+    assert "1!: [allreduce.only.here]" in result.stderr

@@ -1,0 +1,114 @@
+"""What the patched launcher knows of a start: who has not arrived; and the files of mpirun."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.host.start_reports import reported_start
+
+SLOTS = [
+    SimpleNamespace(hostname=host, local_rank=slot)
+    for host, slot in (("h1", 0), ("h1", 1), ("h2", 0), ("h2", 1))
+]
+
+
+@pytest.fixture
+def driver_service(horovod):
+    """The part of the launcher that follows a start."""
+    return horovod("horovod.runner.driver.driver_service")
+
+
+def named(driver_service, monkeypatch, capsys, slots, *found) -> str:
+    """What is said if these ranks are found, one after the other, and the last of them from then on."""
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.5")
+    answers = list(found)
+    thread = driver_service.name_missing_workers(
+        slots, lambda: answers.pop(0) if len(answers) > 1 else answers[0]
+    )
+    thread.join(10)
+    assert not thread.is_alive()
+    return capsys.readouterr().err
+
+
+def test_workers_that_do_not_arrive_are_named_by_host_and_slot(driver_service, monkeypatch, capsys):
+    said = named(driver_service, monkeypatch, capsys, SLOTS, set(), {0}, {0, 2})
+    names = "rank 1 (host h1, slot 1), rank 3 (host h2, slot 1)"
+    assert said.startswith(f"horovodrun: {names} did not start Horovod within 0.5 s of the first worker")
+
+
+def test_without_known_slots_the_ranks_are_named(driver_service, monkeypatch, capsys):
+    assert "horovodrun: rank 1 did not" in named(driver_service, monkeypatch, capsys, [None, None], {0})
+    many = named(driver_service, monkeypatch, capsys, [None] * 30, {0})
+    assert "rank 15, rank 16 and 13 more did not" in many
+
+
+@pytest.mark.parametrize("found", [[{0}, {0, 1, 2, 3}], [{0}, {0, 1}, set()], [{1}, None]], ids=str)
+def test_nothing_is_said_of_workers_that_arrive(driver_service, monkeypatch, capsys, found):
+    """The store is emptied when all have met; over MPI, a worker says that they have."""
+    assert named(driver_service, monkeypatch, capsys, SLOTS, *found) == ""
+
+
+def wait_for(reports, expected) -> None:
+    deadline = time.monotonic() + 10
+    while (found := reports.arrived()) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def test_workers_report_their_start_to_the_launcher(driver_service):
+    reports = driver_service.StartReports("127.0.0.1")
+    environ = {"HOROVOD_START_REPORT": reports.variable}
+    assert reports.arrived() == set()
+    with contextlib.suppress(ValueError), reported_start(3, environ):
+        wait_for(reports, {3})
+        raise ValueError
+    with reported_start(1, environ):
+        wait_for(reports, {1, 3})
+    wait_for(reports, None)
+
+
+def test_a_stranger_reports_nothing(driver_service):
+    reports = driver_service.StartReports("127.0.0.1")
+    address, port, key = reports.variable.split(":")
+    other_key = {"HOROVOD_START_REPORT": f"{address}:{port}:{key[::-1]}"}
+    with reported_start(2, other_key), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for packet in (b"", b"0", b"\0" * 32 + b"all", b"x" * 2000):
+            stranger.sendto(packet, (address, int(port)))
+        time.sleep(0.2)
+        assert reports.arrived() == set()
+
+
+def test_a_worker_without_a_launcher_sends_nothing():
+    with reported_start(None, {"HOROVOD_START_REPORT": "127.0.0.1:9:00"}), reported_start(0, {}):
+        pass
+
+
+RUNS = """
+import os, sys
+sys.path.insert(0, {source!r})
+from horovod.runner import mpi_run
+folder = '$PRTE_MCA_prte_local_tmpdir_base'
+command = f"sh -c 'echo {{folder}}; test -d {{folder}} && exit 7'"
+sys.exit(mpi_run._run_in_own_session_folder(command, dict(os.environ)))
+"""
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_each_mpirun_has_a_folder_of_its_own_that_is_removed(patched, tmp_path, chosen):
+    environ = {name: value for name, value in os.environ.items() if "prte_local_tmpdir" not in name}
+    if chosen:
+        environ["PRTE_MCA_prte_local_tmpdir_base"] = str(tmp_path)
+    command = [sys.executable, "-c", RUNS.format(source=str(patched))]
+    runs = [
+        subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False) for _ in range(2)
+    ]
+    assert [run.returncode for run in runs] == [7, 7]
+    folders = {run.stdout.strip() for run in runs}
+    assert folders == {str(tmp_path)} if chosen else len(folders) == 2
+    assert not any(os.path.exists(folder) for folder in folders - {str(tmp_path)})

@@ -1,0 +1,109 @@
+"""Starting Horovod: its failures, and workers that never arrive, end with a message and exit code 3."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.backends import start
+from hvdtrain.backends.start import start_horovod
+from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.host.environment import prepare
+from hvdtrain.host.start_reports import start_limit, stopped_workers
+
+GLOO = "Horovod initialization failed: [/build/gloo/x.cc:54] [/build/x.cc:54] Wait timeout after 5 seconds"
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    monkeypatch.delenv("HOROVOD_START_REPORT", raising=False)
+
+
+def horovod(init) -> SimpleNamespace:
+    """A binding whose ``init`` is given, with one worker."""
+    one = {name: lambda: 1 for name in ("size", "local_size")}
+    zero = {name: lambda: 0 for name in ("rank", "local_rank")}
+    return SimpleNamespace(init=init, mpi_enabled=lambda: False, **one, **zero)
+
+
+def test_what_gloo_throws_is_an_error_of_the_environment():
+    def fails() -> None:
+        raise ValueError(GLOO)
+
+    with pytest.raises(EnvironmentFault) as caught:
+        start_horovod(horovod(fails), None)
+    assert caught.value.problem == (
+        "Horovod could not start: Horovod initialization failed: Wait timeout after 5 seconds"
+    )
+    assert "--start-timeout" in caught.value.remedy
+
+
+def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
+    codes, left = [], threading.Event()
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
+    monkeypatch.setattr(start.os, "_exit", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(start, "stopped_workers", lambda: ["rank 2 (process 42)"])
+    monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, collectives: hvd)
+    start_horovod(horovod(lambda: left.wait(10)), None)
+    assert codes == [3]
+    said = capsys.readouterr().err
+    assert said.startswith("hvdtrain: rank 0 on ")
+    assert (
+        "not all of the 4 workers started Horovod within 0.1 s; stopped on this host: rank 2 (process 42)\n"
+        in said
+    )
+
+
+def test_a_start_in_time_is_left_alone(monkeypatch):
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
+    monkeypatch.setattr(start.os, "_exit", pytest.fail)
+    monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, collectives: hvd)
+    start_horovod(horovod(lambda: None), None)
+    threading.Event().wait(0.2)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 60), ("300", 300), ("2.5", 2.5)])
+def test_the_limit_is_that_of_horovodrun(given, seconds):
+    environ = {} if given is None else {"HOROVOD_START_TIMEOUT": given}
+    assert start_limit(environ) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "0", "-1", "nan", "inf", "1e9"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(given):
+    with pytest.raises(UsageError, match="HOROVOD_START_TIMEOUT must be a number of seconds between 0 and"):
+        start_limit({"HOROVOD_START_TIMEOUT": given})
+
+
+def test_gloo_waits_as_long_as_the_start_may_take():
+    environ = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_START_TIMEOUT": "300.5"}
+    assert prepare(environ)["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "301"
+
+
+@pytest.mark.parametrize(
+    ("job", "rank"),
+    [("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK"), ("PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK")],
+)
+def test_a_stopped_worker_of_this_job_is_found(job, rank):
+    processes = []
+    for name, number in (("this", "3"), ("other", "4"), ("this", "5")):
+        environ = {**os.environ, job: name, rank: number}
+        command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+        processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE))
+    try:
+        for process in processes:
+            process.stdout.readline()
+        for process in processes[:2]:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+        assert stopped_workers({job: "this"}) == [f"rank 3 (process {processes[0].pid})"]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
