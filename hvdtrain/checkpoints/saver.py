@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import Backend, PendingState, PortableState
 from hvdtrain.checkpoints import storage
@@ -20,6 +22,7 @@ from hvdtrain.reporting.report import Report
 
 _REPORTED_WAIT_SECONDS = 0.1
 _WRITING = "writing the checkpoint before"
+_LOOK_SECONDS = 1.0
 
 
 class _NotFiniteError(Exception):
@@ -162,7 +165,7 @@ class BackgroundSaver(NoSaver):
     def _wait(self, what: str, timeout_seconds: float | None = None) -> None:
         if self._thread is not None:
             since = time.perf_counter()
-            self._thread.join(timeout_seconds)
+            self._join(self._thread, timeout_seconds)
             waited_seconds = time.perf_counter() - since
             which = f"the checkpoint of step {self._step:,}"
             if self._thread.is_alive():
@@ -170,6 +173,19 @@ class BackgroundSaver(NoSaver):
             elif waited_seconds > _REPORTED_WAIT_SECONDS:
                 self._report.note(f"{what} waited {waited_seconds:.1f} s until {which} was written")
         self.poll()
+
+    def _join(self, thread: threading.Thread, timeout_seconds: float | None) -> None:
+        """Wait for a thread that writes; as long as more gets written, that is progress for the watch."""
+        if threading.get_ident() != self._owner:
+            thread.join(timeout_seconds)
+            return
+        until_seconds = time.monotonic() + (math.inf if timeout_seconds is None else timeout_seconds)
+        written_bytes = -1
+        while thread.is_alive() and (left_seconds := until_seconds - time.monotonic()) > 0:
+            thread.join(min(_LOOK_SECONDS, left_seconds))
+            before_bytes, written_bytes = written_bytes, _bytes_in(self._folder)
+            if thread.is_alive() and written_bytes != before_bytes:
+                ACTIVITY.enter("writing the checkpoint of step", self._step, is_long=True)
 
     def _write(self, pending: PendingState, manifest: Manifest) -> None:
         """Write one checkpoint and delete those that need not be kept; runs in the thread."""
@@ -272,6 +288,16 @@ def _makes_room(path: Path, state: PortableState) -> bool:
     disk = os.statvfs(path)
     removed = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return disk.f_bavail * disk.f_frsize + removed >= sum(array.nbytes for array in state.values())
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of what is in a folder, as far as it can be read."""
+    size = 0
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*/*"):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+    return size
 
 
 def _describe(error: Exception | None) -> str:

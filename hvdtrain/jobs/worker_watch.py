@@ -9,8 +9,8 @@ decided here.
 
 import os
 import selectors
-import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -28,10 +28,12 @@ from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_h
 
 _VARIABLE = "HVDTRAIN_HOST_SILENCE_SECONDS"
 _SILENCE_SECONDS = 20
+_NULL = subprocess.DEVNULL
 _NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended; mpirun leaves no more
 _SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others
 _BETWEEN_SPEAKERS_SECONDS = 0.3
 _SPEAKER_SECONDS = 12.0  # in which it writes a checkpoint to its end, and the summary
+_KILL_AFTER_SECONDS = 1.0
 _STACK_SECONDS = 2.0
 _UNREPORTED_SECONDS = 0.5
 _NAMED_AS_SILENT_SECONDS = 10.0
@@ -300,7 +302,7 @@ class WorkerWatch:
             self._wait_for_speaker()
         elif not isinstance(event, Abandoned):
             self._send_all({"end": event.problem, "stopped": stopped})
-        self._kill_stopped(stopped)
+        self._kill_stopped(stopped)  # in a moment
         self._on_event(event, stacks)
 
     def _send_all(self, message: dict[str, object]) -> None:
@@ -355,7 +357,11 @@ class WorkerWatch:
             if member.pid and member.shares_host(self._own):
                 with suppress(psutil.Error, OSError):
                     if psutil.Process(member.pid).create_time() == member.process_seconds:
-                        os.kill(member.pid, signal.SIGKILL)
+                        # later, so that the launcher takes the exit code of the worker that speaks
+                        words = ["sh", "-c", f"sleep {_KILL_AFTER_SECONDS}; kill -KILL {member.pid}"]
+                        subprocess.Popen(
+                            words, stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
+                        )
 
 
 def _describe_unwatched(unwatched: list[Member], root: Member) -> str:

@@ -129,6 +129,55 @@ class Slow(Sound):
         return Samples(super().train_data(), seconds=0.025)
 
 
+class ForEver(Samples):
+    """Samples of which one, on rank 1, never comes, or ends the process with the code of success."""
+
+    ends = False
+
+    def __getitem__(self, index):
+        if RANK == 1 and self.reads >= 120:
+            about_to_fail()
+            if self.ends:
+                os._exit(0)
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+class DataWaits(Slow):
+    """On rank 1 a sample never comes."""
+
+    def train_data(self):
+        return ForEver(super().train_data().arrays, seconds=0.025)
+
+
+class Leaves(Slow):
+    """On rank 1 the process ends with the code of success in the middle of training."""
+
+    def train_data(self):
+        data = ForEver(super().train_data().arrays, seconds=0.025)
+        data.ends = True
+        return data
+
+
+class ModelWaits(Slow):
+    """On rank 1 the model waits for ever, in PyTorch."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Waits(nn.Linear):
+            calls = 0
+
+            def forward(self, inputs):
+                self.calls += 1
+                if RANK == 1 and self.calls == 20:
+                    about_to_fail()
+                    time.sleep(600)
+                return super().forward(inputs)
+
+        return Waits(INPUTS, OUTPUTS)
+
+
 class OtherSize(Sound):
     """One sample more on rank 1."""
 

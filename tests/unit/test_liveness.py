@@ -143,11 +143,13 @@ def test_what_a_worker_tells_of_itself_survives_the_way_and_nonsense_does_not():
 
 
 def test_a_mark_costs_little():
-    mark = ActivityMark()
-    begun = time.perf_counter()
-    for _ in range(100_000):
-        mark.enter(TRAINING, 12)
-    assert (time.perf_counter() - begun) / 100_000 < 10e-6  # 0.8 microseconds on an idle machine
+    mark, seconds = ActivityMark(), []
+    for _ in range(10):
+        begun = time.thread_time()
+        for _ in range(10_000):
+            mark.enter(TRAINING, 12)
+        seconds.append((time.thread_time() - begun) / 10_000)
+    assert min(seconds) < 10e-6  # 0.8 microseconds on an idle machine
     assert mark.current.number == 100_000
 
 

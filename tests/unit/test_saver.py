@@ -491,3 +491,18 @@ def test_the_saver_of_other_ranks_does_nothing(tmp_path, monkeypatch):
     saver.save(Backend(), make_record(7))
     saver.finish(1.0)
     assert (saver.poll(), saver.newest, saver.failures, names(tmp_path)) == (False, None, [], [])
+
+
+def test_while_a_waited_for_checkpoint_grows_the_watch_of_the_workers_sees_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_LOOK_SECONDS", 0.01)
+    sizes = iter([100, 200, 300])
+    monkeypatch.setattr(saving, "_bytes_in", lambda _: next(sizes, 300))
+    before = saving.ACTIVITY.current.number
+    job, done = Job(tmp_path), threading.Event()
+    thread = threading.Thread(target=done.wait, name="writes")
+    thread.start()
+    job.saver._join(thread, 0.5)
+    assert saving.ACTIVITY.current.number == before + 3, "what grows no more is no progress"
+    assert saving.ACTIVITY.current.is_long
+    done.set()
+    thread.join()

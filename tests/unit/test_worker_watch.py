@@ -69,6 +69,7 @@ class TimesOut:
 def watching(monkeypatch):
     monkeypatch.setattr(worker_watch, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_watch, "_KILL_AFTER_SECONDS", 0.1)
     watches = []
 
     def start(connections: dict, rank: int = 0, limits: WatchLimits | None = None, members=MEMBERS) -> Alarm:
@@ -179,8 +180,9 @@ def test_a_stopped_process_of_this_host_is_killed_so_that_it_cannot_wake_up(watc
     assert alarm.rung.wait(5)
     assert isinstance(alarm.events[0], Silent)
     if is_same:
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(10) == -signal.SIGKILL
     else:
+        time.sleep(0.3)
         assert process.poll() is None
         process.kill()
         process.wait()
