@@ -55,6 +55,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         return
     long_until = session.state.progress.step + _FIRST_STEPS
     ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
+    backend.restart_clock()
     with session.train_feed(plan) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             number = session.state.progress.step + 1
@@ -67,6 +68,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             if step.step % config.check_replicas_every == 0:
                 with ACTIVITY.during("comparing parameters after step", step.step):
                     check_replicas(backend)
+                backend.restart_clock()
             judged = Judgement()
             if session.eval_data is not None and plan.is_due(config.eval_every, step):
                 results.add(delayed.flush())

@@ -7,7 +7,9 @@ from hvdtrain.errors import TaskError
 # what each line of metrics.jsonl says of its step
 LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "seconds"})
 # numbers that stand beside the metrics
-_MEASURES = frozenset({"loss", "learning_rate", "samples_per_second", "data_wait_fraction"})
+_MEASURES = frozenset(
+    {"loss", "learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"}
+)
 # what else a line of evaluations.jsonl says
 _EVALUATION_FIELDS = frozenset(
     {"checkpoint", "averaged_weights", "task", "framework", "eval_samples", "bad_samples", "time"}

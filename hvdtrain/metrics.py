@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hvdtrain.backends.base import PendingMetrics, StepMetrics
+from hvdtrain.stragglers import BusyTimes
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Window:
         waited_seconds: how long the workers waited for data, added up.
         weights: sum of the weights of those names whose values have weights of their own, or were not in
             every step.
+        busy: how long each worker was busy.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Window:
     ended_seconds: float = 0.0
     waited_seconds: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
+    busy: BusyTimes = field(default_factory=BusyTimes)
 
     def add(self, metrics: StepMetrics, clock_seconds: float) -> None:
         """Add the metrics of steps that were done at that time."""
@@ -89,21 +92,25 @@ class Window:
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.weight += metrics.weight
         self.waited_seconds += metrics.statistics.data_wait_seconds
+        self.busy.add(metrics.busy_seconds)
 
     def means(self) -> dict[str, float]:
         """Return the mean of every value over what counts in the window; NaN if nothing does."""
         weights = {name: self.weights.get(name, self.weight) for name in self.sums}
         return {name: self.sums[name] / weight if weight else math.nan for name, weight in weights.items()}
 
+    @property
+    def seconds(self) -> float:
+        """How long the window took."""
+        return max(self.ended_seconds - self.started_seconds, 1e-9)
+
     def samples_per_second(self) -> float:
         """Return the throughput of all workers together in the window."""
-        timed_weight = self.weight - self.untimed_weight
-        return timed_weight / max(self.ended_seconds - self.started_seconds, 1e-9)
+        return (self.weight - self.untimed_weight) / self.seconds
 
     def data_wait_fraction(self, workers: int) -> float:
         """Return the share of the window's time that its steps waited for data: the mean over workers."""
-        seconds = max(self.ended_seconds - self.started_seconds, 1e-9)
-        return min(1.0, self.waited_seconds / workers / seconds)
+        return min(1.0, self.waited_seconds / workers / self.seconds)
 
 
 def is_finite(metrics: StepMetrics) -> bool:

@@ -14,6 +14,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
 from hvdtrain.metrics import StepInfo, Window, is_finite
 from hvdtrain.session import Session
+from hvdtrain.stragglers import StragglerWatch
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
@@ -37,6 +38,7 @@ class StepResults:
         self._plan = plan
         self._unused_are_reported = False
         self._small_weights_are_reported = False
+        self._stragglers = StragglerWatch()
         session.state.window.started_seconds = time.perf_counter()
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
@@ -67,17 +69,24 @@ class StepResults:
 
     @contextmanager
     def pause_timer(self) -> Iterator[None]:
-        """Return a context whose time, an evaluation's or a save's, does not count in the throughput."""
+        """Return a context whose time, an evaluation's or a save's, does not count in the throughput.
+
+        It does not count either in how long this worker is busy with its steps.
+        """
         paused_seconds = time.perf_counter()
         yield
         self._session.state.window.started_seconds += time.perf_counter() - paused_seconds
+        self._session.backend.restart_clock()
 
     def _close_window(self, step: StepInfo) -> None:
         window, session = self._session.state.window, self._session
         speed = window.samples_per_second()
         session.speeds.append(speed)
         self._report_small_weights()
-        session.report.on_window(step, window.means(), speed, window.data_wait_fraction(step.workers))
+        data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
+        session.report.on_window(step, window.means(), speed, data_wait, busy)
+        if text := self._stragglers.take(window.busy, window.seconds):
+            session.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)
 
     def _report_small_weights(self) -> None:

@@ -124,6 +124,8 @@ class StepMetrics:
         overflow_exhausted: whether gradients overflow at the lowest loss scale: no scale will help.
         flags: what any worker wants all of them to do.
         statistics: sums over the workers.
+        busy_seconds: by rank, how long each worker was busy with its own part of the step before this one;
+            empty if it is not measured.
     """
 
     sums: Mapping[str, float]
@@ -134,6 +136,7 @@ class StepMetrics:
     flags: ControlFlags = NO_FLAGS
     statistics: StepStatistics = NO_STATISTICS
     weights: Mapping[str, float] = field(default_factory=dict)
+    busy_seconds: tuple[float, ...] = ()
 
     @classmethod
     def from_vector(
@@ -143,14 +146,16 @@ class StepMetrics:
         weight: float,
         unused_names: Sequence[str] = (),
         weighted: Sequence[str] = (),
+        *,
+        timed: int = 0,
     ) -> "StepMetrics":
         """Return what a reduced vector says.
 
-        It consists of a sum for each name, a sum of weights for each weighted name, ``FINDINGS`` numbers
-        and the signals.
+        It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
+        ``timed`` ranks (all or none), ``FINDINGS`` numbers and the signals.
         """
-        ends = len(names), len(names) + len(weighted)
-        unused, overflow, *signals = vector[ends[1] :]
+        ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
+        unused, overflow, *signals = vector[ends[2] :]
         return cls(
             dict(zip(names, vector[: ends[0]], strict=True)),
             weight,
@@ -159,6 +164,7 @@ class StepMetrics:
             overflow > 0,
             *decode_signals(signals),
             weights=dict(zip(weighted, vector[ends[0] : ends[1]], strict=True)),
+            busy_seconds=tuple(vector[ends[1] : ends[2]]),
         )
 
     def mean(self, name: str) -> float:
@@ -264,6 +270,13 @@ class Backend(Protocol):
             batch: what ``to_device`` yielded.
             learning_rate: that of this step.
             signals: what this worker tells all of them; their sum comes back with the metrics.
+        """
+        ...
+
+    def restart_clock(self) -> None:
+        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective.
+
+        The loop calls it before the first step and after each pause, such as an evaluation.
         """
         ...
 

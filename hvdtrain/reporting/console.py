@@ -20,7 +20,7 @@ _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
 # what values hold beside the means
-_RATES = ("learning_rate", "samples_per_second", "data_wait_fraction")
+_RATES = ("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction")
 
 
 class Console(Callback):

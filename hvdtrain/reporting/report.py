@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.base import StepMetrics
@@ -67,6 +68,7 @@ class Report(Protocol):
         means: Mapping[str, float],
         samples_per_second: float,
         data_wait_fraction: float = 0.0,
+        busy: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Report a logged window of training.
 
@@ -75,6 +77,7 @@ class Report(Protocol):
             means: name to mean over the window's samples.
             samples_per_second: throughput of all workers together.
             data_wait_fraction: share of the window's time in which its steps waited for data.
+            busy: what is known of how long each worker was busy, by name.
         """
         ...
 
@@ -136,6 +139,7 @@ class SilentReport:
         means: Mapping[str, float],
         samples_per_second: float,
         data_wait_fraction: float = 0.0,
+        busy: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Do nothing."""
 
@@ -191,12 +195,14 @@ class CallbackReport(SilentReport):
         means: Mapping[str, float],
         samples_per_second: float,
         data_wait_fraction: float = 0.0,
+        busy: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Report a logged window of training."""
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
             "data_wait_fraction": round(data_wait_fraction, 6),
+            **busy,
         }
         self._dispatcher.call("on_window", step, {**means, **rates})
 

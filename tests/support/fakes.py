@@ -103,6 +103,7 @@ class FakeBackend:
         self.state = dict(parameters or {"model/a/kernel": np.zeros((2, 3), np.float32)})
         self.calls: list[str] = []
         self.rates: list[float] = []
+        self.clocks: list[int] = []  # how many calls came before each start of the clock
         self._losses, self._unused_at = losses or {}, unused_at
         self._eval_losses = list(eval_losses)
         self._number = 0
@@ -129,6 +130,9 @@ class FakeBackend:
         names = ("model/branch/kernel",) if self.workers.rank else ()
         vector = [loss, unused, 0.0, *self._summed(signals)]
         return self._pending("train", StepMetrics.from_vector(["loss"], vector, batch.total_weight, names))
+
+    def restart_clock(self) -> None:
+        self.clocks.append(len(self.calls))
 
     def eval_step(self, batch, partial=None):
         total, weight = partial or (0.0, 0.0)
@@ -197,6 +201,7 @@ class FakeReport(SilentReport):
         super().__init__()
         self.steps: list[int] = []
         self.windows: list[tuple[int, dict]] = []
+        self.busy: list[dict] = []
         self.evaluations: list[tuple[int, dict]] = []
         self.notes: list[str] = []
         self.checkpoints: list[tuple[int, Any]] = []
@@ -209,8 +214,9 @@ class FakeReport(SilentReport):
     def on_step(self, step, metrics) -> None:
         self.steps.append(step.step)
 
-    def on_window(self, step, means, samples_per_second, data_wait_fraction=0.0) -> None:
+    def on_window(self, step, means, samples_per_second, data_wait_fraction=0.0, busy=()) -> None:
         self.windows.append((step.step, dict(means)))
+        self.busy.append(dict(busy))
 
     def on_evaluation(self, step, means, samples_per_second) -> None:
         self.evaluations.append((step.step, dict(means)))

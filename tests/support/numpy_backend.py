@@ -117,6 +117,9 @@ class NumpyBackend:
             np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
         return _pending([*sums, *_NO_FINDINGS, *signals], batch.total_weight)
 
+    def restart_clock(self) -> None:
+        pass
+
     def eval_step(self, batch: HostBatch, partial: Any = None) -> Any:
         sums, weight = partial or (np.zeros(len(NAMES)), 0.0)
         for x, targets, weights in _micro_batches(batch):

@@ -16,7 +16,14 @@ from support import pool
 from support.jobs import Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
-_NOT_REPEATED = ("seconds", "samples_per_second", "data_wait_fraction")  # what a clock decides
+# what a clock decides
+_NOT_REPEATED = (
+    "seconds",
+    "samples_per_second",
+    "data_wait_fraction",
+    "slowest_rank",
+    "wait_fraction",
+)  # what a clock decides
 
 
 def command_for(workers: int, controller: str, task: str, *options: str) -> list[str]:

@@ -83,6 +83,7 @@ from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
+from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -142,6 +143,7 @@ class TensorFlowBackend:
         self.workers: Workers = workers
         description = f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {device_name(device)}"
         self.info = BackendInfo(description, {"tensorflow": tf.__version__, "keras": keras.__version__})
+        self._is_cpu = device == "CPU"
         self._no_signals = tf.constant(NO_SIGNALS)
         self._wrap = BatchMaker()
 
@@ -185,6 +187,8 @@ class TensorFlowBackend:
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizers, self._ema)
         reducer = choose_reducer(config, self.workers.size)
+        measured = step is None and not config.sync_batch_norm and self._is_cpu
+        self._clock = StepClock(self.workers.rank, self.workers.size, measured)
         self._own_step = None
         if step is not None:
             self._own_step = OwnStep(step, chosen, factors, config, size=self.workers.size)
@@ -194,6 +198,7 @@ class TensorFlowBackend:
                 self._optimizers[MAIN],
                 reducer,
                 self._ema,
+                self._clock,
                 size=self.workers.size,
                 clip_norm=config.clip_norm,
                 loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
@@ -260,7 +265,11 @@ class TensorFlowBackend:
         except BaseException:
             (self._own_step or self._update).begin()
             raise
-        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
+        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted, timed=self._clock.timed)
+
+    def restart_clock(self) -> None:
+        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
+        self._clock.restart()
 
     def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""
@@ -421,7 +430,8 @@ class TensorFlowBackend:
             gradients, sums = gradients_of(arrays, weights, gradient_weights)
         else:
             gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
-        vector = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
+        unused = float(len(self._unused))
+        vector = tf.concat([sums, *self._clock.numbers(), [unused, 0.0], signals], 0)
         gradients, vector = update.reduce(gradients, vector)
         gradients, vector = update.unscale_or_skip(gradients, vector)
         counted = vector[len(self._names)] if "loss" in self._weighted else None

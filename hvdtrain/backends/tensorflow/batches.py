@@ -109,6 +109,7 @@ class TensorFlowPending:
         weighted: the names that have weights of their own.
         computed: metrics of a whole evaluation, by name.
         order: the names of the task's metrics in its order, if there are such.
+        timed: the number of ranks whose busy seconds are in the vector; all or none.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class TensorFlowPending:
         *,
         computed: Mapping[str, float] = MappingProxyType({}),
         order: Sequence[str] = (),
+        timed: int = 0,
     ) -> None:
         self._names = names
         self._weighted = weighted
@@ -128,11 +130,13 @@ class TensorFlowPending:
         self._computed = computed
         self._order = order
         self._unused_names = unused_names
+        self._timed = timed
         self._vector = vector
 
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
         vector = self._vector.numpy().tolist()
-        names, weighted = self._names, self._weighted
-        metrics = StepMetrics.from_vector(names, vector, self._weight, self._unused_names, weighted)
+        metrics = StepMetrics.from_vector(
+            self._names, vector, self._weight, self._unused_names, self._weighted, timed=self._timed
+        )
         return metrics.with_computed(self._computed, self._order)

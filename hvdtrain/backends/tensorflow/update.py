@@ -13,6 +13,7 @@ from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normaliz
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
+from hvdtrain.backends.tensorflow.step_clock import StepClock
 
 Tensor = Any
 
@@ -28,6 +29,7 @@ class Update:
         optimizer: the optimizer, built.
         reducer: sums gradients over workers.
         ema: the moving average of the weights.
+        clock: measures how long this worker is busy.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -39,6 +41,7 @@ class Update:
         optimizer: Any,
         reducer: GradientReducer,
         ema: ExponentialMovingAverage,
+        clock: StepClock,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -50,6 +53,7 @@ class Update:
         self._optimizer = optimizer
         self._reducer = reducer
         self._ema = ema
+        self._clock = clock
         self._size = size
         self._clip_norm = clip_norm
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
@@ -81,10 +85,12 @@ class Update:
 
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
+        self._clock.ready([*gradients, vector])
         if self._size > 1:
             vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         reduced = self._reducer.finish(gradients)
         self._waits_for = [*reduced, vector] if self._size > 1 else []
+        self._clock.reduced(self._waits_for)
         return reduced, vector
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:

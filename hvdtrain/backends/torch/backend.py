@@ -56,6 +56,7 @@ from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rate
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.unused_methods import unused_methods
@@ -136,6 +137,8 @@ class TorchBackend:
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizers, self._ema)
         reducer = choose_reducer(config, self.workers.size)
+        measured = step is None and not config.sync_batch_norm and self._device.type == "cpu"
+        self._clock = StepClock(self.workers.rank, self.workers.size, measured)
         self._own_step = None
         if step is None:
             self._make_update(trainable, reducer, config)
@@ -206,6 +209,10 @@ class TorchBackend:
         except BaseException:
             self._update.begin()
             raise
+
+    def restart_clock(self) -> None:
+        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
+        self._clock.restart()
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""
@@ -358,14 +365,16 @@ class TorchBackend:
             sums = torch.mv(rows, weights) if sums is None else sums.addmv_(rows, weights)
         assert sums is not None  # a step has at least one micro-batch
         unused = update.fill_in_unused()
-        vector = update.reduce(torch.cat((sums, self._numbers(unused, signals))))
+        vector = update.reduce(torch.cat((sums, *self._clock.numbers(), self._numbers(unused, signals))))
         if update.unscale_or_skip(vector):
             counted = vector[len(self._names)] if "loss" in self._weighted else None
             update.normalize(counted, batch.total_weight)
             update.clip()
             update.update(learning_rate)
         update.ema(batch.step + 1)
-        return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
+        return TorchPending(
+            self._names, vector, batch.total_weight, unused, self._weighted, timed=self._clock.timed
+        )
 
     def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
         """Make the update of a step that is not the task's own."""
@@ -375,6 +384,7 @@ class TorchBackend:
             self._optimizer,
             reducer,
             self._ema,
+            self._clock,
             size=self.workers.size,
             clip_norm=config.clip_norm,
             loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,

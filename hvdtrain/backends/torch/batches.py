@@ -135,6 +135,7 @@ class TorchPending:
         weighted: the names that have weights of their own.
         computed: metrics of a whole evaluation, by name.
         order: the names of the task's metrics in its order, if there are such.
+        timed: the number of ranks whose busy seconds are in the vector; all or none.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class TorchPending:
         *,
         computed: Mapping[str, float] = MappingProxyType({}),
         order: Sequence[str] = (),
+        timed: int = 0,
     ) -> None:
         self._names = names
         self._weighted = weighted
@@ -154,6 +156,7 @@ class TorchPending:
         self._computed = computed
         self._order = order
         self._unused_names = unused_names
+        self._timed = timed
         self._event: torch.cuda.Event | None = None
         if vector.is_cuda:
             # only a copy into pinned memory lets the host continue
@@ -168,6 +171,7 @@ class TorchPending:
         if self._event is not None:
             self._event.synchronize()
         vector = self._vector.tolist()
-        names, weighted = self._names, self._weighted
-        metrics = StepMetrics.from_vector(names, vector, self._weight, self._unused_names, weighted)
+        metrics = StepMetrics.from_vector(
+            self._names, vector, self._weight, self._unused_names, self._weighted, timed=self._timed
+        )
         return metrics.with_computed(self._computed, self._order)

@@ -10,6 +10,7 @@ from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
+from hvdtrain.backends.torch.step_clock import StepClock
 
 
 class Update:
@@ -23,6 +24,7 @@ class Update:
         optimizer: the optimizer.
         reducer: sums gradients over workers.
         ema: the moving average of the weights.
+        clock: measures how long this worker is busy.
         size: number of workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
@@ -34,6 +36,7 @@ class Update:
         optimizer: torch.optim.Optimizer,
         reducer: GradientReducer,
         ema: ExponentialMovingAverage,
+        clock: StepClock,
         *,
         size: int,
         clip_norm: float | None = None,
@@ -45,6 +48,7 @@ class Update:
         self._optimizer = optimizer
         self._reducer = reducer
         self._ema = ema
+        self._clock = clock
         self._size = size
         self._clip_norm = clip_norm
         self.begin()
@@ -82,11 +86,13 @@ class Update:
         handle = None
         if self._size > 1:
             handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        self._clock.ready()
         try:
             reduced = self._reducer.finish(self._gradients())
         finally:
             if handle is not None:
                 hvd.synchronize(handle)
+        self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient

@@ -1,0 +1,70 @@
+"""How long this worker is busy with its own part of a step, in TensorFlow, apart from waiting for others."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Tensor = Any
+
+
+class StepClock:
+    """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
+
+    The time of a step travels with the next one, since that of a step ends when its gradients are sent. It
+    is taken inside of the compiled step, by the system's clock: a step in which that is set back counts 0.
+
+    Args:
+        rank: this worker's.
+        size: number of workers.
+        is_measured: whether the host sees when gradients are computed, and workers wait for one another only
+            in one place of a step.
+
+    Attributes:
+        timed: the number of ranks that ``numbers`` speaks of: all, or none if it is not measured.
+    """
+
+    def __init__(self, rank: int, size: int, is_measured: bool) -> None:
+        self._rank = rank
+        self._size = size
+        self._is_measured = is_measured and size > 1
+        self.timed = size if self._is_measured else 0
+        if self._is_measured:
+            self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
+            self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)
+
+    def restart(self) -> None:
+        """Begin the time of the next step now."""
+        if self._is_measured:
+            # a Python number would be kept by TensorFlow for ever
+            self._begun_seconds.assign(np.asarray(time.time()))
+
+    def numbers(self) -> list[Any]:
+        """Return what the vector of a step says of the step before: a number for each rank, or nothing."""
+        if not self._is_measured:
+            return []
+        before, after = self._rank * [0.0], (self._size - 1 - self._rank) * [0.0]
+        return [before, [self._seconds.read_value()], after]
+
+    def ready(self, tensors: Sequence[Tensor]) -> None:
+        """Note when this worker has computed its gradients; called while a step is traced.
+
+        Args:
+            tensors: what is about to be reduced.
+        """
+        if self._is_measured:
+            with tf.control_dependencies(tensors):
+                busy = tf.timestamp() - self._begun_seconds.read_value()
+            self._seconds.assign(tf.cast(tf.maximum(busy, 0.0), tf.float32))
+
+    def reduced(self, tensors: Sequence[Tensor]) -> None:
+        """Note when the sums over workers have arrived; called while a step is traced.
+
+        Args:
+            tensors: the sums.
+        """
+        if self._is_measured:
+            with tf.control_dependencies(tensors):
+                self._begun_seconds.assign(tf.timestamp())

@@ -1,0 +1,39 @@
+"""A slow worker is named, and what the others wait for it is right, wherever it spends its time."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+import straggler_tasks
+from support import pool
+from support.jobs import FRAMEWORKS, Run
+
+OPTIONS = ("--batch-size", "4", "--log-every", "10", "--eval-every", "null", "--set", "read_threads=1")
+
+
+def made(framework: str, controller: str, task: str, folder: Path, workers: int = 2, *options: str) -> Run:
+    words = ["--framework", framework, "--task", f"{straggler_tasks.__file__}:{task}", *OPTIONS, *options]
+    return pool.train(workers, controller, *words, cwd=folder)
+
+
+@pytest.mark.parametrize("task", ["SlowLoss", "SlowData"])
+@pytest.mark.parametrize(
+    ("framework", "controller"), [("torch", "gloo"), ("torch", "mpi"), ("tf", "gloo"), ("tf", "mpi")]
+)
+def test_a_slow_worker_is_named_and_waiting_measured(framework, controller, task, tmp_path):
+    run = made(framework, controller, task, tmp_path, 2, "--steps", "40")
+    windows = [line for line in run.metrics if line["phase"] == "train"][1:]  # without compiling
+    assert [line["slowest_rank"] for line in windows] == 3 * [straggler_tasks.SLOW_RANK]
+    if task == "SlowLoss":  # the fast one of two workers waits while the slow one sleeps, in each step
+        expected = [0.5 * straggler_tasks.SLOW_SECONDS * line["samples_per_second"] / 8 for line in windows]
+    else:  # reading ahead hides a part of the slow reading
+        expected = [line["data_wait_fraction"] for line in windows]
+    found = [line["wait_fraction"] for line in windows]
+    assert statistics.median(found) == pytest.approx(statistics.median(expected), rel=0.2)
+    assert run.result.output.count("rank 1 is slower than the others") == 1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_worker_waits_for_none(framework, tmp_path):
+    run = made(framework, "none", "SlowLoss", tmp_path, 1, "--steps", "10")
+    assert not any({"slowest_rank", "wait_fraction"} & line.keys() for line in run.metrics)

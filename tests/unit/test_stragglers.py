@@ -1,0 +1,132 @@
+"""Which worker the others wait for, and when that is said."""
+
+import pytest
+from support.fakes import FakeBackend, make_loop_session, one_worker
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.loop import run
+from hvdtrain.metrics import StepInfo, Window
+from hvdtrain.step_results import StepResults
+from hvdtrain.stragglers import BusyTimes, StragglerWatch
+
+
+def times(*seconds: float, steps: int = 10) -> BusyTimes:
+    busy = BusyTimes()
+    for _ in range(steps):
+        busy.add(seconds)
+    return busy
+
+
+def notes(*windows: BusyTimes, seconds: float = 2.0) -> list[str]:
+    watch = StragglerWatch()
+    return [watch.take(busy, seconds) for busy in windows]
+
+
+def test_waiting_is_counted_step_by_step():
+    """Workers that are slow in turns wait for one another, though their sums are equal."""
+    busy = BusyTimes()
+    for step in range(10):
+        busy.add((0.3, 0.1) if step % 2 else (0.1, 0.3))
+    assert busy.values(4.0) == {"slowest_rank": 0, "wait_fraction": pytest.approx(0.25)}
+
+
+def test_the_slowest_rank_is_named():
+    assert times(0.1, 0.1, 0.2, 0.1).values(2.0) == {"slowest_rank": 2, "wait_fraction": 0.375}
+
+
+def test_what_is_not_measured_is_left_out():
+    busy = BusyTimes()
+    busy.add(())
+    busy.add((0.0, 0.0))  # the first step knows of none before it
+    assert busy.values(1.0) == {}
+    assert notes(*[busy] * 5) == [""] * 5
+
+
+def test_a_clock_that_stands_still_gives_a_fraction():
+    assert times(0.1, 0.2).values(1e-9)["wait_fraction"] == 1.0
+
+
+def test_a_straggler_is_noted_once_when_it_has_lasted():
+    found = notes(*[times(0.05, 0.1)] * 6)
+    assert [bool(text) for text in found] == [False, False, True, False, False, False]
+    assert "rank 1 is slower than the others: it is busy 100 ms in a step" in found[2]
+    assert "the others 50 ms; they waited 1.5 s for it in 3 logged windows" in found[2]
+
+
+def test_its_end_is_noted_once():
+    found = notes(*[times(0.05, 0.1)] * 3, *[times(0.1, 0.1)] * 6)
+    assert [i for i, text in enumerate(found) if text] == [2, 5]
+    assert found[5] == "rank 1 is no longer slower than the others"
+
+
+def test_another_straggler_is_noted():
+    found = [text for text in notes(*[times(0.05, 0.1)] * 3, *[times(0.1, 0.05)] * 3) if text]
+    assert [text[:6] for text in found] == ["rank 1", "rank 0"]
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [times(0.05, 0.1)] * 2 + [times(0.1, 0.1)] + [times(0.05, 0.1)] * 2,
+        [times(0.05, 0.06)] * 6,
+        [times(0.001, 0.002)] * 6,
+        [times(0.005, 0.012)] * 6,
+    ],
+    ids=["does not last", "little slower", "of no weight in the time", "costs less than a second"],
+)
+def test_what_is_no_straggler_is_not_noted(windows):
+    assert not any(notes(*windows, seconds=1.0))
+
+
+def test_two_slow_workers_of_four_are_no_straggler():
+    """One is compared with the median of the others, of which half are as slow."""
+    assert times(0.1, 0.05, 0.1, 0.05).straggler(1.0).others_seconds == pytest.approx(0.05)
+    assert times(0.1, 0.1, 0.1, 0.05).straggler(1.0) is None
+
+
+def test_other_workers_begin_anew():
+    busy = times(0.1, 0.2)
+    busy.add((0.1, 0.1, 0.4))
+    assert busy.seconds == [0.1, 0.1, 0.4]
+    assert busy.steps == 1
+
+
+def test_the_vector_of_a_step_holds_busy_seconds():
+    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, 0.0, 1.0, 3.0, 0.5]
+    metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 3.0, timed=2)
+    assert metrics.busy_seconds == (0.25, 0.5)
+    assert metrics.sums == {"loss": 6.0, "accuracy": 2.0}
+    assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 3)
+    vector = [6.0, 2.0, 0.25, 0.5, *6 * [0.0]]
+    weighted = StepMetrics.from_vector(["loss"], vector, 3.0, weighted=["loss"], timed=2)
+    assert (weighted.weights, weighted.busy_seconds) == ({"loss": 2.0}, (0.25, 0.5))
+
+
+def test_a_window_reports_them_and_a_note(tmp_path):
+    session = make_loop_session(tmp_path, train_size=1000, log_every=10)
+    results = StepResults(session, session.plan())
+    session.state.window = Window(started_seconds=0.0)
+    for step in range(1, 41):
+        info = StepInfo(step, step, step + 1, 0.1, 2, 0.1, clock_seconds=step / 10)
+        results.add([(info, StepMetrics({"loss": 1.0}, 1.0, busy_seconds=(0.01, 0.09)))])
+    assert session.report.busy == [{"slowest_rank": 1, "wait_fraction": pytest.approx(0.4)}] * 4
+    (note,) = session.report.notes
+    assert "rank 1 is slower" in note
+    assert note.endswith("(step 30)")
+
+
+def test_evaluations_and_saves_are_left_out(tmp_path):
+    backend = FakeBackend(one_worker())
+    run(make_loop_session(tmp_path, backend, eval_size=4, eval_every="1epoch", save_every="1epoch"))
+    calls = backend.calls
+    trains = [i for i, call in enumerate(calls) if call.startswith("train")]
+    pauses = [
+        i for i, call in enumerate(calls) if call in ("compare", "gather") or call.startswith("read eval")
+    ]
+    assert pauses
+    for train in trains:
+        last_pause = max((i for i in pauses if i < train), default=-1)
+        last_train = max((i for i in trains if i < train), default=-1)
+        if last_pause > last_train:
+            assert any(last_pause < begun <= train for begun in backend.clocks)
+    assert trains[0] >= backend.clocks[0]
