@@ -1,7 +1,7 @@
 """The states of the metrics of a whole evaluation: sums, gathered rows, and what r2 needs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,11 @@ from hvdtrain.backends.stateful_metrics import GatheredMetric, Part, Rows, SumMe
 from hvdtrain.errors import TaskError
 
 ToNumpy = Callable[[Any], NDArray[Any]]
+M = TypeVar("M", SumMetric, GatheredMetric)
 
 
-class SumState:
-    """A ``SumMetric`` in an evaluation.
+class _OwnState(Generic[M]):
+    """What the states of the metrics that users may write have in common.
 
     Args:
         name: the metric's, in messages.
@@ -21,9 +22,28 @@ class SumState:
         to_numpy: returns a tensor of the framework as an array.
     """
 
-    def __init__(self, name: str, metric: SumMetric, to_numpy: ToNumpy) -> None:
-        self._name, self._metric, self._to_numpy = name, metric, to_numpy
+    def __init__(self, name: str, metric: M, to_numpy: ToNumpy) -> None:
+        self._name, self._to_numpy = name, to_numpy
+        self._metric: M = metric
         self.begin()
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        raise NotImplementedError
+
+    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
+        """Return the metric's value."""
+        return self._metric.compute(merged)
+
+    def _updated(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> dict[str, NDArray[Any]]:
+        """Return what the metric gives for a micro-batch, checked."""
+        return updated(
+            self._name, self._metric.update, self._to_numpy, outputs, batch, samples=len(rows.indices)
+        )
+
+
+class SumState(_OwnState[SumMetric]):
+    """A ``SumMetric`` in an evaluation."""
 
     def begin(self) -> None:
         """Forget all batches."""
@@ -31,9 +51,7 @@ class SumState:
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Add a micro-batch."""
-        given = updated(
-            self._name, self._metric.update, self._to_numpy, outputs, batch, samples=len(rows.indices)
-        )
+        given = self._updated(outputs, batch, rows)
         sums = {key: array[rows.is_counted].sum(0, dtype=np.float64) for key, array in given.items()}
         if self._sums:
             check_stays(self._name, _shapes(self._sums), _shapes(sums))
@@ -43,23 +61,9 @@ class SumState:
         """Return the state of this worker."""
         return {key: Part(value, "sum") for key, value in self._sums.items()}
 
-    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
-        """Return the metric's value."""
-        return self._metric.compute(merged)
 
-
-class GatheredState:
-    """A ``GatheredMetric`` in an evaluation.
-
-    Args:
-        name: the metric's, in messages.
-        metric: what the user or a named metric gives.
-        to_numpy: returns a tensor of the framework as an array.
-    """
-
-    def __init__(self, name: str, metric: GatheredMetric, to_numpy: ToNumpy) -> None:
-        self._name, self._metric, self._to_numpy = name, metric, to_numpy
-        self.begin()
+class GatheredState(_OwnState[GatheredMetric]):
+    """A ``GatheredMetric`` in an evaluation."""
 
     def begin(self) -> None:
         """Forget all batches."""
@@ -68,9 +72,7 @@ class GatheredState:
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Add a micro-batch."""
-        given = updated(
-            self._name, self._metric.update, self._to_numpy, outputs, batch, samples=len(rows.indices)
-        )
+        given = self._updated(outputs, batch, rows)
         if self._rows:
             before = {key: arrays[0][0:0] for key, arrays in self._rows.items()}
             check_stays(self._name, _row_shapes(before), _row_shapes(given))
@@ -86,10 +88,6 @@ class GatheredState:
         for key, arrays in self._rows.items():
             self._rows[key] = [np.concatenate(arrays)]  # which frees the arrays of this key
         return {key: Part(arrays[0], "gather", indices) for key, arrays in self._rows.items()}
-
-    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
-        """Return the metric's value."""
-        return self._metric.compute(merged)
 
 
 class R2State:
