@@ -200,9 +200,20 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
     except Exception as error:
         raise TaskError(
             f"metrics[{name!r}] cannot be constructed: {where_raised(error, own_only=True)}",
-            "Give an object, or a function without arguments that makes one.",
+            "Correct the function; it is called without arguments, on every worker."
+            if _takes_no_arguments(make)
+            else "Give an object, or a function without arguments that makes one.",
             everywhere=True,
         ) from error
+
+
+def _takes_no_arguments(make: Callable[..., Any]) -> bool:
+    """Return whether something can be called without arguments, as far as that is known."""
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_taken(name: str, metric: Any) -> None:

@@ -99,9 +99,12 @@ def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """
     is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
     if not is_pair:
+        per_sample = "that of a function such as keras.losses.mean_squared_error(targets, outputs)"
+        if name.startswith("torch"):
+            per_sample = "of torch.nn.functional with reduction='none'"
         raise TaskError(
             f"{name} must return (loss per sample, {{metric: value per sample}}); found {_kinds_of(result)}",
-            "Return (loss, {}) if there are no metrics, and a loss with reduction='none'.",
+            f"Return (loss, {{}}) if there are no metrics, and a loss per sample: {per_sample}.",
             everywhere=True,
         )
     check_metric_names(result[1], f"{name}()")

@@ -106,6 +106,8 @@ def check_not_bare_sets(source: Any, collates: bool) -> None:
             parts = [source[key] for key in source]
             if all(isinstance(part, Mapping) and any(key in part for key in TARGETS) for part in parts):
                 raise _bare_sets_error(source, len(parts))
+            if _are_pairs_of_several_lengths(parts):
+                raise _bare_sets_error(source, len(parts))
     elif isinstance(source, list | tuple) and not collates:
         parts = list(source[:2])  # of a list of samples, the first tell what it is
     if len(parts) > 1 and all(map(_is_data_set, parts)):
@@ -117,6 +119,27 @@ def _bare_sets_error(source: Any, count: int) -> DataError:
         f"eval_data() gave a {type(source).__name__} of {count} data sets; several have names here",
         'Return hvdtrain.EvalSets({"validation": data, "noisy": other}).',
     )
+
+
+def _are_pairs_of_several_lengths(parts: Sequence[Any]) -> bool:
+    """Return whether all parts are pairs, as (inputs, targets), each of a length and not all of the same one.
+
+    Pairs of the same length may be the nested arrays of one data set.
+    """
+    lengths = set()
+    for part in parts:
+        if not (
+            isinstance(part, list | tuple) and len(part) == 2 and all(hasattr(a, "__len__") for a in part)
+        ):
+            return False
+        try:
+            first, second = map(len, part)
+        except TypeError:  # an array without axes
+            return False
+        if first != second:
+            return False
+        lengths.add(first)
+    return len(lengths) > 1
 
 
 def _is_data_set(part: Any) -> bool:

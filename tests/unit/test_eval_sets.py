@@ -81,8 +81,9 @@ def test_what_is_no_mapping_of_distinct_names_is_refused(given, named, said):
         {"validation": ARRAYS, "noisy": ARRAYS},
         [Items(), Items()],
         (Items(), Items()),
+        {"validation": (np.zeros((4, 2)), np.zeros(4)), "noisy": (np.zeros((3, 2)), np.zeros(3))},
     ],
-    ids=["data sets", "arrays", "list", "tuple"],
+    ids=["data sets", "arrays", "list", "tuple", "pairs"],
 )
 def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
     with pytest.raises(DataError, match=r"of 2 data sets(.|\n)*Return hvdtrain\.EvalSets\("):
@@ -99,6 +100,8 @@ def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
         [{"inputs": 1, "targets": 2}, {"inputs": 1, "targets": 2}],
         [([1], 2), ([1], 2)],
         {"x": range(3), "y": array("f", [1, 2, 3])},
+        {"first": (np.zeros((4, 2)), np.zeros(4)), "second": (np.zeros((4, 2)), np.zeros(4))},
+        {"x": (np.float32(0), np.float32(0)), "y": ([1, 2], [1, 2])},
         Items(),
         EvalSets(a=Items(), b=Items()),
     ],

@@ -353,7 +353,16 @@ REFUSED = {
         torchmetrics.wrappers.MinMaxMetric(regression.MeanSquaredError()),
         "keeps a history over evaluations",
     ),
-    "class": ("torch", classification.MulticlassAUROC, "cannot be constructed: TypeError"),
+    "class": (
+        "torch",
+        classification.MulticlassAUROC,
+        r"cannot be constructed: TypeError(.|\n)*\nGive an object, or a function without arguments",
+    ),
+    "function": (
+        "torch",
+        hvdtrain.MetricObject(torch=lambda: {}["threshold"]),
+        r"cannot be constructed: (.|\n)*KeyError(.|\n)*\nCorrect the function; it is called without",
+    ),
     "other framework": ("tf", regression.MeanSquaredError(), "is of torchmetrics, and this job runs .*tf"),
     "other way": ("torch", keras.metrics.AUC(), "is of Keras, and this job runs --framework torch"),
     "no object": ("torch", hvdtrain.MetricObject(torch=lambda: 3), "must be an object of torchmetrics"),

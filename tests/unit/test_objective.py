@@ -101,13 +101,21 @@ def test_a_loss_or_metric_that_is_none_is_named(task, said):
         ([1.0, {}, {}], "a list of (float, dict, dict)"),
     ],
 )
-def test_an_own_loss_that_returns_no_pair_is_told_what_to_return(returned, found):
-    objective = make_objective(SimpleNamespace(tf_loss=lambda model, batch: returned), "tf", TABLE)
+@pytest.mark.parametrize(
+    ("framework", "per_sample"),
+    [
+        ("torch", "of torch.nn.functional with reduction='none'"),
+        ("tf", "that of a function such as keras.losses.mean_squared_error(targets, outputs)"),
+    ],
+)
+def test_an_own_loss_that_returns_no_pair_is_told_what_to_return(framework, per_sample, returned, found):
+    own = {f"{framework}_loss": lambda model, batch: returned}
+    objective = make_objective(SimpleNamespace(**own), framework, TABLE)
     with pytest.raises(TaskError) as caught:
         objective(model, BATCH)
     assert str(caught.value) == (
-        f"tf_loss must return (loss per sample, {{metric: value per sample}}); found {found}\n"
-        "Return (loss, {}) if there are no metrics, and a loss with reduction='none'."
+        f"{framework}_loss must return (loss per sample, {{metric: value per sample}}); found {found}\n"
+        f"Return (loss, {{}}) if there are no metrics, and a loss per sample: {per_sample}."
     )
 
 
