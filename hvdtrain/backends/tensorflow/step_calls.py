@@ -6,12 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.own_step import (
-    different_calls,
-    different_metrics,
-    different_weighting,
-    metrics_code,
-)
+from hvdtrain.backends.step_calls import CallsBase
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -20,10 +15,8 @@ Tensor = Any
 _DIFFERENT_CALLS = "hvdtrain.own_step:"
 
 
-class Calls:
-    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
-
-    If they did not, each would wait for sums that others do not compute.
+class Calls(CallsBase[list[Any]]):
+    """The calls of a step; what they return are the operations of a check, which fail if calls differ.
 
     Args:
         names: the optimizers.
@@ -31,52 +24,23 @@ class Calls:
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
-        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
-        self._size = size
-        self._number = 0
+        super().__init__(names, size)
         self._errors: list[TaskError] = []  # of all steps traced so far, by what their messages give
         self._zero = tf.Variable(0.0, trainable=False, name="zero", dtype=tf.float64)
-
-    def begin(self) -> None:
-        """Begin a step. Local: no collective."""
-        self._number = 0
-
-    def announce(self, name: str, is_weighted: bool) -> list[Any]:
-        """Collective. Return the operations that check a call; they fail on all workers if calls differ.
-
-        Args:
-            name: the optimizer whose gradients are about to be reduced.
-            is_weighted: whether its losses have weights of their own, which are then summed as well.
-        """
-        return self._announce(name, float(is_weighted), different_weighting(name, self._number))
-
-    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> list[Any]:
-        """Collective. Return the operations that check the end of a step.
-
-        They fail on all workers if another made a call or returned other metrics.
-
-        Args:
-            names: "loss" and the metrics that the step returned, which are summed by position.
-            weighted: those of them that are Weighted.
-        """
-        return self._announce("", metrics_code(names, weighted), different_metrics(names, weighted))
 
     def error_of(self, error: Exception) -> TaskError | None:
         """Return the error for workers whose calls differ, if that is what an exception of a step says."""
         _, found, rest = str(error).partition(_DIFFERENT_CALLS)
         return self._errors[int(rest.split(":")[0])] if found else None
 
-    def _announce(self, name: str, form: float, different_form: TaskError) -> list[Any]:
-        number, code = self._number, self._codes[name]
-        self._number += 1
+    def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> list[Any]:
         if self._size == 1:
             return []
         # with a variable, as TensorFlow would work out the sum of constants when it compiles the step
-        own = tf.constant([code, code * code, form, form * form], tf.float64) + self._zero.read_value()
+        own = tf.constant(codes, tf.float64) + self._zero.read_value()
         summed = hvd.allreduce(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
-        # the mean and the mean square are this worker's only if all codes are equal
         is_equal = tf.equal(summed, own * self._size)
-        different_call = different_calls(f"gradients() of {name!r}" if name else "the end", number)
+        different_call = self._different_call(name, number)
         with tf.control_dependencies([self._assert(is_equal[:2], different_call)]):
             return [self._assert(is_equal, different_form)]
 
