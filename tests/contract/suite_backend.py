@@ -7,6 +7,7 @@ worker count. Every worker runs the same tests in the same order.
 """
 
 import os
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -423,6 +424,43 @@ def test_a_flag_of_one_worker_reaches_all(started, phase):
     else:
         metrics = evaluated(backend, [global_batch(backend, 12)], encode_signals(own))
     assert metrics.flags == ControlFlags(stop=True, save=True)
+
+
+def test_each_worker_says_how_long_it_was_busy_in_the_step_before(started):
+    backend, workers = build(started, Linear()), started.workers
+    step(backend, global_batch(backend, 12))  # which TensorFlow compiles
+    time.sleep(0.6)
+    backend.restart_clock()  # a pause does not count
+    time.sleep(0.05 * workers.rank)
+    step(backend, global_batch(backend, 12))
+    busy = backend.train_step(global_batch(backend, 12), 0.0).read().busy_seconds
+    assert len(busy) == (workers.size if workers.size > 1 else 0)
+    for rank, seconds in enumerate(busy):
+        assert 0.05 * rank < seconds < 0.05 * rank + 0.5
+
+
+@pytest.mark.skipif(FRAMEWORK != "tf", reason="what TensorFlow keeps")
+def test_a_step_makes_no_tensor_of_a_python_number(started, monkeypatch):
+    """TensorFlow keeps each of them for ever, and each step has other ones."""
+    import tensorflow as tf
+
+    backend, found = build(started, Linear(), ema_decay=0.9), []
+    told = encode_signals(statistics=StepStatistics(1, 0.25))
+    backend.train_step(global_batch(backend, 12), 0.1, told).read()
+
+    def watched(make):
+        def call(value, *args, **kwargs):
+            found.append(value)
+            return make(value, *args, **kwargs)
+
+        return call
+
+    for name in ("constant", "convert_to_tensor"):
+        monkeypatch.setattr(tf, name, watched(getattr(tf, name)))
+    backend.restart_clock()
+    backend.train_step(global_batch(backend, 12, step=1), 0.2, told).read()
+    assert found
+    assert not [value for value in found if isinstance(value, int | float)]
 
 
 def reference_sgd(kernel, steps, momentum, decay, learning_rate):

@@ -91,7 +91,7 @@ class BatchMaker:
             values = (
                 tf.constant(weights),
                 tf.constant(weights * np.float32(1 / batch.total_weight)),
-                tf.constant(batch.total_weight, tf.float32),
+                tf.constant(np.asarray(batch.total_weight, np.float32)),
                 not batch.weights.all(),
             )
             known = self._known_weights = batch.weights, values
