@@ -25,12 +25,18 @@ def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
         purpose: the root of a broadcast, or ``GATHER``.
         value: the object.
     """
-    is_error = False
+    failure: ExchangeError | None = None
     try:
         message = wire.encode(value)
     except ExchangeError as error:
-        is_error, message = True, wire.encode(error)
-    return np.frombuffer(bytearray(_HEAD.pack(purpose, is_error, len(message)) + message), np.uint8)
+        failure = error
+    except Exception as error:
+        failure = ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
+    if failure is not None:
+        message = wire.encode(failure)
+    data = bytearray(_HEAD.pack(purpose, failure is not None, len(message)))
+    data += message
+    return np.frombuffer(data, np.uint8)
 
 
 def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memoryview]:
@@ -44,7 +50,7 @@ def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memo
     Raises:
         ExchangeError: On every worker alike, if one sent something else or has an object that cannot travel.
     """
-    rest, messages = memoryview(joined.tobytes()), []
+    rest, messages = joined.data, []
     failure: ExchangeError | None = None
     for rank in range(size):
         if len(rest) < _HEAD.size:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame
 from hvdtrain.backends.workers import HorovodWorkers, first_line, peer_errors
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError
@@ -142,6 +143,13 @@ def test_a_worker_whose_object_cannot_travel_tells_the_others(call):
         getattr(other, call)("fine")
     assert vars(raised_here.value) == vars(raised_there.value)
     assert raised_here.value.everywhere
+
+
+def test_a_worker_whose_encoder_fails_tells_the_others(monkeypatch):
+    encode = wire.encode
+    monkeypatch.setattr(wire, "encode", lambda value: encode(value) if value != "large" else 1 / 0)
+    with pytest.raises(ExchangeError, match=r"cannot be encoded: ZeroDivisionError.* \(on rank 0\)"):
+        two_workers(framed(GATHER, None)).allgather_object("large")
 
 
 def joined(before: bytes, data: np.ndarray) -> np.ndarray:
