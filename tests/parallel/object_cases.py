@@ -2,7 +2,6 @@
 
 import pickle
 import struct
-import time
 from pathlib import Path
 
 import numpy as np
@@ -72,30 +71,4 @@ def pickles_sent(framework: str) -> list[str]:
             found.append(error.problem)
     workers.barrier()
     assert not Path("executed").exists()
-    return found
-
-
-def timed(framework: str, count: int = 200) -> dict[str, float]:
-    """Return the milliseconds that a small and a large object take, by Horovod's functions and by ours."""
-    workers = backend_of(framework).workers
-    if framework == "torch":
-        import horovod.torch as hvd
-    else:
-        import horovod.tensorflow as hvd
-    small = (workers.host, {f"name {number}": number for number in range(50)})
-    large = (np.arange(1000), {"outputs": np.zeros((4096, 1000), np.float32)})
-    calls = {
-        "Horovod's allgather": lambda value: hvd.allgather_object(value, name="timed"),
-        "allgather": workers.allgather_object,
-        "Horovod's broadcast": lambda value: hvd.broadcast_object(value, root_rank=0, name="timed.b"),
-        "broadcast": workers.broadcast_object,
-    }
-    found = {}
-    for size, value, times in (("small", small, count), ("16 MB", large, count // 20)):
-        for name, call in calls.items():
-            call(value)
-            begun = time.perf_counter()
-            for _ in range(times):
-                call(value)
-            found[f"{name}, {size}"] = round((time.perf_counter() - begun) / times * 1000, 2)
     return found
