@@ -275,11 +275,11 @@ def test_a_refused_resume_changes_nothing(train, tmp_path):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """A disk on which nothing can be synced any more; gives a function that sets it free again."""
+    """A disk on which no checkpoint can be synced any more; gives a function that sets it free again."""
     state = SimpleNamespace(full=True)
 
     def fsync(descriptor):
-        if state.full:
+        if state.full and "checkpoints" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(storage.os, "fsync", fsync)
