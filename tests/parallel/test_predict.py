@@ -82,6 +82,7 @@ def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
         ("Served", "--output", "x.csv"),
         ("Served", "--output", "there.npz"),
         ("Served", "--output", "x.npz", "--set", "on_bad_sample=skip"),
+        ("Served", "--output", "x.npz", "--set", "eval_batch_size=100000000"),
         cwd=tmp_path,
     )
     for (_, error), said in zip(
@@ -92,6 +93,7 @@ def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
             "--output x.csv: predictions are written to files that end with .npz or .parquet",
             "there.npz exists",
             "on_bad_sample skip: predictions have a row for every sample",
+            "eval_batch_size: a batch of all workers has 100,000,000 samples",
         ),
         strict=True,
     ):
