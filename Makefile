@@ -5,7 +5,7 @@ VENV ?= .venv
 # TensorFlow to install: tensorflow-cpu, or tensorflow for GPUs
 TENSORFLOW ?= tensorflow-cpu
 WORKERS ?= 2
-# Index of PyTorch's builds for CPUs, asked for PyTorch alone: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Index of PyTorch's builds for CPUs, asked for it and torchvision alone: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
 BIN := $(VENV)/bin

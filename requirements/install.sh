@@ -3,7 +3,7 @@
 # nothing is built, and pip looks for nothing else: each file is complete.
 # Usage: install.sh PYTHON EXTRAS [OPTION of pip install]...
 #   EXTRAS       separated by commas; the packages that hvdtrain always needs come along
-#   TORCH_INDEX  (environment) the index that PyTorch alone is taken from: that of its builds for CPUs.
+#   TORCH_INDEX  (environment) the index of PyTorch's builds for CPUs, asked for it and torchvision alone.
 #                Empty: a build for CPUs if pip's own settings lead to one, else that with CUDA.
 set -eu
 folder=$(dirname "$0")
@@ -13,6 +13,18 @@ shift 2
 
 install() {
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: "$@"
+}
+
+# Installs the build for CPUs of a package; 1 if there is none where pip looks.
+install_for_cpus() {
+    version=$(sed -n 's/^[a-z]*==\([^ ]*\).*/\1/p' "$folder/$1-cpu.txt")
+    if [ -z "${TORCH_INDEX:-}" ]; then
+        "$python" -m pip index versions "$1" 2>/dev/null | grep -qF "$version" || return 1
+    fi
+    package=$1
+    shift
+    # exit: the caller must not go on to another build if the contents are not those of the hash
+    install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$folder/$package-cpu.txt" || exit 1
 }
 
 files=
@@ -27,10 +39,10 @@ for extra in base $(echo "$extras" | tr , ' '); do
 done
 
 if [ "${torch:-}" ]; then
-    version=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' "$folder/torch-cpu.txt")
-    # A build for CPUs where pip knows one. An index of its own is asked for PyTorch alone, and no other then
-    if [ "${TORCH_INDEX:-}" ] || "$python" -m pip index versions torch 2>/dev/null | grep -qF "$version"; then
-        install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$folder/torch-cpu.txt"
+    # Not by an index besides pip's own, which could then supply every other package
+    if install_for_cpus torch "$@"; then
+        # It needs the torchvision of its own index; that of the package index fits the build with CUDA
+        case " $files " in *" $folder/examples.txt "*) install_for_cpus torchvision "$@" || : ;; esac
     else
         files="$files -r $folder/torch-cuda.txt"
     fi

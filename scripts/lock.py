@@ -26,8 +26,8 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
 CONSTRAINTS = ROOT / "constraints.txt"
-# PyTorch's builds for CPUs, which are on an index of its own: what sha256sum prints, from that index's page
-TORCH_CPU = FOLDER / "torch-cpu.sha256"
+# Builds for CPUs, which are on PyTorch's own index: what sha256sum prints, as that index's pages state it
+CPU_BUILDS = FOLDER / "cpu-builds.sha256"
 
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
@@ -83,11 +83,15 @@ def main() -> None:
             write(
                 "torch", "What PyTorch needs; PyTorch itself is in torch-cpu.txt and torch-cuda.txt", others
             )
-            write("torch-cpu", "PyTorch's builds for CPUs", [cpu_builds(torch[0])])
             write("torch-cuda", "PyTorch's builds with CUDA, and what they need besides", [*torch, *cuda])
         else:
             title = "What hvdtrain always needs" if extra == "base" else f"The extra {extra!r} of setup.cfg"
             write(extra, title, others, needs_torch=bool(torch))
+        for pin in pins:
+            if extra in ("torch", "examples") and pin.name in ("torch", "torchvision"):
+                write(
+                    f"{pin.name}-cpu", f"Builds of {pin.name} for CPUs, on PyTorch's index", [cpu_builds(pin)]
+                )
     lock_images([word for extra in ("base", "openmpi", "build") for word in extras[extra]], versions)
 
 
@@ -118,7 +122,7 @@ def written_versions(image: str = "") -> str:
         return ""
     files = [file for file in sorted(FOLDER.glob("*.txt")) if file.stem not in (*_IMAGES, "cuda12-headers")]
     lines = [line for file in ([FOLDER / f"{image}.txt"] if image else files) for line in _lines(file)]
-    lines = [line for line in lines if not line.startswith("torch=")]
+    lines = [line for line in lines if "+cpu" not in line]
     return "".join(sorted({line.replace("===", "==").rstrip(" \\") + "\n" for line in lines if "==" in line}))
 
 
@@ -212,14 +216,18 @@ def is_ours(wheel: str) -> bool:
     return False
 
 
-def cpu_builds(torch: Pin) -> Pin:
-    """Return PyTorch's builds for CPUs of the same version."""
-    version = f"{torch.version}+cpu"
-    lines = [line.split() for line in TORCH_CPU.read_text(encoding="utf-8").splitlines()]
-    found = {digest for digest, wheel in lines if wheel.startswith(f"torch-{version}-") and is_ours(wheel)}
+def cpu_builds(pin: Pin) -> Pin:
+    """Return the builds for CPUs of a package that PyTorch's index has."""
+    version = f"{pin.version}+cpu"
+    lines = [line.split() for line in CPU_BUILDS.read_text(encoding="utf-8").splitlines()]
+    found = {
+        digest for digest, wheel in lines if wheel.startswith(f"{pin.name}-{version}-") and is_ours(wheel)
+    }
     if not found:
-        sys.exit(f"lock: {TORCH_CPU.name} has no build of torch {version}; add those of PyTorch's index")
-    return Pin(torch.name, version, torch.marker, tuple(sorted(found)))
+        sys.exit(
+            f"lock: {CPU_BUILDS.name} has no build of {pin.name} {pin.version}; add those of PyTorch's index"
+        )
+    return Pin(pin.name, version, pin.marker, tuple(sorted(found)))
 
 
 def write(name: str, title: str, pins: list[Pin], needs_torch: bool = False) -> None:

@@ -21,7 +21,7 @@ import lock
 FOLDER = ROOT / "requirements"
 FILES = tuple(sorted(FOLDER.glob("*.txt")))
 # PyTorch or CUDA in versions of their own
-SPECIAL = ("cuda12", "cuda13", "cuda12-headers", "torch-cpu")
+SPECIAL = ("cuda12", "cuda13", "cuda12-headers", "torch-cpu", "torchvision-cpu")
 PIN = re.compile(
     r"^([a-z0-9-]+)===?([^ ;]+)(?: ; ([^\\]+))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
 )
@@ -95,7 +95,9 @@ def _needs(name: str) -> list[Requirement]:
 def test_pytorch_is_there_for_cpus_too():
     version = pins("torch-cuda")["torch"]
     assert pins("torch-cpu") == {"torch": f"{version}+cpu"}
-    assert (FOLDER / "torch-cpu.txt").read_text().count("--hash") == len(lock.PYTHONS) * len(lock.MACHINES)
+    assert pins("torchvision-cpu") == {"torchvision": f"{pins('examples')['torchvision']}+cpu"}
+    for file in ("torch-cpu.txt", "torchvision-cpu.txt"):
+        assert (FOLDER / file).read_text().count("--hash") == len(lock.PYTHONS) * len(lock.MACHINES)
 
 
 def test_images_ask_for_pytorch_with_cuda():
@@ -142,10 +144,11 @@ class Setup:
         self.folder, self.noted = folder / "requirements", folder / "noted"
         shutil.copytree(FOLDER, self.folder)
         self.python = folder / "python"
-        self.versions, self.complete = "2.13.0+cpu, 2.12.0", True
+        self.versions, self.complete, self.refused = "2.13.0+cpu, 2.12.0", True, ""
 
     def run(self, extras: str, **environ: str) -> tuple[int, list[str], str]:
-        cases = f"*' index versions torch') echo '{self.versions}'; exit ;;"
+        cases = f"*' index versions torch') echo '{self.versions}'; exit ;; *' index versions '*) exit 1 ;;"
+        cases += f" *'-r {self.refused}') exit 1 ;;" if self.refused else ""
         cases += f" *check) exit {0 if self.complete else 1} ;;"
         self.python.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\necho "$*" >>{self.noted}\n')
         self.python.chmod(0o755)
@@ -189,6 +192,22 @@ def test_without_one_the_build_with_cuda_is_installed_with_what_it_needs(setup):
     setup.versions = "2.13.0, 2.12.0"
     _, (everything,), _ = setup.run("torch")
     assert everything.endswith("-r base.txt -r torch.txt -r torch-cuda.txt")
+
+
+def test_torchvision_comes_from_the_same_index(setup):
+    _, calls, _ = setup.run("torch,examples", TORCH_INDEX="https://torch.example/cpu")
+    ends = [call.partition("--no-compile ")[2] for call in calls]
+    assert ends == [
+        "--index-url https://torch.example/cpu -r torch-cpu.txt",
+        "--index-url https://torch.example/cpu -r torchvision-cpu.txt",
+        "-r base.txt -r torch.txt -r examples.txt",
+    ]
+
+
+def test_another_build_is_not_installed_in_place_of_one_that_is_refused(setup):
+    setup.refused = f"{setup.folder}/torch-cpu.txt"
+    code, calls, _ = setup.run("torch")
+    assert (code, calls) == (1, [])
 
 
 def test_what_needs_pytorch_brings_it(setup):
