@@ -27,7 +27,7 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
-from hvdtrain.jobs.worker_watch import Abandoned, Told, WatchEvent
+from hvdtrain.jobs.watch_events import Abandoned, Told, WatchEvent
 from hvdtrain.printable import printable
 from hvdtrain.task import RaisedInReader
 

@@ -40,7 +40,8 @@ from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer, name_lost_worker
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
-from hvdtrain.jobs.worker_watch import Watching, WatchLimits, silence_seconds, watch_workers
+from hvdtrain.jobs.watch_events import Watching, WatchLimits, silence_seconds
+from hvdtrain.jobs.worker_watch import watch_workers
 from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with

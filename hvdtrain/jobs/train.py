@@ -45,7 +45,7 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import notes_on_options
-from hvdtrain.jobs.worker_watch import Watching
+from hvdtrain.jobs.watch_events import Watching
 from hvdtrain.loop import run
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import SUMMARY_FILE, SilentReport

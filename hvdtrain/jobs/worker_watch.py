@@ -7,15 +7,13 @@ keepalive, a host that lost power or network. What is noticed is an event; what 
 decided here.
 """
 
-import os
 import selectors
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
@@ -24,10 +22,9 @@ from hvdtrain.activity import ACTIVITY, ActivityMark
 from hvdtrain.agreement import Workers
 from hvdtrain.jobs.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
 from hvdtrain.jobs.liveness import Event, Left, Liveness, Silent, Stalled
+from hvdtrain.jobs.watch_events import Abandoned, HostLost, OnEvent, Told, WatchEvent, WatchLimits
 from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_host, gather_members
 
-_VARIABLE = "HVDTRAIN_HOST_SILENCE_SECONDS"
-_SILENCE_SECONDS = 20
 _NULL = subprocess.DEVNULL
 _NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended; mpirun leaves no more
 _SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others
@@ -37,77 +34,6 @@ _KILL_AFTER_SECONDS = 1.0
 _STACK_SECONDS = 2.0
 _UNREPORTED_SECONDS = 0.5
 _NAMED_AS_SILENT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class HostLost:
-    """A host that does not answer; attributes as for ``Silent``."""
-
-    problem: str
-    ranks: tuple[int, ...] = ()
-    remedy: str = (
-        "It lost power or network, or was too busy to respond. Check it, then continue from the "
-        f"newest checkpoint with --resume. {_VARIABLE} sets how long a host may be silent."
-    )
-
-
-@dataclass(frozen=True)
-class Told:
-    """Another worker ends the job, and says why; attributes as for ``Silent``."""
-
-    problem: str
-    ranks: tuple[int, ...] = ()
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """The others have ended while this process was stopped; attributes as for ``Silent``."""
-
-    problem: str = "this process was stopped, and the other workers have ended"
-    ranks: tuple[int, ...] = ()
-    remedy: str = ""
-
-
-class Watching:
-    """State that the watch and the job share.
-
-    Attributes:
-        note: a text that names the workers that cannot be watched; empty if there are none.
-        on_worker_lost: called with the problem before the process ends, to record it.
-        explain: returns why a collective failed, as far as the watch knows it.
-    """
-
-    def __init__(self) -> None:
-        self.note = ""
-        self.on_worker_lost: Callable[[str], None] = lambda problem: None
-        self.explain: Callable[[], WatchEvent | None] = lambda: None
-
-
-WatchEvent = Event | HostLost | Told | Abandoned
-# called by the watching thread, once; it also gets the Python stacks of workers that stalled
-OnEvent = Callable[[WatchEvent, str], None]
-
-
-@dataclass(frozen=True)
-class WatchLimits:
-    """What the watch waits for, and how long.
-
-    Attributes:
-        stall_timeout: the longest time without an answer or without progress, in seconds; 0 for no limit.
-        silence_seconds: the longest time without an answer of a host; 0 for no limit.
-        shows_stacks: whether to ask a worker that stalled for its Python stack.
-    """
-
-    stall_timeout: float
-    silence_seconds: int = _SILENCE_SECONDS
-    shows_stacks: bool = False
-
-
-def silence_seconds(environ: Mapping[str, str] = os.environ) -> int:
-    """Return after how many seconds of silence a host counts as lost; 0 if hosts are not to be watched."""
-    value = environ.get(_VARIABLE, "")
-    return int(value) if value.isdecimal() else _SILENCE_SECONDS
 
 
 def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> tuple["WorkerWatch", str]:

@@ -17,16 +17,9 @@ from hvdtrain.activity import TRAINING, ActivityMark
 from hvdtrain.jobs import worker_watch
 from hvdtrain.jobs.heartbeat import Peer
 from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled
+from hvdtrain.jobs.watch_events import Abandoned, HostLost, Told, WatchLimits, silence_seconds
 from hvdtrain.jobs.worker_connections import Member
-from hvdtrain.jobs.worker_watch import (
-    Abandoned,
-    HostLost,
-    Told,
-    WatchLimits,
-    WorkerWatch,
-    silence_seconds,
-    watch_workers,
-)
+from hvdtrain.jobs.worker_watch import WorkerWatch, watch_workers
 
 MEMBERS = [Member(0, "h1", "m"), Member(1, "h1", "m"), Member(2, "h2", "m"), Member(3, "h3"), Member(4, "h3")]
 
