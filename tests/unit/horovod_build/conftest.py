@@ -190,20 +190,3 @@ def wheel(tmp_path):
     path = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     path.write_bytes(b"a wheel")
     return path
-
-
-@pytest.fixture
-def horovod(patched):
-    """Import modules of the patched source, whichever Horovod is installed."""
-
-    def ours(name: str) -> bool:
-        return name == "horovod" or name.startswith("horovod.")
-
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
-    sys.path.insert(0, str(patched))
-    yield importlib.import_module
-    sys.path.remove(str(patched))
-    for name in list(sys.modules):
-        if ours(name):
-            del sys.modules[name]
-    sys.modules.update(kept)
