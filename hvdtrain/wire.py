@@ -2,8 +2,8 @@
 
 A message is a JSON text and the bytes of strings and arrays after it. JSON has no tuples, sets and the like:
 each is an object with one key, its tag. A class travels by its name, and is found only among the classes that
-are marked by :func:`travels` and the errors of hvdtrain; nothing is imported or unpickled. A value arrives
-as it was: a tuple stays a tuple, and every bit of a float stays.
+are marked by ``wire_types.travels`` and the errors of hvdtrain; nothing is imported or unpickled. A value
+arrives as it was: a tuple stays a tuple, and every bit of a float stays.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from hvdtrain import errors
 from hvdtrain.errors import ExchangeError, HvdtrainError
+from hvdtrain.wire_types import TYPES
 
 MAX_DEPTH = 64
 MAX_TEXT_BYTES = 1 << 25  # of the JSON text; a list of 10,000 parameters with their shapes takes 1 MB
@@ -32,19 +33,6 @@ _JSON_INT = 1 << 63  # integers from here on travel in hexadecimal: Python reads
 _DTYPE = re.compile(r"[<>|=]?[biufcSUmM][1-9]\d*(\[\d*\w+\])?|bfloat16|float8_\w+|u?int[24]")
 
 _KEY = object()  # the place of a key of a dict
-_TYPES: dict[str, type] = {}
-
-T = TypeVar("T", bound=type)
-
-
-def travels(cls: T) -> T:
-    """Let objects of a data class, or of a pydantic model, travel between workers. A class decorator.
-
-    What arrives is made by the class's constructor, which must do nothing but check and keep its arguments.
-    """
-    if _TYPES.setdefault(cls.__name__, cls) is not cls:
-        raise ValueError(f"two classes that travel are called {cls.__name__}")
-    return cls
 
 
 def encode(value: Any) -> bytes:
@@ -96,7 +84,7 @@ class _Writer:
             return {"error": [name, *map(self.write, (value.problem, value.remedy)), value.everywhere]}
         if isinstance(value, np.generic):
             return {"scalar": self._numbers(value)}
-        if _TYPES.get(kind.__name__) is kind:
+        if TYPES.get(kind.__name__) is kind:
             return {"object": [kind.__name__, self._pairs((n, getattr(value, n)) for n in _fields(kind))]}
         raise self._error(f"is a {kind.__module__}.{kind.__qualname__}")
 
@@ -290,9 +278,9 @@ def _fields(cls: Any) -> list[str]:
 
 
 def _registered(name: Any) -> type:
-    if _checked(name, str) not in _TYPES:
+    if _checked(name, str) not in TYPES:
         raise ValueError(f"the unknown class {name[:40]!r}")
-    return _TYPES[name]
+    return TYPES[name]
 
 
 def _checked(value: Any, kind: type) -> Any:

@@ -13,7 +13,7 @@ from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.plateau import PlateauState
 from hvdtrain.regular_files import NotAFileError, read_regular
-from hvdtrain.wire import travels
+from hvdtrain.wire_types import travels
 
 _FORMAT = 1
 _MAX_BYTES = 16_000_000  # of trainer.json

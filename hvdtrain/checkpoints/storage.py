@@ -20,7 +20,7 @@ from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
-from hvdtrain.wire import travels
+from hvdtrain.wire_types import travels
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
-from hvdtrain.wire import travels
+from hvdtrain.wire_types import travels
 
 _SAMPLES = 32
 _SECONDS = 10.0  # a data set that is slow to read is represented by fewer samples

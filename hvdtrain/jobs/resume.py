@@ -18,7 +18,7 @@ from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.session import versions_with
 from hvdtrain.training_plan import Progress
-from hvdtrain.wire import travels
+from hvdtrain.wire_types import travels
 
 # fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note

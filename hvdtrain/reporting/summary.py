@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hvdtrain.wire import travels
+from hvdtrain.wire_types import travels
 
 
 @travels

@@ -1,5 +1,6 @@
 """Files that a stranger made: neither waited for, nor followed to other files, nor allowed to fill memory."""
 
+import contextlib
 import json
 import os
 import resource
@@ -29,6 +30,10 @@ def bounded():
     def give_up(*_: object) -> None:
         raise TimeoutError("it waits for ever")
 
+    with contextlib.suppress(ImportError):
+        import pyarrow
+
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others reserve addresses in large steps
     limits = resource.getrlimit(resource.RLIMIT_AS)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = signal.signal(signal.SIGALRM, give_up)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,8 @@ def test_a_directory_that_replaces_the_run_directory_is_not_written_to(train, tm
     run, moved = tmp_path / "run", tmp_path / "moved"
 
     def replace():
+        while not (run / "checkpoints" / "step-00000010").exists():  # nothing is being written
+            time.sleep(0.01)
         run.rename(moved)
         run.mkdir()
         (run / "metrics.jsonl").write_text("another job's\n")

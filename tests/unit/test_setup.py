@@ -36,7 +36,7 @@ def _alone(monkeypatch):
     monkeypatch.setattr(
         opening, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1")
     )
-    monkeypatch.setattr(opening.environment, "prepare", lambda: {"SET": "1"})
+    monkeypatch.setattr(opening.environment, "prepare", lambda **_: {"SET": "1"})
 
 
 def prepared(task_class: type = Small, **options: object) -> JobSpec:

@@ -23,6 +23,7 @@ from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import CheckpointError, DataError, ExchangeError, HvdtrainError
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.wire import MAX_DEPTH, decode, encode
+from hvdtrain.wire_types import travels
 
 _ANY_CHARACTER = st.text(st.characters(exclude_categories=()))
 _NUMBERS = (
@@ -189,7 +190,7 @@ def test_a_text_that_is_too_long_is_refused_by_the_sender(monkeypatch):
 
 def test_two_classes_of_one_name_do_not_travel():
     with pytest.raises(ValueError, match="two classes that travel are called Checkpoint"):
-        wire.travels(Impostor)
+        travels(Impostor)
 
 
 def message(text, rest=b""):
