@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# TensorFlow to install: tensorflow-cpu, or tensorflow for GPUs
-TENSORFLOW ?= tensorflow-cpu
+# TensorFlow to install: tensorflow-cpu, which is for x86_64 only, or tensorflow, also for GPUs
+TENSORFLOW ?= $(if $(filter aarch64,$(shell uname -m)),tensorflow,tensorflow-cpu)
 WORKERS ?= 2
 # Index of PyTorch's builds for CPUs, asked for it and torchvision alone: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -43,21 +43,21 @@ help:
 setup: $(DONE)
 
 $(DONE): setup.cfg $(wildcard requirements/*)
-	@sh scripts/preflight.sh "$(PYTHON)" "$(VENV)"
+	@TORCH_INDEX="$(TORCH_INDEX)" sh scripts/preflight.sh "$(PYTHON)" "$(VENV)"
 	@echo "== virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "== dependencies (a minute or two; 1.5 GB to download with CPU builds)"
 	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python $(EXTRAS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
-	@echo "== Horovod (about five minutes on two cores, once)"
+	@echo "== Horovod (about three minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
 	@touch $(DONE)
 
 train: $(DONE)
 	@echo "== PyTorch. Type it yourself, after: source $(BIN)/activate"
-	horovodrun -np $(WORKERS) python -m hvdtrain --framework torch --run-dir $(RUNS)/torch
+	horovodrun -np $(WORKERS) python -m hvdtrain --framework torch --device cpu --run-dir $(RUNS)/torch
 	@echo "== TensorFlow: the same command, the other framework"
-	horovodrun -np $(WORKERS) python -m hvdtrain --framework tf --run-dir $(RUNS)/tf
+	horovodrun -np $(WORKERS) python -m hvdtrain --framework tf --device cpu --run-dir $(RUNS)/tf
 	@echo "== both side by side"
 	python -m hvdtrain compare $(RUNS)/torch $(RUNS)/tf
 

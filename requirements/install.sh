@@ -42,7 +42,8 @@ if [ "${torch:-}" ]; then
     # Not by an index besides pip's own, which could then supply every other package
     if install_for_cpus torch "$@"; then
         # It needs the torchvision of its own index; that of the package index fits the build with CUDA
-        case " $files " in *" $folder/examples.txt "*) install_for_cpus torchvision "$@" || : ;; esac
+        case " $files " in *" $folder/examples.txt "*) install_for_cpus torchvision "$@" ||
+            echo "install.sh: no torchvision for CPUs where pip looks; set TORCH_INDEX" >&2 ;; esac
     else
         files="$files -r $folder/torch-cuda.txt"
     fi

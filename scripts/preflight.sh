@@ -42,4 +42,7 @@ free_kib=$(df -Pk "$folder" | awk 'NR == 2 {print $4}')
 [ "$free_kib" -ge "$needed_kib" ] ||
     lacks "$((free_kib / 1024)) MiB are free in $folder; 5 GiB are needed" "Free some space, or put it elsewhere: make VENV=/path/to/venv ..."
 
+[ -n "${TORCH_INDEX:-}" ] || [ "$missing" != 0 ] || [ "$free_kib" -ge $((9 * 1024 * 1024)) ] ||
+    echo "hvdtrain: note: PyTorch with CUDA needs 9 GiB in $folder; with TORCH_INDEX=https://download.pytorch.org/whl/cpu it takes 5" >&2
+
 exit $missing

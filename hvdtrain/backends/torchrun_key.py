@@ -57,17 +57,26 @@ def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
         environ: the environment of this worker.
 
     Raises:
-        EnvironmentFault: If there is none, or another user's process offers it.
+        EnvironmentFault: If there is none, another user's process offers it, or the user set another one.
     """
-    if name := rank_0.get("key_socket"):
-        return _ask(str(name))
-    key = rank_0.get("key") or environ.get(KEY_VARIABLE)
-    if not key:
+    own = environ.get(KEY_VARIABLE)
+    offered = rank_0.get("key") or rank_0.get("key_socket")
+    if bool(own) == bool(offered):
+        who, other = (f"rank {environ['RANK']}", "rank 0") if own else ("rank 0", f"rank {environ['RANK']}")
         raise EnvironmentFault(
-            f"{KEY_VARIABLE} is set for rank 0 and not for rank {environ['RANK']}",
+            f"{KEY_VARIABLE} is set for {who} and not for {other}",
             "Set it to the same secret text on every host, or on none.",
         )
-    return str(key)
+    if own:
+        return own
+    if name := rank_0.get("key_socket"):
+        return _ask(str(name))
+    if environ["GROUP_WORLD_SIZE"] == "1" and hasattr(socket, "SO_PEERCRED"):
+        raise EnvironmentFault(
+            "a key of this job is in torchrun's store, where no worker of a job on one host writes it",
+            "Somebody else writes to torchrun's store: start again with another --rdzv-id and port.",
+        )
+    return str(rank_0["key"])
 
 
 def _hand_out(listener: socket.socket, key: str, takers: int) -> None:

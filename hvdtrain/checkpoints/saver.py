@@ -21,7 +21,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
 
 _REPORTED_WAIT_SECONDS = 0.1
-_WRITING = "writing the checkpoint before"
+_WRITING = "finishing an earlier save"
 _LOOK_SECONDS = 1.0
 
 

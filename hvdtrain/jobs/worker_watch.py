@@ -26,7 +26,7 @@ from hvdtrain.jobs.watch_events import Abandoned, HostLost, OnEvent, Told, Watch
 from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_host, gather_members
 
 _NULL = subprocess.DEVNULL
-_NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended; mpirun leaves no more
+_NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended, over Gloo
 _SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others
 _BETWEEN_SPEAKERS_SECONDS = 0.3
 _SPEAKER_SECONDS = 12.0  # in which it writes a checkpoint to its end, and the summary
@@ -55,7 +55,14 @@ def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> t
     )
     limits = WatchLimits(stall_timeout, silence, shows_stacks)
     connections, unwatched = connect_workers(workers, members, silence)
-    watch = WorkerWatch(members[workers.rank], members, connections, limits=limits, on_event=on_event)
+    watch = WorkerWatch(
+        members[workers.rank],
+        members,
+        connections,
+        limits=limits,
+        on_event=on_event,
+        collectives_fail=workers.controller != "MPI",
+    )
     return watch, _describe_unwatched(unwatched, members[0])
 
 
@@ -69,6 +76,8 @@ class WorkerWatch:
         limits: how long to wait for what.
         on_event: called with what is wrong, once.
         mark: what the training thread does.
+        collectives_fail: whether collectives fail when a process ends. Over MPI they wait without limit, and
+            mpirun kills the other workers within 0.3 seconds.
     """
 
     def __init__(
@@ -80,8 +89,10 @@ class WorkerWatch:
         limits: WatchLimits,
         on_event: OnEvent,
         mark: ActivityMark = ACTIVITY,
+        collectives_fail: bool = True,
     ) -> None:
         self._own, self._members, self._limits = own, members, limits
+        self._collectives_fail = collectives_fail
         self._on_event, self._mark = on_event, mark
         self._peers = [Peer(connection, member) for connection, member in connections.items()]
         self._liveness = Liveness(own, list(connections.values()), limits.stall_timeout, time.monotonic())
@@ -218,7 +229,7 @@ class WorkerWatch:
         """Let this worker and the others end; the watch is over."""
         if isinstance(event, Left):
             self._send_all({"gone": event.problem})
-            if self._is_closing.wait(_NOTICES_SECONDS):
+            if self._collectives_fail and self._is_closing.wait(_NOTICES_SECONDS):
                 return  # the training thread has noticed, and speaks
         if isinstance(event, Silent | Stalled | Left | HostLost) and self._waits_its_turn(event):
             return

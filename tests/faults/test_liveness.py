@@ -34,7 +34,9 @@ def frozen(framework: str, controller: str, rank: int, folder: Path) -> tuple[En
 )
 def test_a_frozen_worker_ends_the_job_in_time_and_is_named(framework, controller, rank, tmp_path):
     ending, seconds = frozen(framework, controller, rank, tmp_path)
-    problem = rf"rank {rank} on {HOST} has not answered for \d+ s: stopped or starved; last it was [a-z ]+\d+"
+    problem = (
+        rf"rank {rank} on {HOST} has not answered for \d+ s: stopped or starved; last it was [a-z ]+[\d,]*"
+    )
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     assert re.fullmatch(rf"hvdtrain: rank {1 - rank} on {HOST}: {problem}", line)
     assert ending.returncode == 3

@@ -151,8 +151,19 @@ def test_a_full_disk_is_named_with_what_is_free_and_needed(machine):
 
 
 def test_exactly_enough_space_is_enough(machine):
-    machine.free_kib(5 * GIB)
+    machine.free_kib(9 * GIB)
     assert machine.check() == (0, "")
+    machine.free_kib(5 * GIB)
+    assert machine.check(TORCH_INDEX="https://index.example/cpu") == (0, "")
+
+
+def test_too_little_space_for_cuda_is_noted(machine):
+    machine.free_kib(9 * GIB - 1)
+    code, said = machine.check()
+    assert code == 0
+    assert said.startswith(
+        f"hvdtrain: note: PyTorch with CUDA needs 9 GiB in {machine.folder}; with TORCH_INDEX="
+    )
 
 
 @pytest.mark.parametrize("venv", [".venv", "new/folder/venv"])

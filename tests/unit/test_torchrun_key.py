@@ -53,3 +53,14 @@ def test_between_hosts_the_key_goes_through_the_store_unless_the_user_set_one():
     assert take_key({}, own) == "mine"
     with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 0 and not for rank 1"):
         take_key({}, hosts)
+
+
+@pytest.mark.parametrize("told", [{"key": "a stranger's"}, {"key_socket": "a stranger's"}])
+def test_a_key_in_the_store_does_not_displace_the_users(told):
+    with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 1 and not for rank 0"):
+        take_key(told, {**ONE_HOST, KEY_VARIABLE: "mine"})
+
+
+def test_on_one_host_no_key_is_taken_from_the_store():
+    with pytest.raises(EnvironmentFault, match="where no worker of a job on one host writes it"):
+        take_key({"key": "a stranger's"}, ONE_HOST)
