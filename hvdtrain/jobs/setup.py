@@ -173,6 +173,7 @@ def started(job: JobSpec, signals: Signals, watching: Watching | None = None) ->
         signals: what signals asked of this worker.
         watching: what is done before the process ends because a worker does not answer.
     """
+    ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
     backend = load_backend(job.config)
     limits = WatchLimits(job.config.stall_timeout, silence_seconds(), "--debug" in sys.argv)

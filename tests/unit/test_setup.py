@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.jobs import setup as opening
@@ -259,3 +260,19 @@ def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
         monkeypatch.setenv(name, value)
     prepare([Layer("options", {"framework": "torch", "task": "small"})])
     assert joined == [True, "small"]
+
+
+def test_a_second_training_of_a_process_does_not_begin_with_the_age_of_the_first(monkeypatch):
+    seen = []
+
+    def load(config):
+        seen.append(ACTIVITY.current)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(opening, "load_backend", load)
+    ACTIVITY.enter("ending training after step", 45)
+    before = ACTIVITY.current
+    with pytest.raises(ZeroDivisionError), opening.started(prepared(), SimpleNamespace()):
+        pass
+    (activity,) = seen
+    assert (str(activity), activity.is_long, activity.number) == ("starting", True, before.number + 1)
