@@ -73,6 +73,16 @@ class ActivityMark:
         finally:
             self.enter(before.name, before.step, before.is_long)
 
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the thread that asks is the training thread."""
+        return threading.get_ident() == self.thread_id
+
+    def progress(self) -> None:
+        """Begin the current activity again: it does its next part. In another thread, do nothing."""
+        if self.is_of_this_thread:
+            self.enter(self.current.name, self.current.step, self.current.is_long)
+
     def stack(self) -> str:
         """Return the Python stack of the training thread, as a traceback shows it; empty if it has ended."""
         frame = self._frame()

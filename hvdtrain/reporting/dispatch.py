@@ -1,8 +1,10 @@
 """Calling the hooks of callbacks, in order, and what follows from an exception in one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
@@ -24,6 +26,7 @@ class Dispatcher:
     ) -> None:
         self._note = note
         self._callbacks = list(callbacks)
+        self._built_in = {id(callback) for callback in started}
         self._hooks: dict[str, list[tuple[Any, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
         for callback in started:
             self._add_hooks(callback)
@@ -84,7 +87,7 @@ class Dispatcher:
     def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:
         """Call a hook; return False if it failed and the job continues."""
         try:
-            with peer_errors():
+            with self._activity(callback, hook), peer_errors():
                 method(*args)
         except (PeerLostError, *ENDINGS):
             raise
@@ -95,6 +98,13 @@ class Dispatcher:
             self._note(f"{problem}; {_consequence(hook)}")
             return False
         return True
+
+    def _activity(self, callback: Any, hook: str) -> AbstractContextManager[None]:
+        """Return a context that tells the watch of the workers of a user's callback, which may take long."""
+        if id(callback) in self._built_in or not ACTIVITY.is_of_this_thread:
+            return nullcontext()
+        step = ACTIVITY.current.step
+        return ACTIVITY.during(f"in {hook} of {name_of(callback)}" + (" after step" if step else ""), step)
 
 
 def _consequence(hook: str) -> str:

@@ -12,6 +12,7 @@ from support.documents import ROOT, blocks
 from support.fakes import on_every_rank
 from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
 
+from hvdtrain.activity import ACTIVITY, TRAINING
 from hvdtrain.callbacks import HOOKS, Callback, RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.errors import DataError, PeerLostError, TaskError, WorkerFailure
@@ -369,3 +370,22 @@ def test_a_misspelled_method_is_refused_with_the_name_that_was_meant(name, meant
     callback = type("Mine", (), {"on_end": lambda self, summary: None, name: lambda self, *_: None})()
     with pytest.raises(TaskError, match=rf"callback Mine has a method {name}, .*\nDid you mean {meant}\?"):
         find_callbacks(SimpleNamespace(callbacks=[callback]), "my.py:Task")
+
+
+def test_the_watch_of_the_workers_sees_a_users_callback_as_long_work(watched):
+    seen = []
+
+    class Uploads:
+        def on_checkpoint(self, step, path):
+            seen.append(ACTIVITY.current)
+
+    report = watched(Uploads()).report
+    report.on_start(20, 4)
+    ACTIVITY.enter(TRAINING, 7)
+    report.on_checkpoint(5, Path("step-00000005"))
+    (activity,) = seen
+    assert (str(activity), activity.is_long) == ("in on_checkpoint of Uploads after step 7", True)
+    assert (str(ACTIVITY.current), ACTIVITY.current.is_long) == ("in training step 7", False)
+    number = ACTIVITY.current.number
+    report.on_step(step_info(5), METRICS)
+    assert ACTIVITY.current.number == number, "the report's own part is none of the user's"
