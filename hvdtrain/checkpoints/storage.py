@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
@@ -188,6 +189,7 @@ def _read_arrays(path: Path) -> PortableState:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
+    ACTIVITY.progress()
     try:
         arrays: PortableState = load_file(path)
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:

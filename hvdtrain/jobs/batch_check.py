@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Order
@@ -53,6 +54,7 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     for name, (order, first, end, batch) in ranges.items():
         last = min(end, first + config.check_data * batch)
         for start in range(first, last, batch):
+            ACTIVITY.progress()
             indices = _indices(order, start, min(start + batch, last))
             _check_samples(workers, name, data.datasets[name], indices, data.skip)
         if last > first:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.states import FILES, contents, equal, make_record, make_state, names, saved
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.checkpoints import manifest, storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
@@ -417,3 +419,21 @@ def test_a_damaged_manifest_is_none(tmp_path, spoil):
     path = saved(tmp_path)
     spoil(path)
     assert verification.read_manifest(path) is None
+
+
+def test_a_checkpoint_that_is_verified_and_read_shows_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "_PIECE_BYTES", 64)
+    path = saved(tmp_path)
+    with ACTIVITY.during("reading the checkpoint", 3):
+        before = ACTIVITY.current
+        checkpoint = verification.verify(path)
+        pieces = ACTIVITY.current.number - before.number
+        assert pieces >= sum(info.bytes for info in checkpoint.manifest.files.values()) // 64
+        checkpoint.read()
+        now = ACTIVITY.current
+        assert now.number == before.number + pieces + 2
+        assert (str(now), now.is_long) == ("reading the checkpoint 3", True)
+        thread = threading.Thread(target=verification.verify, args=(path,))
+        thread.start()
+        thread.join()
+        assert ACTIVITY.current is now, "another thread changes nothing"

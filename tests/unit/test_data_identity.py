@@ -7,6 +7,7 @@ import pytest
 from support.fakes import on_every_rank, one_worker
 from support.states import make_record
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import AgreementError, CheckpointError
@@ -213,3 +214,12 @@ def test_keys_that_change_are_not_compared_with_a_checkpoint():
 @pytest.mark.parametrize("before", [JobData(), job_data(values(), values(size=9))])
 def test_what_only_one_of_both_has_is_not_compared(before):
     assert compared(before, job_data(values())) == []
+
+
+def test_every_batch_that_is_compared_is_progress():
+    given = config(check_data=3)
+    found = identify_data(one_worker(), {"train_data": as_dataset(values()), "eval_data": None}, given)
+    with ACTIVITY.during("comparing batches"):
+        before = ACTIVITY.current.number
+        check_batches(one_worker(), found, given, Progress())
+        assert ACTIVITY.current.number == before + 3
