@@ -37,6 +37,8 @@ _SPEAK_AFTER_SECONDS = 1.0
 # A worker whose peer went away waits so long to be ended by the launcher before it says so itself.
 _ENDED_BY_LAUNCHER_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0
+# What is written before the process ends: the checkpoint has 10 s of it, the summary of rank 0 has 3.
+_WRITE_DOWN_SECONDS = 13.0
 
 
 @contextmanager
@@ -71,16 +73,28 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
     Args:
         event: what the watch noticed; another worker reports it if this one was told of it.
         stacks: Python stacks of workers that stalled, to be shown.
-        on_worker_lost: called with the problem first, to write it down.
+        on_worker_lost: called with the problem first, in another thread, to write it down; it may hang.
     """
     if not isinstance(event, Told | Abandoned):
-        with suppress(Exception):
-            on_worker_lost(event.problem)
+        _write_down_in_time(event.problem, on_worker_lost)
         if stacks:
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
     os._exit(EXIT_ENVIRONMENT)
+
+
+def _write_down_in_time(problem: str, on_worker_lost: Callable[[str], None]) -> None:
+    """Write a problem down; give up after some seconds: a disk or a lock may never let go."""
+
+    def write_down() -> None:
+        with suppress(Exception):
+            on_worker_lost(problem)
+
+    thread = threading.Thread(target=write_down, daemon=True, name="write down")
+    with suppress(RuntimeError):  # no thread can be started
+        thread.start()
+        thread.join(_WRITE_DOWN_SECONDS)
 
 
 def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:

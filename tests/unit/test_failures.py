@@ -20,6 +20,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import close_in_time, end_worker, expect_answer
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.watch_events import HostLost
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -282,3 +283,32 @@ def test_closing_that_never_ends_is_given_up(monkeypatch):
     assert time.monotonic() - started < 10
     assert not release.is_set()
     release.set()
+
+
+def test_a_summary_that_cannot_be_written_does_not_keep_the_process(monkeypatch, capsys):
+    """A disk that does not answer, or a lock that the main thread holds."""
+    monkeypatch.setattr(failures, "_WRITE_DOWN_SECONDS", 0.01)
+    codes, told, release = [], [], threading.Event()
+    monkeypatch.setattr(failures.os, "_exit", codes.append)
+
+    def hangs(problem: str) -> None:
+        told.append(problem)
+        release.wait()
+
+    failures.end_at_once(HostLost("host h2 is gone"), "", hangs)
+    release.set()
+    assert (codes, told) == ([failures.EXIT_ENVIRONMENT], ["host h2 is gone"])
+    assert "hvdtrain: host h2 is gone\n" in capsys.readouterr().err
+
+
+def test_the_problem_is_written_down_before_the_process_ends(monkeypatch):
+    order = []
+    monkeypatch.setattr(failures.os, "_exit", lambda code: order.append("exit"))
+
+    def fails(problem: str) -> None:
+        time.sleep(0.05)
+        order.append(problem)
+        raise OSError("disk")
+
+    failures.end_at_once(HostLost("gone"), "", fails)
+    assert order == ["gone", "exit"]
