@@ -120,6 +120,7 @@ class BackgroundSaver(NoSaver):
         self._values = dict(values or {})
         self._parameters = list(parameters)
         self._thread: threading.Thread | None = None
+        self._taking = threading.Lock()  # the watch of the workers waits for a checkpoint, too
         self._step = 0
         self._outcome: Path | Exception | None = None
         self._reported: tuple[object, ...] | None = None
@@ -141,10 +142,12 @@ class BackgroundSaver(NoSaver):
 
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""
-        if self._thread is not None and not self._thread.is_alive():
-            self._thread.join()
-            self._thread = None
-            self._take_outcome()
+        with self._taking:
+            thread = self._thread
+            if thread is not None and not thread.is_alive():
+                thread.join()
+                self._thread = None
+                self._take_outcome()
         if self._report.folder is not None:
             self.replaced = self._report.folder.replaced
         if threading.get_ident() == self._owner:
@@ -163,12 +166,13 @@ class BackgroundSaver(NoSaver):
         self._wait("the end", timeout_seconds)
 
     def _wait(self, what: str, timeout_seconds: float | None = None) -> None:
-        if self._thread is not None:
+        thread = self._thread  # another thread may take it away
+        if thread is not None:
             since = time.perf_counter()
-            self._join(self._thread, timeout_seconds)
+            self._join(thread, timeout_seconds)
             waited_seconds = time.perf_counter() - since
             which = f"the checkpoint of step {self._step:,}"
-            if self._thread.is_alive():
+            if thread.is_alive():
                 self._report.note(f"{which} was not written within {waited_seconds:.1f} s")
             elif waited_seconds > _REPORTED_WAIT_SECONDS:
                 self._report.note(f"{what} waited {waited_seconds:.1f} s until {which} was written")

@@ -4,6 +4,7 @@ A file that cannot be written, on a full disk for instance, does not end trainin
 what could not be written is written with the next record.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -124,6 +125,7 @@ class SummaryFile(Callback):
         self._name = name
         self._folder = folder
         self._note_error = WriteErrors(note)
+        self._writing = threading.Lock()  # one at a time: all write beside the file under one name
 
     def on_end(self, summary: Summary) -> None:
         """Write how training ended."""
@@ -131,13 +133,14 @@ class SummaryFile(Callback):
 
     def write(self, summary: Summary) -> None:
         """Write how training stands. May be called in another thread."""
-        path = self._folder.check()
-        if path is None:  # another job's directory has the name
-            return
-        try:
-            write_json(path / self._name, summary.as_dict())
-        except OSError as error:
-            self._note_error(path / self._name, error)
+        with self._writing:
+            path = self._folder.check()
+            if path is None:  # another job's directory has the name
+                return
+            try:
+                write_json(path / self._name, summary.as_dict())
+            except OSError as error:
+                self._note_error(path / self._name, error)
 
 
 class InPlace:

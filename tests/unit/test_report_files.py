@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -260,3 +262,21 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_two_threads_write_one_summary_one_after_the_other(plain, tmp_path, monkeypatch):
+    writing, most = [], []
+
+    def write(path, values):
+        writing.append(path)
+        most.append(len(writing))
+        time.sleep(0.05)
+        writing.pop()
+
+    monkeypatch.setattr("hvdtrain.reporting.reporters.write_json", write)
+    threads = [threading.Thread(target=plain.report.write_summary, args=(summary(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]

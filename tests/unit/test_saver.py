@@ -506,3 +506,29 @@ def test_while_a_waited_for_checkpoint_grows_the_watch_of_the_workers_sees_progr
     assert saving.ACTIVITY.current.is_long
     done.set()
     thread.join()
+
+
+def test_the_watch_and_the_training_thread_may_wait_for_one_checkpoint(tmp_path, monkeypatch):
+    """Either may find that the other has taken note of it."""
+    job = Job(tmp_path / "checkpoints")
+    for step in range(1, 21):
+        job.backend.go_on.clear()
+        job.saver.save(job.backend, make_record(step))
+        watch = threading.Thread(target=job.saver.finish, args=(10,))
+        watch.start()
+        job.backend.go_on.set()
+        job.saver.finish()
+        watch.join()
+    assert job.saver.failures == []
+    assert [step for step, _ in job.report.checkpoints] == list(range(1, 21))
+
+
+def test_a_checkpoint_that_another_thread_takes_note_of_meanwhile_is_no_failure(job, monkeypatch):
+    def join(thread, timeout_seconds):
+        thread.join()
+        job.saver.poll()  # as the other thread does
+
+    monkeypatch.setattr(job.saver, "_join", join)
+    job.save(7)
+    assert job.saver.failures == []
+    assert names(job.folder) == ["step-00000007"]
