@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 _TOKEN_SECONDS = 1.0  # for a connection to send its token and rank
-_MAX_UNPROVEN = 256  # connections without a token at a time; one more closes the oldest
+# Connections without a token at a time: so many, and at least twice as many as there are workers, which
+# connect all at once; one more closes the oldest.
+_MAX_UNPROVEN = 256
 _RANK_BYTES = 4
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ def accept_with_token(
     Returns:
         The connections, blocking, each with the value of its rank. A second connection of a rank is closed.
     """
-    deadline = time.monotonic() + seconds
+    deadline, limit = time.monotonic() + seconds, max(_MAX_UNPROVEN, 2 * len(expected))
     unproven: dict[socket.socket, _Unproven] = {}
     connections: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -61,7 +63,7 @@ def accept_with_token(
             for key, _ in selector.select(ends - now):
                 ready = cast(socket.socket, key.fileobj)
                 if ready in listeners:
-                    _accept_waiting(ready, selector, unproven)
+                    _accept_waiting(ready, selector, unproven, limit)
                 elif ready in unproven and (rank := _read_rank(ready, token, selector, unproven)) is not None:
                     if rank in expected and rank not in connections and _welcome(ready):
                         connections[rank] = ready
@@ -76,15 +78,18 @@ def _close_all(connections: Mapping[socket.socket, _Unproven]) -> None:
 
 
 def _accept_waiting(
-    listener: socket.socket, selector: selectors.BaseSelector, unproven: dict[socket.socket, _Unproven]
+    listener: socket.socket,
+    selector: selectors.BaseSelector,
+    unproven: dict[socket.socket, _Unproven],
+    limit: int,
 ) -> None:
     """Accept what waits at a listener, without more open connections than the limit."""
-    for _ in range(_MAX_UNPROVEN):
+    for _ in range(limit):
         try:
             connection, _address = listener.accept()
         except OSError:  # none waits any more, or it went away before it was accepted
             return
-        if len(unproven) >= _MAX_UNPROVEN:
+        if len(unproven) >= limit:
             _close(next(iter(unproven)), selector, unproven)
         connection.setblocking(False)
         unproven[connection] = _Unproven(time.monotonic() + _TOKEN_SECONDS)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import socket
+import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from hvdtrain.jobs.token_accept import accept_with_token, greeting
 
 _PROBES = 3
 _CONNECT_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
 _MAX_ADDRESSES = 3  # addresses of rank 0 to try, one after the other
 _TOKEN_BYTES = 32
 _LOOPBACK = "127.0.0.1"
@@ -125,16 +127,39 @@ def _listen(stack: contextlib.ExitStack, own: Addresses, others: list[Addresses]
     return listeners
 
 
-def _connect_to_rank_0(addresses: list[list[object]], token: bytes, rank: int) -> socket.socket | None:
-    """Connect to rank 0 at the first of its addresses that responds; None if none does."""
-    for host, port in addresses:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            address = (str(host), int(str(port)))
-            connection = stack.enter_context(socket.create_connection(address, _CONNECT_SECONDS - 1))
-            connection.sendall(greeting(token, rank))
-            receive_exactly(connection, 1)
-            stack.pop_all()
-            return connection
+def _connect_to_rank_0(
+    addresses: list[list[object]], token: bytes, rank: int, seconds: float = _CONNECT_SECONDS - 1
+) -> socket.socket | None:
+    """Connect to rank 0 at the first of its addresses that responds; None if none does.
+
+    A connection that was closed may have been crowded out by others, so all are tried until the time is over.
+
+    Args:
+        addresses: rank 0's, each a host and a port.
+        token: what to send.
+        rank: this worker's.
+        seconds: the time for each address; as long as rank 0 listens, or less.
+    """
+    until = time.monotonic() + seconds * len(addresses)
+    is_first = True
+    while addresses and (is_first or time.monotonic() < until):
+        for host, port in addresses:
+            left = seconds if is_first else min(seconds, max(_RETRY_SECONDS, until - time.monotonic()))
+            if connection := _connect((str(host), int(str(port))), token, rank, left):
+                return connection
+        is_first = False
+        time.sleep(_RETRY_SECONDS)
+    return None
+
+
+def _connect(address: tuple[str, int], token: bytes, rank: int, seconds: float) -> socket.socket | None:
+    """Connect to an address of rank 0; None if it does not take the connection."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address, seconds))
+        connection.sendall(greeting(token, rank))
+        receive_exactly(connection, 1)
+        stack.pop_all()
+        return connection
     return None
 
 

@@ -33,9 +33,9 @@ class Accepting:
         assert not self._thread.is_alive()
         return sorted(self.found.values())
 
-    def connect(self, rank: int, token: bytes = TOKEN) -> socket.socket | None:
+    def connect(self, rank: int, token: bytes = TOKEN, seconds: float = 4) -> socket.socket | None:
         """Connect as the workers do."""
-        return worker_connections._connect_to_rank_0([self.address], token, rank)
+        return worker_connections._connect_to_rank_0([self.address], token, rank, seconds)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def server() -> Iterator[Accepting]:
 
 
 def test_only_connections_with_the_token_are_accepted(server):
-    assert server.connect(1, b"x" * 32) is None
+    assert server.connect(1, b"x" * 32, seconds=0.3) is None
     with server.connect(1), server.connect(2):
         assert server.names() == ["one", "two"]
 
@@ -64,9 +64,9 @@ def test_an_accepted_connection_is_blocking_and_has_lost_no_byte(server):
 
 
 def test_a_rank_that_is_not_expected_and_a_second_one_are_refused(server):
-    assert server.connect(3) is None
+    assert server.connect(3, seconds=0.3) is None
     with server.connect(1):
-        assert server.connect(1) is None
+        assert server.connect(1, seconds=0.3) is None
         with server.connect(2):
             assert server.names() == ["one", "two"]
 
@@ -101,3 +101,24 @@ def test_a_connection_that_sends_the_token_too_slowly_is_closed_after_a_second()
                 time.sleep(0.1)
         assert server.names() == []
         assert 2.5 < time.monotonic() - start < 6
+
+
+def test_a_job_of_many_workers_takes_all_that_connect_at_once():
+    """No worker is taken for a stranger because others have not sent their token yet."""
+    ranks = range(1, 301)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        workers = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in ranks]
+        found: list[dict] = []
+        expected = {rank: rank for rank in ranks}
+        thread = threading.Thread(
+            target=lambda: found.append(accept_with_token([listener], TOKEN, expected, 20))
+        )
+        thread.start()
+        time.sleep(0.3)  # all are accepted, none has sent anything
+        for rank, worker in zip(ranks, workers, strict=True):
+            worker.sendall(greeting(TOKEN, rank))
+        thread.join(30)
+        for connection in found[0]:
+            stack.enter_context(connection)
+        assert sorted(found[0].values()) == list(ranks)

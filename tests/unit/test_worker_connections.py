@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Callable
 
 from hvdtrain.jobs import worker_connections
@@ -31,3 +33,33 @@ def test_on_one_host_only_the_loopback_interface_is_listened_on():
     with contextlib.ExitStack() as stack:
         (listener,) = worker_connections._listen(stack, {}, [])
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_worker_that_was_crowded_out_tries_again():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            accepted.append(listener.accept()[0])
+            accepted[0].sendall(b"+")
+
+        accepted: list[socket.socket] = []
+        thread = threading.Thread(target=accept)
+        thread.start()
+        connection = worker_connections._connect_to_rank_0([list(listener.getsockname())], b"t", 1)
+        thread.join(10)
+        assert connection is not None
+        connection.close()
+        accepted[0].close()
+
+
+def test_addresses_that_refuse_or_do_not_answer_are_given_up_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
+        refusing = list(gone.getsockname())
+        gone.close()
+        start = time.monotonic()
+        addresses = [list(silent.getsockname()), refusing]
+        assert worker_connections._connect_to_rank_0(addresses, b"t", 1, seconds=0.4) is None
+        assert 0.7 < time.monotonic() - start < 3
+    assert worker_connections._connect_to_rank_0([], b"t", 1) is None
