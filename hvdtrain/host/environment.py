@@ -12,9 +12,12 @@ _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _STALL_CHECK_SECONDS = 60  # Horovod's default
 _GLOO_TIMEOUT_SECONDS = 60
+_NO_LIMIT_SECONDS = 604_800  # a week, the largest stall timeout: Gloo has no other word for "no limit"
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float = 0) -> dict[str, str]:
+def prepare(
+    environ: MutableMapping[str, str] = os.environ, stall_timeout: float | None = None
+) -> dict[str, str]:
     """Set the variables that this worker needs, before its native libraries start.
 
     A variable that the user has set is not changed.
@@ -30,7 +33,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float
 
     Args:
         environ: the environment.
-        stall_timeout: the config's, in seconds; 0 for none.
+        stall_timeout: the config's, in seconds; 0 for no limit, None if nothing is known of it.
 
     Returns:
         The variables that were set under a launcher, by name; empty without a launcher.
@@ -43,7 +46,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ, stall_timeout: float
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            seconds = max(_GLOO_TIMEOUT_SECONDS + stall_timeout, start_limit(environ))
+            stall_seconds = _NO_LIMIT_SECONDS if stall_timeout == 0 else stall_timeout or 0
+            seconds = max(_GLOO_TIMEOUT_SECONDS + stall_seconds, start_limit(environ))
             wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(seconds))
         local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:

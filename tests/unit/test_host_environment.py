@@ -78,3 +78,8 @@ def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
 def test_over_gloo_the_watch_names_a_stopped_worker_before_gloo_gives_up(launched):
     set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=120)
     assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "180"
+
+
+def test_over_gloo_too_a_stall_timeout_of_0_is_no_limit(launched):
+    set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=0)
+    assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == str(7 * 24 * 3600 + 60)
