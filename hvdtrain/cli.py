@@ -315,11 +315,9 @@ def build_horovod(debug: bool, **request: Any) -> None:
 def main() -> None:
     """Run the command line and exit with a code that hvdtrain.errors lists."""
     from hvdtrain.host.launches import output_rank
-    from hvdtrain.host.process_end import limit_wait_for_threads
 
     try:
         cli(standalone_mode=False)
-        limit_wait_for_threads()
     except click.ClickException as error:
         if not output_rank():
             error.show()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import click
 import pytest
@@ -319,3 +320,10 @@ def test_public_names_are_listed_before_they_are_loaded():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'hvdtrain' has no attribute 'trian'"):
         hvdtrain.trian  # noqa: B018
+
+
+def test_a_program_that_runs_the_command_line_goes_on_as_long_as_it_likes(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hvdtrain", "--version"])
+    before = set(threading.enumerate())
+    cli.main()
+    assert set(threading.enumerate()) == before, "nothing that ends this process"
