@@ -220,12 +220,11 @@ class BackgroundSaver(NoSaver):
             if oldest is None or (error.errno == errno.ENOSPC and not _makes_room(oldest, state)):
                 raise
             storage.remove(oldest)
-            path = storage.write(self._folder, state, manifest)
             self._notes.append(
-                f"there is no room for {self._keep_last} checkpoints: {oldest.name} was removed to save "
-                f"{path.name}"
+                f"there is no room for {self._keep_last} checkpoints: {oldest.name} was removed to make room "
+                f"for that of step {manifest.step:,}"
             )
-            return path
+            return storage.write(self._folder, state, manifest)
 
     def _check_folder(self) -> None:
         """Follow a run directory that was moved.

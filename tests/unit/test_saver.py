@@ -119,7 +119,7 @@ def test_the_oldest_checkpoint_makes_room_for_the_newest(tmp_path):
     assert job.save_each([1, 1, 1, 1]) == [3, 4]
     assert job.saver.failures == []
     assert job.report.notes[0] == (
-        "there is no room for 3 checkpoints: step-00000001 was removed to save step-00000003"
+        "there is no room for 3 checkpoints: step-00000001 was removed to make room for that of step 3"
     )
 
 
