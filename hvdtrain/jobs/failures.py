@@ -26,8 +26,9 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launches import output_rank
+from hvdtrain.jobs.liveness import WatchEvent
 from hvdtrain.jobs.signals import HANDLED
-from hvdtrain.jobs.watch_events import Abandoned, Told, WatchEvent
+from hvdtrain.jobs.watch_events import Abandoned, Told
 from hvdtrain.printable import printable
 from hvdtrain.task import RaisedInReader
 
@@ -60,11 +61,16 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
         yield
 
 
-def close_in_time(close: Callable[[], None]) -> None:
-    """Close what another worker may never answer to; give up after some seconds."""
-    thread = threading.Thread(target=close, daemon=True, name="close")
+def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> None:
+    """Do in another thread what may wait without limit, for a worker, a disk or a lock; give up in time.
+
+    Args:
+        work: what to do.
+        seconds: how long to wait for it.
+    """
+    thread = threading.Thread(target=work, daemon=True, name="do in time")
     thread.start()
-    thread.join(_CLOSE_SECONDS)
+    thread.join(seconds)
 
 
 def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
@@ -76,25 +82,18 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
         on_worker_lost: called with the problem first, in another thread, to write it down; it may hang.
     """
     if not isinstance(event, Told | Abandoned):
-        _write_down_in_time(event.problem, on_worker_lost)
+
+        def write_down() -> None:
+            with suppress(Exception):
+                on_worker_lost(event.problem)
+
+        with suppress(RuntimeError):  # no thread can be started
+            do_in_time(write_down, _WRITE_DOWN_SECONDS)
         if stacks:
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
     os._exit(EXIT_ENVIRONMENT)
-
-
-def _write_down_in_time(problem: str, on_worker_lost: Callable[[str], None]) -> None:
-    """Write a problem down; give up after some seconds: a disk or a lock may never let go."""
-
-    def write_down() -> None:
-        with suppress(Exception):
-            on_worker_lost(problem)
-
-    thread = threading.Thread(target=write_down, daemon=True, name="write down")
-    with suppress(RuntimeError):  # no thread can be started
-        thread.start()
-        thread.join(_WRITE_DOWN_SECONDS)
 
 
 def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:

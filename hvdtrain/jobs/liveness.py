@@ -14,16 +14,24 @@ _NAMED = 8  # workers that a message names
 
 
 @dataclass(frozen=True)
-class Silent:
-    """Workers whose processes do not answer.
+class WatchEvent:
+    """What the watch of the workers may notice.
 
     Attributes:
         problem: who it is, and what they did last, in words.
         ranks: who it is.
+        remedy: what to do.
     """
 
     problem: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Silent(WatchEvent):
+    """Workers whose processes do not answer."""
+
     remedy: str = (
         "Is its process stopped (docker pause, SIGSTOP, a debugger), or its host out of memory or "
         "overloaded? Continue from the newest checkpoint with --resume. --stall-timeout sets how long a "
@@ -32,11 +40,9 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Stalled:
-    """Workers that answer and make no progress; attributes as for ``Silent``."""
+class Stalled(WatchEvent):
+    """Workers that answer and make no progress."""
 
-    problem: str
-    ranks: tuple[int, ...]
     remedy: str = (
         "Mend what it waits for, then continue from the newest checkpoint with --resume. --debug shows its "
         "Python stack; --stall-timeout sets how long a step, or reading its data, may take."
@@ -44,18 +50,13 @@ class Stalled:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A worker whose process ended without a message; attributes as for ``Silent``."""
+class Left(WatchEvent):
+    """A worker whose process ended without a message."""
 
-    problem: str
-    ranks: tuple[int, ...]
     remedy: str = (
         "Look for os._exit() in the task and what it imports, for a crash of native code, and for the "
         "kernel's out-of-memory killer. Then continue from the newest checkpoint with --resume."
     )
-
-
-Event = Silent | Stalled | Left
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Liveness:
             (rank,),
         )
 
-    def judge(self, own: WorkerState, now_seconds: float) -> Event | None:
+    def judge(self, own: WorkerState, now_seconds: float) -> WatchEvent | None:
         """Return what is wrong now, if something is.
 
         Args:

@@ -37,7 +37,7 @@ from hvdtrain.jobs.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.data_sets import open_sets
-from hvdtrain.jobs.failures import close_in_time, end_at_once, expect_answer, name_lost_worker
+from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, name_lost_worker
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.jobs.watch_events import Watching, WatchLimits, silence_seconds
@@ -192,7 +192,7 @@ def started(job: JobSpec, signals: Signals, watching: Watching | None = None) ->
                 raise name_lost_worker(error, watch.explain) from error
     except BaseException:
         signals.ignore()  # how this ends is settled
-        close_in_time(backend.close)  # workers that wait for this one learn of it
+        do_in_time(backend.close)  # workers that wait for this one learn of it
         raise
 
 

@@ -36,7 +36,7 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.failure_cause import exchange_cause
-from hvdtrain.jobs.failures import close_in_time, end_if_uncaught, name_lost_worker
+from hvdtrain.jobs.failures import do_in_time, end_if_uncaught, name_lost_worker
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
@@ -291,7 +291,7 @@ def _write_summary_on_loss(session: Session, problem: str) -> None:
     summary = _summarise(session, "failed", problem)
     session.report.write_summary(summary)
     if session.backend.workers.rank:
-        close_in_time(partial(_write_summary_for_rank_zero, session, summary))
+        do_in_time(partial(_write_summary_for_rank_zero, session, summary))
 
 
 def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:

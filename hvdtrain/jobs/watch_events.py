@@ -4,18 +4,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hvdtrain.jobs.liveness import Event
+from hvdtrain.jobs.liveness import WatchEvent
 
 _VARIABLE = "HVDTRAIN_HOST_SILENCE_SECONDS"
 _SILENCE_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class HostLost:
-    """A host that does not answer; attributes as for ``Silent``."""
+class HostLost(WatchEvent):
+    """A host that does not answer."""
 
-    problem: str
-    ranks: tuple[int, ...] = ()
     remedy: str = (
         "It lost power or network, or was too busy to respond. Check it, then continue from the "
         f"newest checkpoint with --resume. {_VARIABLE} sets how long a host may be silent."
@@ -23,21 +21,15 @@ class HostLost:
 
 
 @dataclass(frozen=True)
-class Told:
-    """Another worker ends the job, and says why; attributes as for ``Silent``."""
-
-    problem: str
-    ranks: tuple[int, ...] = ()
-    remedy: str = ""
+class Told(WatchEvent):
+    """Another worker ends the job, and says why."""
 
 
 @dataclass(frozen=True)
-class Abandoned:
-    """The others have ended while this process was stopped; attributes as for ``Silent``."""
+class Abandoned(WatchEvent):
+    """The others have ended while this process was stopped."""
 
     problem: str = "this process was stopped, and the other workers have ended"
-    ranks: tuple[int, ...] = ()
-    remedy: str = ""
 
 
 class Watching:
@@ -55,7 +47,6 @@ class Watching:
         self.explain: Callable[[], WatchEvent | None] = lambda: None
 
 
-WatchEvent = Event | HostLost | Told | Abandoned
 # called by the watching thread, once; it also gets the Python stacks of workers that stalled
 OnEvent = Callable[[WatchEvent, str], None]
 

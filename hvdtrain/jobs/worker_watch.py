@@ -21,8 +21,8 @@ import psutil
 from hvdtrain.activity import ACTIVITY, ActivityMark
 from hvdtrain.agreement import Workers
 from hvdtrain.jobs.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
-from hvdtrain.jobs.liveness import Event, Left, Liveness, Silent, Stalled
-from hvdtrain.jobs.watch_events import Abandoned, HostLost, OnEvent, Told, WatchEvent, WatchLimits
+from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled, WatchEvent
+from hvdtrain.jobs.watch_events import Abandoned, HostLost, OnEvent, Told, WatchLimits
 from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_host, gather_members
 
 _NULL = subprocess.DEVNULL
@@ -163,7 +163,7 @@ class WorkerWatch:
                     self._report(event)
                     return
 
-    def _judge(self, now_seconds: float) -> Event | None:
+    def _judge(self, now_seconds: float) -> WatchEvent | None:
         if self._is_over:
             return None
         if self._own.rank:  # it only hears rank 0

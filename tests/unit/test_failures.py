@@ -18,7 +18,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.jobs import failures
-from hvdtrain.jobs.failures import close_in_time, end_worker, expect_answer
+from hvdtrain.jobs.failures import do_in_time, end_worker, expect_answer
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.watch_events import HostLost
 
@@ -271,7 +271,7 @@ def test_workers_that_answer_go_on(monkeypatch):
 
 def test_closing_is_waited_for():
     closed = []
-    close_in_time(lambda: closed.append(True))
+    do_in_time(lambda: closed.append(True))
     assert closed == [True]
 
 
@@ -279,7 +279,7 @@ def test_closing_that_never_ends_is_given_up(monkeypatch):
     monkeypatch.setattr(failures, "_CLOSE_SECONDS", 0.01)
     release = threading.Event()
     started = time.monotonic()
-    close_in_time(release.wait)
+    do_in_time(release.wait)
     assert time.monotonic() - started < 10
     assert not release.is_set()
     release.set()

@@ -7,30 +7,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.step_clock import StepClockBase
+
 Tensor = Any
 
 
-class StepClock:
+class StepClock(StepClockBase):
     """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
 
     The time of a step travels with the next one, since that of a step ends when its gradients are sent. It
     is taken inside of the compiled step, by the system's clock: a step in which that is set back counts 0.
-
-    Args:
-        rank: this worker's.
-        size: number of workers.
-        is_measured: whether the host sees when gradients are computed, and workers wait for one another only
-            in one place of a step.
-
-    Attributes:
-        timed: the number of ranks that ``numbers`` speaks of: all, or none if it is not measured.
     """
 
     def __init__(self, rank: int, size: int, is_measured: bool) -> None:
-        self._rank = rank
-        self._size = size
-        self._is_measured = is_measured and size > 1
-        self.timed = size if self._is_measured else 0
+        super().__init__(rank, size, is_measured)
         if self._is_measured:
             self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
             self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)

@@ -4,26 +4,17 @@ import time
 
 import torch
 
+from hvdtrain.backends.step_clock import StepClockBase
 
-class StepClock:
+
+class StepClock(StepClockBase):
     """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
 
     The time of a step travels with the next one, since that of a step ends when its gradients are sent.
-
-    Args:
-        rank: this worker's.
-        size: number of workers.
-        is_measured: whether the host sees when gradients are computed, and workers wait for one another only
-            in one place of a step.
-
-    Attributes:
-        timed: the number of ranks that ``numbers`` speaks of: all, or none if it is not measured.
     """
 
     def __init__(self, rank: int, size: int, is_measured: bool) -> None:
-        self._rank = rank
-        self._is_measured = is_measured and size > 1
-        self.timed = size if self._is_measured else 0
+        super().__init__(rank, size, is_measured)
         self._seconds = torch.zeros(size)
         self._begun_seconds = time.perf_counter()
 
