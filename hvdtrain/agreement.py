@@ -5,10 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.errors import AgreementError, HvdtrainError
+
+if TYPE_CHECKING:
+    from hvdtrain.elastic.world import World
 
 T = TypeVar("T")
 
@@ -28,6 +31,9 @@ class Workers(Protocol):
         local_size: number of workers on this host.
         host: this host's name.
         controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
+        is_elastic: whether their number may change while the job runs; rank, size and local ranks then do.
+        most: the most workers that the job may have; the size of a job that is not elastic.
+        may_reduce: whether this worker may ever have others: whether collectives are compiled into steps.
     """
 
     rank: int
@@ -36,6 +42,29 @@ class Workers(Protocol):
     local_size: int
     host: str
     controller: str
+    is_elastic: bool
+    most: int
+
+    @property
+    def may_reduce(self) -> bool:
+        """Whether this worker may ever have others: whether collectives are compiled into steps."""
+        ...
+
+    def restart(self, world: "World") -> None:
+        """Collective. Enter a world of an elastic job: take rank and size anew.
+
+        Raises:
+            PeerLostError: If Horovod does not come up in it.
+        """
+        ...
+
+    def leave(self, *, broken: bool) -> None:
+        """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
+
+        Args:
+            broken: whether a worker was lost, so that collectives that are under way are given up.
+        """
+        ...
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, of types that travel (see wire.py), on every worker."""

@@ -13,8 +13,10 @@
     │   ├── HorovodBuildError             Horovod is missing, incomplete or built for other versions
     │   ├── AgreementError                workers whose configs, versions or data differ
     │   ├── PeerLostError                 the connection to another worker was lost
+    │   ├── RefusedError                  an elastic job does not take this worker
     │   ├── ExchangeError                 an object that cannot travel between workers, or none that arrived
     │   └── SaveError                     a checkpoint cannot be written
+    ├── JobEnded                      3   the driver of an elastic job ended it, or with another code
     └── TrainingError                 4   training failed
         ├── NonFiniteLossError            the loss became NaN or infinite
         ├── NonFiniteParameterError       a parameter became NaN or infinite
@@ -23,6 +25,8 @@
 
     Stopped                      75   stopped on request after saving; --resume continues
     Interrupted                   128+n   stopped at once by signal n (Ctrl-C is 130)
+    Removed                       0   this worker left an elastic job, which goes on
+    WorldChanged                  -   the workers of an elastic job change; training goes on
 
 An error has two parts: ``problem`` states what was found and which rule it violates, and ``remedy``
 states what to do. The command line prints both without a traceback.
@@ -112,6 +116,10 @@ class PeerLostError(EnvironmentFault):
         self.names_worker = names_worker
 
 
+class RefusedError(EnvironmentFault):
+    """An elastic job does not take this worker, which differs from its workers or is in no slot."""
+
+
 class ExchangeError(EnvironmentFault):
     """An object cannot travel between workers, or what arrived is not what a worker sends."""
 
@@ -142,6 +150,33 @@ class WorkerFailure(TrainingError):
     """The task's code raised an exception during the job; ``__cause__`` is that exception."""
 
 
+class JobEnded(HvdtrainError):
+    """The driver of an elastic job ended it.
+
+    Args:
+        problem: why.
+        remedy: what to do.
+        everywhere: whether every worker raises the same error.
+        exit_code: with what this process ends.
+        speaks: whether this worker reports it; otherwise another one does.
+    """
+
+    exit_code = EXIT_ENVIRONMENT
+
+    def __init__(
+        self,
+        problem: str,
+        remedy: str = "",
+        *,
+        everywhere: bool = False,
+        exit_code: int = EXIT_ENVIRONMENT,
+        speaks: bool = False,
+    ) -> None:
+        super().__init__(problem, remedy, everywhere=everywhere)
+        self.exit_code = exit_code
+        self.speaks = speaks
+
+
 class Stopped(BaseException):
     """Raised on all workers when training has stopped on request (SIGTERM) and its state is saved.
 
@@ -164,8 +199,24 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signal_number
 
 
+class WorldChanged(BaseException):
+    """Raised on all workers of an elastic job at the same step boundary: the workers of the job change.
+
+    It is not a subclass of Exception. The job catches it and goes on in its next world.
+    """
+
+
+class Removed(BaseException):
+    """Raised in a worker of an elastic job that leaves in order, while the others go on.
+
+    It is not a subclass of Exception. The process ends with exit code 0.
+    """
+
+    exit_code = EXIT_DONE
+
+
 # What ends a job and is nobody's error. Every other BaseException that is no Exception comes from the
 # task's code, such as the SystemExit of sys.exit(), whose exit code would be that of complete training.
-ENDINGS = (Stopped, Interrupted, KeyboardInterrupt, GeneratorExit)
+ENDINGS = (Stopped, Interrupted, WorldChanged, Removed, KeyboardInterrupt, GeneratorExit)
 # what a handler of errors in the task's code lets through
 NOT_THE_TASKS = (HvdtrainError, *ENDINGS)

@@ -6,18 +6,20 @@ from typing import cast
 from hvdtrain.backends.base import Backend, ModelFiles
 from hvdtrain.backends.imports import quick_imports
 from hvdtrain.config import Config
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import HorovodBuildError, UsageError
 from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
 
 
-def load_backend(config: Config) -> Backend:
+def load_backend(config: Config, membership: Membership | None = None) -> Backend:
     """Import a framework's backend and start its Horovod.
 
     Collective. A process has one backend: each framework brings a native library of its own.
 
     Args:
         config: its ``framework``, ``device`` and ``threads`` are used.
+        membership: this worker's part in an elastic job; None in other jobs.
 
     Raises:
         EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
@@ -31,7 +33,7 @@ def load_backend(config: Config) -> Backend:
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",
             f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
         ) from error
-    return cast(Backend, module.start(config))
+    return cast(Backend, module.start(config, membership))
 
 
 def model_files(backend: Backend, framework: Framework) -> ModelFiles:

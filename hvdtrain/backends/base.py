@@ -348,6 +348,24 @@ class Backend(Protocol):
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         ...
 
+    def enter_world(self) -> None:
+        """Forget what a step that failed had begun, and take the number of workers anew. Local.
+
+        An elastic job calls it after ``workers.restart``, before any other collective.
+        """
+        ...
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
+
+        The state that it leaves behind is not that of training: it is replaced before the first real step.
+
+        Args:
+            batch: a batch of training data.
+            eval_batch: a batch of evaluation data, if there is any.
+        """
+        ...
+
     def close(self) -> None:
         """Collective. Leave Horovod."""
         ...

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank
@@ -27,7 +28,9 @@ _REMEDY = (
 _SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
 
 
-def start_horovod(hvd: Any, collectives: ByteCollectives) -> HorovodWorkers:
+def start_horovod(
+    hvd: Any, collectives: ByteCollectives, membership: Membership | None = None
+) -> HorovodWorkers:
     """Collective. Start Horovod, unless it has started, and return the job's workers.
 
     MPI waits for ever for a worker that does not arrive, and that wait cannot be given up: the process
@@ -36,6 +39,7 @@ def start_horovod(hvd: Any, collectives: ByteCollectives) -> HorovodWorkers:
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         collectives: how bytes travel through it.
+        membership: this worker's part in an elastic job, in which it starts alone; None in other jobs.
 
     Raises:
         EnvironmentFault: If Horovod cannot start, or a launcher started processes that it does not see.
@@ -49,7 +53,7 @@ def start_horovod(hvd: Any, collectives: ByteCollectives) -> HorovodWorkers:
             hvd.init()
     except ValueError as error:
         raise EnvironmentFault(f"Horovod could not start: {_SOURCE.sub('', str(error))}", _REMEDY) from error
-    return HorovodWorkers(hvd, collectives)
+    return HorovodWorkers(hvd, collectives, membership)
 
 
 def _give_up(rank: int, seconds: float) -> None:

@@ -15,16 +15,18 @@ class ControlFlags:
     Attributes:
         stop: end training, saved.
         save: save now and continue.
+        change: leave this world of an elastic job, and go on in the next one.
     """
 
     stop: bool = False
     save: bool = False
+    change: bool = False
 
     def __bool__(self) -> bool:
-        return self.stop or self.save
+        return self.stop or self.save or self.change
 
     def __or__(self, other: "ControlFlags") -> "ControlFlags":
-        return ControlFlags(self.stop or other.stop, self.save or other.save)
+        return ControlFlags(self.stop or other.stop, self.save or other.save, self.change or other.change)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class StepStatistics:
 
 NO_FLAGS = ControlFlags()
 NO_STATISTICS = StepStatistics()
-SIGNALS = 4  # numbers in the vector
+SIGNALS = 5  # numbers in the vector
 NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
 
 
@@ -56,6 +58,7 @@ def encode_signals(
     vector = (
         float(flags.stop),
         float(flags.save),
+        float(flags.change),
         float(statistics.skipped_samples),
         statistics.data_wait_seconds,
     )
@@ -64,5 +67,5 @@ def encode_signals(
 
 def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistics]:
     """Return the flags that any worker raised and the sums of the statistics over all workers."""
-    stop, save, skipped, waited = vector
-    return ControlFlags(stop > 0, save > 0), StepStatistics(round(skipped), waited)
+    stop, save, change, skipped, waited = vector
+    return ControlFlags(stop > 0, save > 0, change > 0), StepStatistics(round(skipped), waited)

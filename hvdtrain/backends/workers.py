@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame, messages_in
+from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.world import World
 from hvdtrain.errors import PeerLostError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
@@ -30,13 +32,15 @@ class HorovodWorkers:
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
         collectives: what moves bytes through it.
+        membership: this worker's part in an elastic job; None in other jobs.
 
     Raises:
         EnvironmentFault: If a launcher started several processes that Horovod does not see.
     """
 
-    def __init__(self, hvd: Any, collectives: ByteCollectives) -> None:
-        self._collectives = collectives
+    def __init__(self, hvd: Any, collectives: ByteCollectives, membership: Membership | None = None) -> None:
+        self._hvd, self._collectives, self._membership = hvd, collectives, membership
+        self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
@@ -46,6 +50,28 @@ class HorovodWorkers:
         if (launch := stated_launch()) is not None:
             build = installed_build()
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
+        self.most = membership.most if membership else self.size
+
+    @property
+    def may_reduce(self) -> bool:
+        """Whether this worker may ever have others: whether collectives are compiled into steps."""
+        return self.is_elastic or self.size > 1
+
+    def restart(self, world: World) -> None:
+        """Collective. Enter a world of an elastic job: take rank and size anew.
+
+        Raises:
+            PeerLostError: If Horovod does not come up in it.
+        """
+        raise NotImplementedError
+
+    def leave(self, *, broken: bool) -> None:
+        """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
+
+        Args:
+            broken: whether a worker was lost, so that collectives that are under way are given up.
+        """
+        raise NotImplementedError
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, which must be of types that travel, on every worker.

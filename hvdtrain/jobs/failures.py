@@ -26,11 +26,11 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launches import output_rank
-from hvdtrain.jobs.liveness import WatchEvent
 from hvdtrain.jobs.signals import HANDLED
-from hvdtrain.jobs.watch_events import Abandoned, Told
 from hvdtrain.printable import printable
 from hvdtrain.task import RaisedInReader
+from hvdtrain.watch.liveness import WatchEvent
+from hvdtrain.watch.watch_events import Abandoned, Told
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
 # ends this one before it repeats it.

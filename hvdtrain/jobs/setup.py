@@ -40,13 +40,13 @@ from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, name_lost_worker
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
-from hvdtrain.jobs.watch_events import Watching, WatchLimits, silence_seconds
-from hvdtrain.jobs.worker_watch import watch_workers
 from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
+from hvdtrain.watch.worker_watch import watch_workers
 
 _FIRST_ANSWER_SECONDS = 30
 

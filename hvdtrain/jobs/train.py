@@ -45,7 +45,6 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import notes_on_options
-from hvdtrain.jobs.watch_events import Watching
 from hvdtrain.loop import run
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import SUMMARY_FILE, SilentReport
@@ -54,6 +53,7 @@ from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators, seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
+from hvdtrain.watch.watch_events import Watching
 
 _LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
 _LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls

@@ -36,7 +36,9 @@ class FakeWorkers:
         self, rank: int, hosts: Sequence[str], barrier: threading.Barrier, slots: list[bytes]
     ) -> None:
         self.rank = rank
-        self.size = len(hosts)
+        self.size = self.most = len(hosts)
+        self.is_elastic = False
+        self.may_reduce = self.size > 1
         self.host = hosts[rank]
         self.local_rank = list(hosts[:rank]).count(self.host)
         self.local_size = list(hosts).count(self.host)

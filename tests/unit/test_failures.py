@@ -20,7 +20,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import do_in_time, end_worker, expect_answer
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.watch_events import HostLost
+from hvdtrain.watch.watch_events import HostLost
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 

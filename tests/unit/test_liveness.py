@@ -6,9 +6,9 @@ import time
 import pytest
 
 from hvdtrain.activity import READING_DATA, TRAINING, Activity, ActivityMark
-from hvdtrain.jobs.heartbeat import WorkerState, read_state, state_of
-from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled, blame
-from hvdtrain.jobs.worker_connections import Member
+from hvdtrain.watch.heartbeat import WorkerState, read_state, state_of
+from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled, blame
+from hvdtrain.watch.worker_connections import Member
 
 ROOT, ONE, TWO = Member(0, "h1"), Member(1, "h2"), Member(2, "h2")
 

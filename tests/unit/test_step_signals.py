@@ -13,7 +13,8 @@ from hvdtrain.backends.step_signals import (
     encode_signals,
 )
 
-ALL = [ControlFlags(stop, save) for stop, save in itertools.product([False, True], repeat=2)]
+ALL = [ControlFlags(*wanted) for wanted in itertools.product([False, True], repeat=3)]
+SOME = [ControlFlags(), ControlFlags(stop=True), ControlFlags(save=True), ControlFlags(change=True)]
 
 
 @pytest.mark.parametrize("one", ALL, ids=str)
@@ -21,13 +22,15 @@ ALL = [ControlFlags(stop, save) for stop, save in itertools.product([False, True
 def test_joined_flags_want_what_either_does(one, other):
     joined = one | other
     assert (joined.stop, joined.save) == (one.stop or other.stop, one.save or other.save)
+    assert joined.change == (one.change or other.change)
     assert bool(joined) == (bool(one) or bool(other))
 
 
-@pytest.mark.parametrize("several", list(itertools.product(ALL, repeat=3)), ids=str)
+@pytest.mark.parametrize("several", list(itertools.product(SOME, repeat=3)), ids=str)
 def test_vectors_add_up_to_what_any_worker_wants(several):
     vector = [3.0, 0.0, 0.0, *map(sum, zip(*(encode_signals(flags) for flags in several), strict=True))]
-    expected = ControlFlags(any(f.stop for f in several), any(f.save for f in several))
+    wanted = zip(*((f.stop, f.save, f.change) for f in several), strict=True)
+    expected = ControlFlags(*map(any, wanted))
     assert StepMetrics.from_vector(["loss"], vector, 1.0).flags == expected
 
 
@@ -56,11 +59,11 @@ def test_statistics_add_up_over_workers():
 
 @pytest.mark.parametrize("unused", [0.9999999, 1.0, 1.0000001])
 def test_a_count_is_whole_whatever_rounding_did(unused):
-    metrics = StepMetrics.from_vector([], [unused, 0.0, 0.0, 0.0, unused, 0.0], 1.0)
+    metrics = StepMetrics.from_vector([], [unused, 0.0, *3 * [0.0], unused, 0.0], 1.0)
     assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 1)
 
 
-@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("length", [7, 8])
 def test_a_vector_of_another_length_is_an_error(length):
     with pytest.raises(ValueError, match="unpack"):
         StepMetrics.from_vector(["loss", "accuracy"], length * [0.0], 1.0)

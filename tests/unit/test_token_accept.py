@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.jobs import worker_connections
-from hvdtrain.jobs.token_accept import accept_with_token, greeting
+from hvdtrain.watch import worker_connections
+from hvdtrain.watch.token_accept import accept_with_token, greeting
 
 TOKEN = b"t" * 32
 

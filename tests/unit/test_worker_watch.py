@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from hvdtrain.activity import TRAINING, ActivityMark
-from hvdtrain.jobs import worker_watch
-from hvdtrain.jobs.heartbeat import Peer
-from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled
-from hvdtrain.jobs.watch_events import Abandoned, HostLost, Told, WatchLimits, silence_seconds
-from hvdtrain.jobs.worker_connections import Member
-from hvdtrain.jobs.worker_watch import WorkerWatch, watch_workers
+from hvdtrain.watch import worker_watch
+from hvdtrain.watch.heartbeat import Peer
+from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled
+from hvdtrain.watch.watch_events import Abandoned, HostLost, Told, WatchLimits, silence_seconds
+from hvdtrain.watch.worker_connections import Member
+from hvdtrain.watch.worker_watch import WorkerWatch, watch_workers
 
 MEMBERS = [Member(0, "h1", "m"), Member(1, "h1", "m"), Member(2, "h2", "m"), Member(3, "h3"), Member(4, "h3")]
 

@@ -100,6 +100,7 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
 
 Tensor = Any
@@ -107,7 +108,7 @@ Tensor = Any
 GradientsOf = Callable[..., tuple[list[Tensor], Tensor]]
 
 
-def start(config: Config) -> "TensorFlowBackend":
+def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
@@ -119,7 +120,7 @@ def start(config: Config) -> "TensorFlowBackend":
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    workers = start_horovod(hvd, HorovodCollectives())
+    workers = start_horovod(hvd, HorovodCollectives(), membership)
     return TensorFlowBackend(workers, use_device(config, workers))
 
 
@@ -338,6 +339,14 @@ class TensorFlowBackend:
             hvd.broadcast_variables([v.value for v in self._slots], root)
             hvd.broadcast_variables([field.variable.value for field in self._state.model.fields], root)
             hvd.broadcast_variables(self._ema.to_broadcast(), root)
+
+    def enter_world(self) -> None:
+        """Forget what a step that failed had begun, and take the number of workers anew. Local."""
+        raise NotImplementedError
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Collective. Leave Horovod."""

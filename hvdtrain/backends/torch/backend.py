@@ -66,17 +66,18 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
 
 
-def start(config: Config) -> "TorchBackend":
+def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    workers = start_horovod(hvd, HorovodCollectives())
+    workers = start_horovod(hvd, HorovodCollectives(), membership)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
@@ -286,6 +287,14 @@ class TorchBackend:
                     broadcast_optimizer(optimizer, self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
+
+    def enter_world(self) -> None:
+        """Forget what a step that failed had begun, and take the number of workers anew. Local."""
+        raise NotImplementedError
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Collective. Leave Horovod."""

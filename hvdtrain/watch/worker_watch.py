@@ -20,10 +20,10 @@ import psutil
 
 from hvdtrain.activity import ACTIVITY, ActivityMark
 from hvdtrain.agreement import Workers
-from hvdtrain.jobs.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
-from hvdtrain.jobs.liveness import Left, Liveness, Silent, Stalled, WatchEvent
-from hvdtrain.jobs.watch_events import Abandoned, HostLost, OnEvent, Told, WatchLimits
-from hvdtrain.jobs.worker_connections import Member, connect_workers, describe_host, gather_members
+from hvdtrain.watch.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
+from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled, WatchEvent
+from hvdtrain.watch.watch_events import Abandoned, HostLost, OnEvent, Told, WatchLimits
+from hvdtrain.watch.worker_connections import Member, connect_workers, describe_host, gather_members
 
 _NULL = subprocess.DEVNULL
 _NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended, over Gloo

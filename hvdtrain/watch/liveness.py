@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hvdtrain.activity import Activity
-from hvdtrain.jobs.heartbeat import BEAT_SECONDS, WorkerState
-from hvdtrain.jobs.worker_connections import Member
+from hvdtrain.watch.heartbeat import BEAT_SECONDS, WorkerState
+from hvdtrain.watch.worker_connections import Member
 
 LONG_FACTOR = 10  # what was announced to take long may be without progress for so many stall timeouts,
 LONG_SECONDS = 600.0  # and at least so long

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdtrain.activity import Activity, ActivityMark
-from hvdtrain.jobs.worker_connections import Member
+from hvdtrain.watch.worker_connections import Member
 
 BEAT_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ import psutil
 
 from hvdtrain.agreement import Workers
 from hvdtrain.host.network import Addresses, own_addresses, reachable_by_others, receive_exactly
-from hvdtrain.jobs.token_accept import accept_with_token, greeting
+from hvdtrain.watch.token_accept import accept_with_token, greeting
 
 _PROBES = 3
 _CONNECT_SECONDS = 5.0

@@ -1,0 +1,146 @@
+"""A world: one generation of a job's workers, which Horovod connects."""
+
+import hmac
+from hashlib import sha256
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hvdtrain.host.signed_requests import KEY_VARIABLE
+
+Source = Literal["start", "root", "checkpoint"]
+Purpose = Literal["train", "save", "stop"]
+
+
+class Place(NamedTuple):
+    """Where a worker stands in the training; greater is further.
+
+    Attributes:
+        step: steps that are done.
+        stage: what of the step's end is done: 0 the step itself, 1 its evaluation and judgement, 2 its save.
+    """
+
+    step: int = 0
+    stage: int = 0
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MemberInfo(_Frozen):
+    """A worker of a world as the others know it.
+
+    Attributes:
+        worker: the name of its process, such as "w7"; never given again.
+        rank: its rank.
+        host: the name of its host.
+        pid: its process.
+        place: where it stands.
+        is_new: whether it was not in the world before.
+    """
+
+    worker: str
+    rank: int
+    host: str
+    pid: int
+    place: Place = Place()
+    is_new: bool = False
+
+    def __str__(self) -> str:
+        """Return rank and host, such as "rank 2 on h2"."""
+        return f"rank {self.rank} on {self.host}"
+
+
+class Change(_Frozen):
+    """Why a world took the place of the one before.
+
+    Attributes:
+        left: who is no longer in it, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)".
+        joined: who came, in words.
+        why: what began the change, in words.
+        since_seconds: how long ago the change began.
+    """
+
+    left: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    why: str = ""
+    since_seconds: float = 0.0
+
+
+class World(_Frozen):
+    """One generation of a job's workers as one of them is told of it.
+
+    Attributes:
+        generation: its number, from 1; it only grows.
+        rank: this worker. Rank 0 is always a worker with a valid state and the largest place.
+        size: number of workers.
+        local_rank: this worker among those of its host.
+        local_size: number of workers on this host.
+        cross_rank: this host among those that have a worker of this local rank.
+        cross_size: number of such hosts.
+        host: the name of this worker's host, as Horovod groups by it.
+        store: address and port of the world's own rendezvous.
+        one_host: whether all workers are on one host.
+        salt: what the world's key is derived with; only its members are told.
+        source: where the state comes from: from the start of training, from rank 0, or from a checkpoint.
+        purpose: what it is for: to train, to save because too few workers are left, or to save and stop.
+        members: all workers, in the order of ranks.
+        change: why it took the place of the one before; None in the first.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host: str
+    store: tuple[str, int]
+    one_host: bool
+    salt: str
+    source: Source = "start"
+    purpose: Purpose = "train"
+    members: tuple[MemberInfo, ...] = Field(default=())
+    change: Change | None = None
+
+    @property
+    def root(self) -> Place:
+        """Where rank 0 stands."""
+        return self.members[0].place if self.members else Place()
+
+    def environment(self, job_key: str) -> dict[str, str]:
+        """Return the variables with which Horovod enters this world.
+
+        Args:
+            job_key: the key of the job.
+        """
+        address, port = self.store
+        return {
+            "HOROVOD_RANK": str(self.rank),
+            "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_LOCAL_RANK": str(self.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(self.local_size),
+            "HOROVOD_CROSS_RANK": str(self.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(self.cross_size),
+            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            KEY_VARIABLE: world_key(job_key, self.generation, self.salt),
+        }
+
+
+def world_key(job_key: str, generation: int, salt: str) -> str:
+    """Return the key of a world's store and connections, in hexadecimal digits.
+
+    Who was not told the salt cannot derive it, so a worker of an earlier world cannot enter.
+
+    Args:
+        job_key: the key of the job.
+        generation: the world's number.
+        salt: what only its members are told.
+    """
+    return hmac.new(job_key.encode(), f"world|{generation}|{salt}".encode(), sha256).hexdigest()
