@@ -1,6 +1,7 @@
 """A worker's part in its job: the worlds that it is told to enter, and what it tells the driver."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from hvdtrain.elastic.world import Place, World
 from hvdtrain.errors import HvdtrainError
@@ -34,8 +35,13 @@ class Membership(Protocol):
         """Why this worker may no longer write files; empty while it may."""
         ...
 
-    def next_world(self, place: Place, *, valid: bool, digest: str) -> World:
+    def next_world(self, place: Place, *, valid: bool, values: Mapping[str, Any]) -> World:
         """Leave the world behind, say that this worker is ready and wait for the next one.
+
+        Args:
+            place: where this worker stands.
+            valid: whether its state is whole.
+            values: what must be equal on all workers, by the name that an error message uses.
 
         Raises:
             JobEnded: If the driver ended the job.

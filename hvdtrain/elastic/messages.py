@@ -57,6 +57,7 @@ class Ready(_Message):
         place: where it stands.
         valid: whether its state is whole: it may be rank 0.
         digest: of what must be equal on all workers (config, versions, data, shapes).
+        stall_timeout: the longest time without an answer or progress, in seconds; 0 for no limit.
     """
 
     kind: Literal["ready"] = "ready"
@@ -64,6 +65,7 @@ class Ready(_Message):
     place: Place
     valid: bool
     digest: Text
+    stall_timeout: float
 
 
 class Values(_Message):

@@ -29,7 +29,7 @@ WORLD = World(
 
 
 def test_a_message_arrives_as_it_was():
-    ready = Ready(generation=2, place=Place(12, 1), valid=True, digest="d1")
+    ready = Ready(generation=2, place=Place(12, 1), valid=True, digest="d1", stall_timeout=120.0)
     assert from_worker(encode(ready)) == ready
     entered = from_driver(encode(EnterWorld(world=WORLD)))
     assert entered.world == WORLD
