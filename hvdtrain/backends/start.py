@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import re
 import socket
 import sys
 import time
 from typing import Any
 
-from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers
+from hvdtrain.backends.abort import check_abort
+from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, without_sources
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
@@ -24,8 +24,6 @@ _REMEDY = (
     "names it.\n  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
     "launchers, waits longer."
 )
-# where in its source Gloo threw an exception
-_SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
 
 
 def start_horovod(
@@ -43,7 +41,10 @@ def start_horovod(
 
     Raises:
         EnvironmentFault: If Horovod cannot start, or a launcher started processes that it does not see.
+        HorovodBuildError: If the job is elastic and Horovod was built without what that needs.
     """
+    if membership is not None:
+        check_abort()
     rank, seconds = launched_rank(), start_limit()
     try:
         with contextlib.ExitStack() as stack:
@@ -52,7 +53,7 @@ def start_horovod(
                 stack.enter_context(reported_start(rank))
             hvd.init()
     except ValueError as error:
-        raise EnvironmentFault(f"Horovod could not start: {_SOURCE.sub('', str(error))}", _REMEDY) from error
+        raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", _REMEDY) from error
     return HorovodWorkers(hvd, collectives, membership)
 
 

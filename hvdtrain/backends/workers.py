@@ -1,5 +1,6 @@
 """The workers of a job through Horovod, whichever framework's binding it is."""
 
+import re
 import socket
 from typing import Any, Protocol
 
@@ -7,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain import wire
+from hvdtrain.backends.abort import abort_collectives
 from hvdtrain.backends.frames import GATHER, frame, messages_in
 from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
-from hvdtrain.errors import PeerLostError
+from hvdtrain.errors import EnvironmentFault, PeerLostError, TrainingError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 
@@ -63,7 +65,25 @@ class HorovodWorkers:
         Raises:
             PeerLostError: If Horovod does not come up in it.
         """
-        raise NotImplementedError
+        if self._membership is None:
+            raise RuntimeError("only the workers of an elastic job enter a world")
+        self._hvd.shutdown()  # of the time alone before the first world
+        self._membership.enter(world)
+        try:
+            self._hvd.init()
+        except ValueError as error:
+            raise PeerLostError(
+                f"Horovod could not connect the {world.size} workers of this job", without_sources(error)
+            ) from error
+        self.rank, self.size = self._hvd.rank(), self._hvd.size()
+        self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
+        if (self.rank, self.size) != (world.rank, world.size):
+            raise EnvironmentFault(
+                f"Horovod says rank {self.rank} of {self.size} where the launcher of the elastic job said "
+                f"rank {world.rank} of {world.size}",
+                "Horovod was initialised outside of hvdtrain: leave hvd.init() and hvd.shutdown() out.",
+            )
+        self.controller = "none" if self.size == 1 else "Gloo"
 
     def leave(self, *, broken: bool) -> None:
         """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
@@ -71,7 +91,9 @@ class HorovodWorkers:
         Args:
             broken: whether a worker was lost, so that collectives that are under way are given up.
         """
-        raise NotImplementedError
+        if broken:
+            abort_collectives("this worker leaves a world that lost a worker")
+        self._hvd.shutdown()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, which must be of types that travel, on every worker.
@@ -117,20 +139,55 @@ class peer_errors:  # noqa: N801 - used as a statement
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and is_peer_error(error):
+        if not isinstance(error, Exception):
+            return
+        if is_mismatch(error):
+            raise TrainingError(
+                f"the workers' collective operations do not match: {first_line(error)}", _MATCH
+            ) from error
+        if is_peer_error(error):
             raise PeerLostError(
                 "a collective operation failed because another worker ended", first_line(error)
             ) from error
 
 
 # texts of Horovod's native errors and of its transports, as they arrive through TensorFlow
-_TEXTS = ("Horovod has been shut down", "HorovodInternalError", "Horovod background", "gloo/transport")
+_TEXTS = (
+    "Horovod has been shut down",
+    "HorovodInternalError",
+    "Horovod background",
+    "Horovod collectives aborted",
+    "gloo/transport",
+)
+# what Horovod says to all workers of operations that the workers request differently, or twice at a time
+_MISMATCH = re.compile(
+    r"Mismatched (?:data types|operations|\w+ tensor shapes|prescale and/or postscale factors"
+    r"|reduction operation|\w+ root ranks|\w+ CPU/GPU device selection): "
+    r"|a tensor with the same name as another tensor that is currently being processed"
+)
+_MATCH = (
+    "Every worker has to do the same operations on tensors of the same shapes. Look for a branch of the "
+    "task, its callbacks or its metrics that depends on the rank or on the worker's data."
+)
+# where in its source Gloo threw an exception
+_SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
 
 
 def is_peer_error(error: Exception) -> bool:
-    """Return whether an exception says that a collective failed."""
+    """Return whether an exception says that a collective failed because a worker is lost."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    return "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
+    is_failure = "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
+    return is_failure and not is_mismatch(error)
+
+
+def is_mismatch(error: Exception) -> bool:
+    """Return whether an exception of a collective says that the workers' operations do not match."""
+    return _MISMATCH.search(str(error)) is not None
+
+
+def without_sources(error: Exception) -> str:
+    """Return the first line of an exception's text without the places in Gloo's source."""
+    return _SOURCE.sub("", first_line(error))
 
 
 def first_line(error: Exception) -> str:

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import hvdtrain.backends.workers
 from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame
-from hvdtrain.backends.workers import HorovodWorkers, first_line, peer_errors
-from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError
+from hvdtrain.backends.workers import HorovodWorkers, first_line, is_peer_error, peer_errors
+from hvdtrain.elastic.world import World
+from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
 
 
 class HorovodInternalError(RuntimeError):
@@ -83,6 +85,7 @@ def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
         HorovodInternalError("broken"),
         type("Aborted", (HorovodInternalError,), {})("broken"),
         RuntimeError("\n  Horovod has been shut down. Exiting."),
+        ValueError("node allreduce: Horovod collectives aborted: rank 2 was killed"),
         ValueError("node allreduce: [gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
     ],
     ids=repr,
@@ -111,6 +114,114 @@ def test_other_errors_pass_through(error):
 )
 def test_the_first_line_of_an_error(text, line):
     assert first_line(ValueError(text)) == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mismatched data types: One rank had type float32, but another rank had type float64.",
+        "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2], but another rank sent [3].",
+        "Mismatched broadcast root ranks: One rank specified root rank 0, but another rank specified 1.",
+        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that "
+        "is currently being processed.  If you want to request another tensor, use a different tensor name.",
+    ],
+)
+@pytest.mark.parametrize("kind", [HorovodInternalError, ValueError])
+def test_operations_that_do_not_match_are_no_lost_peer(kind, text):
+    error = kind(text)
+    assert not is_peer_error(error)
+    with pytest.raises(TrainingError, match="collective operations do not match: ") as caught, peer_errors():
+        raise error
+    assert text in caught.value.problem
+    assert "depends on the rank" in caught.value.remedy
+
+
+def test_other_mismatches_are_not_horovods():
+    with pytest.raises(ValueError, match="Mismatched shapes"), peer_errors():
+        raise ValueError("Mismatched shapes: a layer got 3 features")
+
+
+class Horovod:
+    """A binding whose rank and size follow the world that was entered last.
+
+    Args:
+        fails: what ``init`` raises.
+    """
+
+    def __init__(self, fails=None):
+        self.calls, self.world, self.fails = [], world(0, 1), fails
+        self.mpi_enabled = lambda: False
+
+    def __getattr__(self, name):
+        return lambda: getattr(self.world, name)
+
+    def init(self):
+        self.calls.append("init")
+        if self.fails:
+            raise self.fails
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+def world(rank: int, size: int, **changes: object) -> World:
+    values = {"generation": 1, "cross_rank": 0, "cross_size": 1, "host": "h", "store": ("127.0.0.1", 1)}
+    values |= {"local_rank": rank, "local_size": size, "one_host": True, "salt": "s"}
+    return World(rank=rank, size=size, **{**values, **changes})
+
+
+def elastic_workers(hvd: Horovod, *others) -> HorovodWorkers:
+    def enter(entered: World) -> None:
+        hvd.calls.append("enter")
+        hvd.world = entered
+
+    return HorovodWorkers(hvd, Collectives(*others), SimpleNamespace(most=7, enter=enter))
+
+
+def test_a_worker_takes_rank_and_size_of_each_world_anew():
+    hvd = Horovod()
+    workers = elastic_workers(hvd, framed(GATHER, "other"))
+    assert (workers.is_elastic, workers.may_reduce, workers.most, workers.size) == (True, True, 7, 1)
+    workers.restart(world(0, 2, local_size=1))
+    assert hvd.calls == ["shutdown", "enter", "init"]
+    assert (workers.rank, workers.size, workers.local_size, workers.controller) == (0, 2, 1, "Gloo")
+    assert workers.allgather_object("own") == ["own", "other"]
+    workers.restart(world(2, 3, local_rank=1))
+    assert (workers.rank, workers.size, workers.local_rank, workers.local_size) == (2, 3, 1, 3)
+    workers.restart(world(0, 1))
+    assert (workers.controller, workers.allgather_object("own")) == ("none", ["own"])
+
+
+def test_a_world_that_does_not_come_up_has_lost_a_worker():
+    hvd = Horovod(
+        fails=ValueError("Horovod initialization failed: [/a/b.cc:12] Horovod collectives aborted: x")
+    )
+    with pytest.raises(PeerLostError, match="could not connect the 3 workers") as caught:
+        elastic_workers(hvd).restart(world(1, 3))
+    assert caught.value.remedy == "Horovod initialization failed: Horovod collectives aborted: x"
+
+
+def test_a_world_in_which_horovod_has_another_rank_is_an_error():
+    workers = elastic_workers(hvd := Horovod())
+    hvd.rank = lambda: 1
+    with pytest.raises(EnvironmentFault, match=r"says rank 1 of 2 where the launcher .* said rank 0 of 2"):
+        workers.restart(world(0, 2))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_only_a_broken_world_is_left_by_giving_up_what_is_under_way(broken, monkeypatch):
+    hvd = Horovod()
+    monkeypatch.setattr(hvdtrain.backends.workers, "abort_collectives", lambda why: hvd.calls.append("abort"))
+    elastic_workers(hvd).leave(broken=broken)
+    assert hvd.calls == (["abort"] if broken else []) + ["shutdown"]
+
+
+def test_the_workers_of_other_jobs_enter_no_world():
+    workers = two_workers(same)
+    assert (workers.is_elastic, workers.may_reduce, workers.most) == (False, True, 2)
+    assert not HorovodWorkers(binding(1), Collectives()).may_reduce
+    with pytest.raises(RuntimeError, match="only the workers of an elastic job"):
+        workers.restart(world(0, 2))
 
 
 def framed(purpose: int, value: object) -> bytes:
