@@ -1,0 +1,102 @@
+"""A worker that enters and leaves the worlds that a test orders: ``python world_member.py FRAMEWORK``.
+
+Orders come as lines of JSON on standard input, and each is answered by one line. The training thread does
+them in turn, except ``abort``, which the thread that reads does at once, as that of an elastic job does.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from importlib import import_module
+from types import SimpleNamespace
+
+from hvdtrain.backends.abort import abort_collectives
+from hvdtrain.backends.workers import HorovodWorkers, peer_errors
+from hvdtrain.elastic.world import World
+from hvdtrain.errors import HvdtrainError
+
+KEY = "5e" * 32
+
+
+def reduction(framework: str, hvd):
+    """Return a function that sums a vector over the workers; in TensorFlow, one traced function for ever."""
+    if framework == "torch":
+        import torch
+
+        return lambda length, value: hvd.allreduce(torch.full((length,), value), op=hvd.Sum, name="sum")[-1]
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def total(vector):
+        return hvd.allreduce(vector, op=hvd.Sum, name="sum")
+
+    def summed(length, value):
+        result = total(tf.fill([length], value))[-1]
+        assert total.experimental_get_tracing_count() == 1
+        return result
+
+    return summed
+
+
+class Member:
+    """What the training thread does."""
+
+    def __init__(self, framework: str) -> None:
+        hvd = import_module("horovod.torch" if framework == "torch" else "horovod.tensorflow")
+        collectives = import_module(
+            f"hvdtrain.backends.{'torch' if framework == 'torch' else 'tensorflow'}.collectives"
+        )
+        hvd.init()
+        membership = SimpleNamespace(most=8, enter=lambda world: os.environ.update(world.environment(KEY)))
+        self._workers = HorovodWorkers(hvd, collectives.HorovodCollectives(), membership)
+        self._sum = reduction(framework, hvd)
+
+    def enter(self, order: dict) -> dict:
+        self._workers.restart(World.model_validate(order["world"]))
+        return {"rank": self._workers.rank, "ranks": self._workers.allgather_object(self._workers.rank)}
+
+    def sum(self, order: dict) -> dict:
+        with peer_errors():
+            for _ in range(order["times"]):
+                result = float(self._sum(order["length"], order["value"]))
+        return {"sum": result}
+
+    def leave(self, order: dict) -> dict:
+        self._workers.leave(broken=order["broken"])
+        threads, files = (len(os.listdir(f"/proc/self/{folder}")) for folder in ("task", "fd"))
+        return {"threads": threads, "files": files}
+
+
+def read_orders(orders: "queue.Queue[dict]") -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "abort":
+            abort_collectives("a test said so")
+        else:
+            orders.put(order)
+    os._exit(0)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a framework prints is no answer
+
+    def answer(**values: object) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    orders: queue.Queue[dict] = queue.Queue()
+    member = Member(sys.argv[1])
+    threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
+    answer(up=True)
+    while True:
+        order = orders.get()
+        try:
+            answer(**getattr(member, order["do"])(order))
+        except HvdtrainError as error:
+            answer(error=type(error).__name__, problem=error.problem, remedy=error.remedy)
+
+
+if __name__ == "__main__":
+    main()
