@@ -84,9 +84,12 @@ class Cluster(Protocol):
 
     Attributes:
         can_start: whether the driver starts workers; otherwise, such as below srun, they come by themselves.
+        addresses: where the driver listens, each address and port; the driver sets it before the first start.
+            Workers are told it in ``HVDTRAIN_ELASTIC``.
     """
 
     can_start: bool
+    addresses: Sequence[tuple[str, int]]
 
     def hosts(self) -> Sequence[HostSlots]:
         """Return the hosts that there are now, in a fixed order, as far as is known."""

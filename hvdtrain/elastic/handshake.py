@@ -1,0 +1,137 @@
+"""How the driver of an elastic job and a worker prove to each other that they know the job's key.
+
+Three lines of JSON: the driver sends a nonce, the worker its name, a nonce and a proof, and the driver a
+proof. A proof covers the role, both nonces and the worker's name, so that none can be sent again or sent
+back. The key itself never travels. Then both sides send the messages of ``messages.py``.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+from hashlib import sha256
+from typing import Any
+
+MAX_LINE_BYTES = 1024
+
+_NONCE_BYTES = 16
+_SECONDS = 5.0
+_MAX_NAME = 64
+
+
+class DriverHandshake:
+    """The driver's side of one connection, without the connection.
+
+    Args:
+        job_key: the key of the job.
+
+    Attributes:
+        opening: the line that the driver sends first.
+    """
+
+    def __init__(self, job_key: str) -> None:
+        self._key = _derived(job_key)
+        self._nonce = secrets.token_hex(_NONCE_BYTES)
+        self.opening = _line({"nonce": self._nonce})
+
+    def answer(self, line: bytes) -> tuple[str, bytes] | None:
+        """Return the worker's name and the driver's last line; None if the other end does not know the key.
+
+        Args:
+            line: what the worker sent, without the end of the line.
+        """
+        message = _fields(line, ("worker", "nonce", "proof"))
+        if message is None or len(message["worker"]) > _MAX_NAME:
+            return None
+        worker, nonces = message["worker"], (self._nonce, message["nonce"])
+        if not hmac.compare_digest(message["proof"].encode(), _proof(self._key, "worker", nonces, worker)):
+            return None
+        return worker, _line({"proof": _proof(self._key, "driver", nonces, worker).decode()})
+
+
+def prove_to_driver(connection: socket.socket, job_key: str, worker: str, seconds: float = _SECONDS) -> None:
+    """Carry out the worker's side of the handshake on a new connection, and check the driver's proof.
+
+    Nothing after the driver's last line is read.
+
+    Args:
+        connection: a blocking connection; its timeout is set and reset to None.
+        job_key: the key of the job.
+        worker: the name of this worker; empty if the driver is to give it one.
+        seconds: the longest wait for a line.
+
+    Raises:
+        OSError: If the connection ends or times out, or if the other end is not the driver of this job.
+    """
+    connection.settimeout(seconds)
+    key = _derived(job_key)
+    opening = _fields(receive_line(connection), ("nonce",))
+    if opening is None:
+        raise ConnectionError("what answers is not the driver of an elastic job")
+    nonces = (opening["nonce"], secrets.token_hex(_NONCE_BYTES))
+    proof = _proof(key, "worker", nonces, worker).decode()
+    connection.sendall(_line({"worker": worker, "nonce": nonces[1], "proof": proof}))
+    answer = _fields(receive_line(connection), ("proof",))
+    expected = _proof(key, "driver", nonces, worker)
+    if answer is None or not hmac.compare_digest(answer["proof"].encode(), expected):
+        raise ConnectionError("what answers does not know this job's key")
+    connection.settimeout(None)
+
+
+def accept_worker(connection: socket.socket, job_key: str, seconds: float = _SECONDS) -> str:
+    """Carry out the driver's side of the handshake on a blocking connection, and return the worker's name.
+
+    Raises:
+        OSError: If the connection ends or times out, or if the other end does not know the key.
+    """
+    connection.settimeout(seconds)
+    handshake = DriverHandshake(job_key)
+    connection.sendall(handshake.opening)
+    answer = handshake.answer(receive_line(connection))
+    if answer is None:
+        raise ConnectionError("who connected does not know this job's key")
+    worker, last = answer
+    connection.sendall(last)
+    connection.settimeout(None)
+    return worker
+
+
+def receive_line(connection: socket.socket) -> bytes:
+    """Return the next line without its end; what follows it stays unread.
+
+    Raises:
+        OSError: If the connection ends or times out before, or if the line is too long.
+    """
+    line = bytearray()
+    while len(line) <= MAX_LINE_BYTES:
+        byte = connection.recv(1)
+        if not byte:
+            raise ConnectionError("the connection was closed")
+        if byte == b"\n":
+            return bytes(line)
+        line += byte
+    raise ConnectionError("what arrives is no line of a handshake")
+
+
+def _derived(job_key: str) -> bytes:
+    return hmac.new(job_key.encode(), b"elastic", sha256).digest()
+
+
+def _proof(key: bytes, role: str, nonces: tuple[str, str], worker: str) -> bytes:
+    text = json.dumps([role, *nonces, worker])
+    return hmac.new(key, text.encode(), sha256).hexdigest().encode()
+
+
+def _line(message: dict[str, str]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _fields(line: bytes, names: tuple[str, ...]) -> dict[str, str] | None:
+    """Return the fields of a line, all of them ASCII texts; None if it has others."""
+    try:
+        message: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or sorted(message) != sorted(names):
+        return None
+    return message if all(isinstance(value, str) and value.isascii() for value in message.values()) else None

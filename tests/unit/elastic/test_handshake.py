@@ -1,0 +1,92 @@
+"""A worker and the driver of its job prove to each other that they know the job's key."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hvdtrain.elastic.handshake import DriverHandshake, accept_worker, prove_to_driver, receive_line
+
+
+@pytest.fixture
+def ends():
+    first, second = socket.socketpair()
+    with first, second:
+        yield first, second
+
+
+def test_both_sides_know_the_key(ends):
+    driver, worker = ends
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(accept_worker, driver, "the key")
+        prove_to_driver(worker, "the key", "w7")
+        assert accepted.result(10) == "w7"
+    driver.sendall(b"more")
+    assert worker.recv(16) == b"more"
+
+
+def test_a_worker_without_the_key_is_not_accepted(ends):
+    driver, worker = ends
+    with ThreadPoolExecutor(1) as pool:
+        proved = pool.submit(prove_to_driver, worker, "another key", "w7")
+        with pytest.raises(OSError, match="does not know this job's key"):
+            accept_worker(driver, "the key")
+        driver.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(OSError, match="closed"):
+            proved.result(10)
+
+
+def test_a_driver_without_the_key_is_not_trusted(ends):
+    driver, worker = ends
+    with ThreadPoolExecutor(1) as pool:
+        proved = pool.submit(prove_to_driver, worker, "the key", "w7")
+        driver.sendall(DriverHandshake("another key").opening)
+        sent = json.loads(receive_line(driver))
+        driver.sendall(json.dumps({"proof": sent["proof"]}).encode() + b"\n")  # the worker's own, sent back
+        with pytest.raises(OSError, match="does not know this job's key"):
+            proved.result(10)
+
+
+def test_a_proof_counts_once_and_for_one_name():
+    first, second = DriverHandshake("the key"), DriverHandshake("the key")
+    line = _worker_line(first, "w7")
+    assert first.answer(line)[0] == "w7"
+    assert second.answer(line) is None  # another nonce
+    assert first.answer(line.replace(b"w7", b"w8")) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"worker": 1, "nonce": "", "proof": ""}',
+        b'{"worker": "w1", "nonce": "", "proof": "\\ud800"}',
+        b"\xff",
+        b"[" * 1000,
+    ],
+)
+def test_what_is_no_proof_is_none(line):
+    assert DriverHandshake("the key").answer(line) is None
+
+
+def test_a_line_has_a_limit(ends):
+    driver, worker = ends
+    worker.sendall(b"x" * 4096)
+    with pytest.raises(OSError, match="no line"):
+        receive_line(driver)
+
+
+def _worker_line(handshake, worker):
+    """Return what a worker with the key sends to a driver."""
+    driver, other = socket.socketpair()
+    with driver, other, ThreadPoolExecutor(1) as pool:
+        driver.sendall(handshake.opening)
+        proved = pool.submit(prove_to_driver, other, "the key", worker)
+        line = receive_line(driver)
+        driver.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(OSError, match="closed"):
+            proved.result(10)
+    return line
