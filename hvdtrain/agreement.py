@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -97,17 +97,27 @@ def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str =
     if len(set(workers.allgather_object(digest))) == 1:
         return
     everyone = workers.allgather_object((workers.host, dict(texts)))
+    raise disagreement(everyone, remedy)
+
+
+def disagreement(everyone: Sequence[tuple[str, Mapping[str, str]]], remedy: str) -> AgreementError:
+    """Return the error that says in what the workers differ.
+
+    Args:
+        everyone: host and values of each worker, in the order of ranks.
+        remedy: what to do.
+    """
     names = sorted({name for _, values in everyone for name in values})
     lines = [line for name in names if (line := _difference(name, everyone))]
     more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
-    raise AgreementError(
+    return AgreementError(
         "the workers disagree before training:\n  " + "\n  ".join(lines[:_LINES] + more),
         remedy,
         everywhere=True,
     )
 
 
-def _difference(name: str, everyone: list[tuple[str, dict[str, str]]]) -> str:
+def _difference(name: str, everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
     """Return who has which value, or an empty text if all have one; the commonest value first."""
     values = [values.get(name, "nothing") for _, values in everyone]
     if len(set(values)) == 1:

@@ -72,17 +72,17 @@ class _Heard:
 
 
 class Liveness:
-    """What one worker knows of the others, and what follows from it.
+    """What one worker, or the driver of an elastic job, knows of the others, and what follows from it.
 
     Args:
-        own: this worker.
+        own: this worker; None for a driver, which is no worker.
         others: those whose heartbeats it gets.
         stall_timeout: the longest time without an answer or without progress, in seconds; 0 for no limit.
         now_seconds: the time now, by a monotonic clock.
     """
 
     def __init__(
-        self, own: Member, others: Collection[Member], stall_timeout: float, now_seconds: float
+        self, own: Member | None, others: Collection[Member], stall_timeout: float, now_seconds: float
     ) -> None:
         self._own = own
         self._stall_timeout = stall_timeout
@@ -118,11 +118,11 @@ class Liveness:
             (rank,),
         )
 
-    def judge(self, own: WorkerState, now_seconds: float) -> WatchEvent | None:
+    def judge(self, own: WorkerState | None, now_seconds: float) -> WatchEvent | None:
         """Return what is wrong now, if something is.
 
         Args:
-            own: what this worker does.
+            own: what this worker does; None for a driver.
             now_seconds: the time now.
         """
         if not self._stall_timeout or not self._heard:
@@ -142,9 +142,9 @@ class Liveness:
         )
         return Silent(told + _more(silent), tuple(one.member.rank for one in silent))
 
-    def _stalled(self, own: WorkerState, now_seconds: float) -> Stalled | None:
+    def _stalled(self, own: WorkerState | None, now_seconds: float) -> Stalled | None:
         ages = [heard.age_seconds(now_seconds) for heard in self._heard.values()]
-        waited_seconds = min([own.age_seconds, *ages])
+        waited_seconds = min([own.age_seconds, *ages] if own else ages)
         if waited_seconds < self._stall_timeout:
             return None
         patience_seconds = min(5 * BEAT_SECONDS, self._stall_timeout / 2)
@@ -152,7 +152,8 @@ class Liveness:
         late = any(now_seconds - heard.at_seconds > patience_seconds for heard in self._heard.values())
         if late or len(states) < len(self._heard):
             return None  # a worker that does not answer is named for that
-        states[self._own.rank] = own
+        if self._own and own:
+            states[self._own.rank] = own
         blamed = blame(states)
         is_long = any(states[rank].is_long for rank in blamed or states)
         limit = max(LONG_FACTOR * self._stall_timeout, LONG_SECONDS) if is_long else self._stall_timeout
@@ -163,7 +164,9 @@ class Liveness:
     def _describe(
         self, states: Mapping[int, WorkerState], blamed: Collection[int], waited_seconds: float
     ) -> str:
-        members = {self._own.rank: self._own, **{rank: one.member for rank, one in self._heard.items()}}
+        members = {rank: one.member for rank, one in self._heard.items()}
+        if self._own:
+            members[self._own.rank] = self._own
         ranks = sorted(blamed or states)
         doing = ", ".join(f"{members[rank]} is {states[rank]}" for rank in ranks[:_NAMED]) + _more(ranks)
         if not blamed:
