@@ -6,12 +6,14 @@ from collections.abc import Hashable
 SAME_STEP = 3
 
 # what ends a process from outside, so that it says nothing of the step
-_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, 0}
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SSH_FAILED = 255
+_FROM_OUTSIDE = {0, _SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
 
 
 def is_crash(code: int) -> bool:
     """Return whether an exit code speaks of the process itself and not of whoever ended it."""
-    return code not in _FROM_OUTSIDE and code < 128
+    return code not in _FROM_OUTSIDE
 
 
 def describe_exit(code: int) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from hvdtrain.elastic.world import Change, MemberInfo, Place, Purpose, Source, World
 
+_START = Place()
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -25,7 +27,7 @@ class Candidate:
     host: str
     machine: str = ""
     pid: int = 0
-    place: Place = Place()
+    place: Place = _START
     is_valid: bool = False
     old_rank: int | None = None
     is_new: bool = True

@@ -1,0 +1,215 @@
+"""The driver's connections: listening, the handshake, lines of messages. Nothing here waits for anybody."""
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from hvdtrain.elastic import handshake
+from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
+from hvdtrain.watch.worker_connections import end_if_silent
+
+HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
+
+_MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
+_RESEND_SECONDS = 0.05
+_MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
+_MAX_PIECES = 64  # of one connection in a turn, so that a flood holds up nobody
+_PIECE_BYTES = 1 << 16
+
+
+@dataclass(eq=False)
+class Link:
+    """The connection to one worker, or to somebody who has not proved to be one.
+
+    Attributes:
+        connection: the connection.
+        worker: its name; empty until it has said hello and is known.
+        claimed: the name that it proved.
+        is_proven: whether the other end knows the key.
+        deadline: when it is closed unless it is a worker's by then.
+    """
+
+    connection: socket.socket
+    deadline: float
+    worker: str = ""
+    claimed: str = ""
+    is_proven: bool = False
+    is_closed: bool = False
+    is_unreachable: bool = False
+    handshake: handshake.DriverHandshake | None = None
+    _incoming: bytearray = field(default_factory=bytearray)
+    _outgoing: bytearray = field(default_factory=bytearray)
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived; too long ones, and too many bytes without proof, end it."""
+        limit = MAX_LINE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES
+        try:
+            for _ in range(_MAX_PIECES):
+                piece = self.connection.recv(_PIECE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES)
+                if not piece:
+                    self.is_closed = True
+                    break
+                self._incoming += piece
+                if len(self._incoming) > limit:
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.is_closed = True
+            self.is_unreachable = not isinstance(error, ConnectionResetError | BrokenPipeError)
+        while (end := self._incoming.find(b"\n")) >= 0:
+            line = bytes(self._incoming[:end])
+            del self._incoming[: end + 1]
+            yield line
+        if len(self._incoming) > (MAX_LINE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES):
+            self.is_closed = True
+
+    def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
+        """Send a message without waiting.
+
+        Args:
+            message: what to send.
+            may_drop: whether to drop it if an earlier one is still on its way.
+        """
+        if not (may_drop and self._outgoing):
+            self.send_bytes(encode(message))
+
+    def send_bytes(self, line: bytes) -> None:
+        """Send a line without waiting; what the connection does not take now is sent later."""
+        if len(self._outgoing) <= _MAX_OUTGOING_BYTES:
+            self._outgoing += line
+        self.flush()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits until the connection takes it."""
+        return bool(self._outgoing)
+
+    def flush(self) -> None:
+        """Send what the connection takes now."""
+        with contextlib.suppress(OSError):  # the next receive says what is wrong
+            while self._outgoing:
+                sent = self.connection.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                del self._outgoing[:sent]
+
+
+class Links:
+    """All connections of a driver.
+
+    Args:
+        addresses: where to listen.
+        job_key: the key of the job.
+        silence_seconds: after this time without a response of its host, the kernel ends a connection.
+    """
+
+    def __init__(self, addresses: Sequence[str], job_key: str, silence_seconds: float) -> None:
+        self._key, self._silence_seconds = job_key, silence_seconds
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._links: dict[socket.socket, Link] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        for address in addresses:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((address, 0))
+                listener.listen(1024)
+            except OSError:
+                listener.close()
+                continue
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens."""
+        return [listener.getsockname()[:2] for listener in self._listeners]
+
+    def wake(self) -> None:
+        """Let ``wait`` return. Any thread, and a signal handler, may call it."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+
+    def wait(self, seconds: float) -> list[tuple[Link, bytes]]:
+        """Wait until something arrives, and return lines of those who have proved that they know the key."""
+        received: list[tuple[Link, bytes]] = []
+        if any(link.has_unsent for link in self._links.values()):
+            seconds = min(seconds, _RESEND_SECONDS)
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            ready = cast(socket.socket, key.fileobj)
+            if ready is self._woken:
+                with contextlib.suppress(OSError):
+                    self._woken.recv(4096)
+            elif ready in self._listeners:
+                self._accept(ready)
+            elif link := self._links.get(ready):
+                received += [(link, line) for line in link.lines() if self._is_message(link, line)]
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            link.flush()
+            if not link.worker and now >= link.deadline:
+                link.is_closed = True
+        return received
+
+    def closed(self) -> list[Link]:
+        """Return the connections that have ended; they are forgotten."""
+        ended = [link for link in self._links.values() if link.is_closed]
+        for link in ended:
+            self.close(link)
+        return ended
+
+    def close(self, link: Link) -> None:
+        """End a connection and forget it."""
+        if self._links.pop(link.connection, None) is not None:
+            self._selector.unregister(link.connection)
+            link.connection.close()
+
+    def close_all(self) -> None:
+        """End all connections, and do not listen any more."""
+        for link in list(self._links.values()):
+            self.close(link)
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_MAX_STRANGERS):
+            try:
+                connection, _address = listener.accept()
+            except OSError:  # none waits any more, or it went away before it was accepted
+                return
+            strangers = [link for link in self._links.values() if not link.worker]
+            if len(strangers) >= _MAX_STRANGERS:
+                self.close(strangers[0])
+            connection.setblocking(False)
+            link = Link(connection, time.monotonic() + HANDSHAKE_SECONDS)
+            link.handshake = handshake.DriverHandshake(self._key)
+            self._links[connection] = link
+            self._selector.register(connection, selectors.EVENT_READ)
+            link.send_bytes(link.handshake.opening)
+
+    def _is_message(self, link: Link, line: bytes) -> bool:
+        """Return whether a line is a message of somebody who knows the key, and not of the handshake."""
+        if link.is_proven:
+            return True
+        answer = link.handshake.answer(line) if link.handshake else None
+        link.handshake = None
+        if answer is None:
+            link.is_closed = True
+            return False
+        link.claimed, last = answer
+        link.is_proven = True
+        link.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._silence_seconds:
+            end_if_silent(link.connection, max(1, round(self._silence_seconds)))
+        link.send_bytes(last)
+        return False

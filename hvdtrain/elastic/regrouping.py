@@ -1,0 +1,367 @@
+"""When the next world of an elastic job is opened, with whom, and when the job ends."""
+
+import signal
+from collections.abc import Callable
+
+from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
+from hvdtrain.elastic.crashes import SAME_STEP
+from hvdtrain.elastic.events import Action, CloseStore, Finish, Forward, Say, Send
+from hvdtrain.elastic.messages import Abort, AskValues, End, Leave, Stop, Values, Wait
+from hvdtrain.elastic.ranks import Candidate, arrange, choose_source
+from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.world import Purpose
+from hvdtrain.elastic.worlds import State, Worlds
+from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING
+from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS
+
+JOIN_SECONDS = 1.0  # in which joiners are collected
+LEAVE_SECONDS = 2.0  # in which workers that want to leave are collected
+LEFT_SECONDS = 10.0  # for a worker to leave: rank 0 ends a save
+GRACE_SECONDS = 30.0  # after which the signal to the launcher is forwarded
+STOP_SECONDS = 600.0  # after which a job that does not stop is ended
+WAIT_SECONDS = 10.0  # between lines that say that the job waits
+MAX_SAME_FAILURES = 10
+
+_FOREVER = float("inf")
+
+
+class Regrouping:
+    """Decides on worlds and on the end.
+
+    Args:
+        limits: what the job may have.
+        roster: its workers.
+        worlds: its current world.
+        do: takes actions.
+        now: the time now.
+
+    Attributes:
+        digest: of what must be equal on all workers; empty before the first world.
+        last_failure: the worker that failed last.
+    """
+
+    def __init__(
+        self, limits: Limits, roster: Roster, worlds: Worlds, do: Callable[[Action], None], now: float
+    ) -> None:
+        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
+        self.digest = ""
+        self.last_failure: Worker | None = None
+        self._start_by = now + limits.start_timeout
+        self._first_ready = self._change_by = self._wait_until = self._say_at = _FOREVER
+        self._grace_by = self._stop_by = self._complete_by = _FOREVER
+        self._purpose: Purpose = "train"
+        self._signal = 0
+        self._exit_code: int | None = None
+        self._comparison: Comparison | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a worker said that training is complete, so that no end of a process is a failure."""
+        return self._exit_code is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no worker is to be started any more."""
+        return self._purpose != "train" or self.is_complete or self._worlds.state is State.ENDED
+
+    def advance(self, now: float) -> None:
+        """Do what has become possible or is due."""
+        state = self._worlds.state
+        if self.is_complete:
+            if not self._worlds.members or now >= self._complete_by:
+                self.finish(self._exit_code or 0)
+            return
+        if self._has_failed_for_good(now):
+            return
+        if state is State.TRAINING:
+            self._consider_change(now)
+        elif state is State.STOPPING:
+            self._press(now)
+        elif state is State.COMPARING:
+            if self._comparison and self._comparison.is_over(now):
+                error = self._comparison.result()
+                self.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
+        elif state in (State.STARTING, State.CHANGING, State.WAITING):
+            self._regroup(now)
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        times = [self._start_by, self._change_by, self._wait_until, self._say_at]
+        times += [self._grace_by, self._stop_by, self._complete_by]
+        return times + ([self._comparison.until] if self._comparison else [])
+
+    # what the workers say
+
+    def compared(self, worker: Worker, message: Values) -> None:
+        """Take values of a worker that were asked for."""
+        if self._comparison:
+            self._comparison.take(worker.name, message)
+
+    def dropped(self, worker: Worker) -> None:
+        """Await no values of a worker that has ended."""
+        if self._comparison:
+            self._comparison.drop(worker.name)
+
+    def done(self, exit_code: int, now: float) -> None:
+        """Take note that training is complete: the others say so, too, in a moment."""
+        if self._exit_code is None:
+            self._exit_code = exit_code
+            self._complete_by = now + max(LEFT_SECONDS, self._roster.stall_timeout())
+            self._worlds.state = State.STOPPING
+
+    def completed(self, worker: Worker, now: float) -> bool:
+        """Let a worker that waits for another world go, if training is complete; return whether it is."""
+        if self._exit_code is None:
+            return False
+        worker.stage, worker.is_out, worker.end_by = Stage.GOING, True, now + LEFT_SECONDS
+        self._do(Send(worker.name, End(problem="", exit_code=self._exit_code)))
+        return True
+
+    def stop(self, number: int, now: float) -> None:
+        """Let all workers save and stop for a signal to the launcher; end them for a second one."""
+        name = signal.Signals(number).name
+        if self._signal or not self._worlds.has_begun:
+            self.finish(128 + number, f"the job was ended by {name} before its state was saved")
+            return
+        self._signal, self._purpose = number, "stop"
+        self._do(Say(f"{name}: the workers save and stop"))
+        if self._worlds.state is State.TRAINING:
+            self._send_stop(now)
+
+    def late(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers outside of a world that must be given up now, with the reason."""
+        lost = []
+        stall = self._roster.stall_timeout()
+        for worker in self._roster.at(Stage.BUILDING, Stage.READY):
+            if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
+                lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
+        for worker in self._roster.at(Stage.STARTED):
+            if now - worker.since >= 2 * self._limits.start_timeout:
+                lost.append((worker, f"did not report within {2 * self._limits.start_timeout:.0f} s"))
+        limit = max(LONG_FACTOR * stall, LONG_SECONDS)
+        for worker in self._roster.at(Stage.BUILDING) if stall and not self._worlds.has_begun else []:
+            age = now - worker.heard + (worker.state.age_seconds if worker.state else 0.0)
+            if age >= limit or now - self._first_ready >= limit:
+                doing = f"; it was {worker.state}" if worker.state else ""
+                lost.append((worker, f"was not ready after {limit:.0f} s{doing}"))
+        return lost
+
+    # the next world
+
+    def _consider_change(self, now: float) -> None:
+        """Let the workers leave the world for those that come or go, once they are collected."""
+        if self._purpose == "stop" and self._signal:
+            self._send_stop(now)
+            return
+        members = self._worlds.members
+        leaving = [worker for worker in members if worker.wants_out]
+        for worker in self._roster.at(Stage.READY):
+            if worker.wants_out:
+                self._dismiss(worker, now)
+        room = self._limits.most - (len(members) - len(leaving))
+        joining = self._roster.at(Stage.READY)[: max(0, room)]
+        if self._purpose != "train" or not (leaving or joining):
+            self._change_by = _FOREVER
+            return
+        wait = LEAVE_SECONDS if leaving else JOIN_SECONDS
+        self._change_by = min(self._change_by, now + wait)
+        if now < self._change_by:
+            return
+        self._change_by = _FOREVER
+        if len(leaving) == len(members):
+            self._do(Say(f"all workers are to leave ({leaving[0].wants_out}): they save and stop"))
+            self._purpose, self._signal = "stop", signal.SIGTERM
+            self._send_stop(now)
+            return
+        parts = [f"{worker} leaves: {worker.wants_out}" for worker in leaving]
+        parts += [f"a worker on {worker.slot} joins" for worker in joining]
+        self._worlds.change("; ".join(parts), now)
+
+    def _regroup(self, now: float) -> None:
+        """Open the next world, if all that may be in it are there."""
+        if self._worlds.members or self._roster.unsettled(now):
+            return None
+        ready = self._roster.at(Stage.READY)
+        if self._worlds.state is State.STARTING and not self._may_start(ready, now):
+            return None
+        staying = [worker for worker in ready if not worker.wants_out]
+        if self._purpose == "train" and self._worlds.state is not State.STARTING and ready and not staying:
+            self._purpose, staying = "stop", ready
+        if self._purpose == "train":
+            if leaving := [worker for worker in ready if worker.wants_out]:
+                for worker in leaving:
+                    self._dismiss(worker, now)
+                return self._regroup(now)
+            if len(staying) < self._limits.least:
+                return self._wait(len(staying), now)
+            if not self._agree(staying, now):
+                return None
+        return self._open(staying if self._purpose == "train" else ready, now)
+
+    def _open(self, workers: list[Worker], now: float) -> None:
+        arranged = (
+            arrange([self._candidate(worker) for worker in workers], self._limits.most) if workers else []
+        )
+        source = choose_source(arranged, self._worlds.has_begun)
+        if self._purpose != "train" and source != "root":
+            return self.finish(
+                EXIT_STOPPED,
+                "no worker with the state of the training is left: nothing could be saved",
+                "Continue from the newest checkpoint with --resume.",
+            )
+        self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
+        self._worlds.open(arranged, source, self._purpose, now)
+        return None
+
+    def _candidate(self, worker: Worker) -> Candidate:
+        assert worker.ready is not None
+        assert worker.hello is not None
+        return Candidate(
+            worker=worker.name,
+            host=worker.slot.host,
+            machine=worker.hello.machine,
+            pid=worker.hello.pid,
+            place=worker.ready.place,
+            is_valid=worker.ready.valid and worker.generation > 0,
+            old_rank=worker.rank if worker.generation else None,
+            is_new=self._worlds.log.is_new(worker),
+        )
+
+    def _may_start(self, ready: list[Worker], now: float) -> bool:
+        """Return whether the first world is due, or waiting for it is a matter of the elastic timeout."""
+        if ready:
+            self._first_ready = min(self._first_ready, now)
+        if len(ready) >= self._limits.wanted:
+            return True
+        if now < self._start_by:
+            return False
+        is_building = bool(self._roster.at(Stage.BUILDING))
+        if is_building and now < max(self._start_by, self._first_ready + self._limits.start_timeout):
+            return False
+        missing = [str(one.slot) for one in self._roster.at(Stage.STARTED, Stage.BUILDING)]
+        text = f"{len(ready)} of {self._limits.wanted} workers are ready after the start timeout"
+        named = f"; missing: {', '.join(missing)}" if missing else ""
+        if self._say_at == _FOREVER:
+            self._do(Say(text + named))
+        return True
+
+    def _agree(self, workers: list[Worker], now: float) -> bool:
+        """Return whether the workers of the first world have equal values; otherwise ask them for these."""
+        digests = [worker.ready.digest for worker in workers if worker.ready]
+        if self.digest or len(set(digests)) == 1:
+            self.digest = self.digest or digests[0]
+            return True
+        self._worlds.state = State.COMPARING
+        names = [(worker.name, worker.slot.host) for worker in workers]
+        self._comparison = Comparison(names, now + VALUES_SECONDS)
+        for worker in workers:
+            self._do(Send(worker.name, AskValues()))
+        return False
+
+    def _wait(self, have: int, now: float) -> None:
+        """Wait for more workers, and say so; after the elastic timeout, save with those that are there."""
+        if self._worlds.state is not State.WAITING:
+            self._worlds.state = State.WAITING
+            self._wait_until, self._say_at = now + self._limits.elastic_timeout, now
+        if now >= self._wait_until:
+            text = f"fewer than {self._limits.least} workers for {self._limits.elastic_timeout:.0f} s"
+            if not self._worlds.has_begun:
+                last = self.last_failure
+                reason = f"; {last} {last.reason}" if last else ""
+                return self.finish(EXIT_ENVIRONMENT, f"{text}: {have} of them came{reason}", _START_REMEDY)
+            self._do(Say(f"{text}: the job saves and stops"))
+            self._purpose = "save"
+            return self._regroup(now)
+        if now >= self._say_at:
+            left = self._wait_until - now
+            self._do(
+                Say(f"waiting for workers: {have} of at least {self._limits.least}, for {left:.0f} s more")
+            )
+            for worker in self._roster.at(Stage.READY):
+                self._do(Send(worker.name, Wait(have=have, need=self._limits.least, left_seconds=left)))
+            self._say_at = now + WAIT_SECONDS
+        return None
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
+        worker.reason = worker.wants_out
+        self._do(Send(worker.name, Leave(why=worker.wants_out)))
+
+    # the end
+
+    def _send_stop(self, now: float) -> None:
+        self._worlds.state = State.STOPPING
+        self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
+        for worker in self._worlds.members:
+            self._do(Send(worker.name, Stop(signal=self._signal)))
+
+    def _press(self, now: float) -> None:
+        """Forward the signal to workers that do not stop, and end them if that does not help."""
+        if now >= self._grace_by:
+            self._grace_by = _FOREVER
+            for worker in self._worlds.members:
+                self._do(Forward(worker.name, self._signal))
+        if now >= self._stop_by:
+            self.finish(128 + self._signal, f"the workers did not stop within {STOP_SECONDS:.0f} s")
+
+    def _has_failed_for_good(self, now: float) -> bool:
+        """End the job if another attempt would end as the last ones; return whether it has ended."""
+        worlds = self._worlds
+        if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
+            self.finish(EXIT_ENVIRONMENT, worlds.stalled, "Mend what they wait for, then use --resume.")
+        elif worlds.crashes.is_repeated():
+            place = max((one.ready.place for one in self._roster if one.ready), default=None)
+            step = f" after step {place.step:,}" if place else ""
+            why = f"; {self.last_failure} {self.last_failure.reason}" if self.last_failure else ""
+            self.finish(
+                EXIT_TRAINING,
+                f"a worker crashed {SAME_STEP} times in a row at the same place{step}{why}",
+                "Look at the output of these workers. A crash of native code often leaves a core file.",
+            )
+        elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:
+            self.finish(
+                EXIT_ENVIRONMENT,
+                f"workers were lost {worlds.broken} times; --reset-limit allows {self._limits.reset_limit}",
+                "Continue from the newest checkpoint with --resume.",
+            )
+        elif worlds.same_failures >= MAX_SAME_FAILURES:
+            self.finish(
+                EXIT_ENVIRONMENT,
+                f"the same workers could not enter a world {MAX_SAME_FAILURES} times in a row",
+                "Can the hosts reach one another? python -m hvdtrain doctor checks it.",
+            )
+        return worlds.state is State.ENDED
+
+    def finish_hopeless(self) -> None:
+        """End a job whose workers failed again and again before anything was trained."""
+        last = self.last_failure
+        failure = last.failure if last else None
+        exit_code = failure.exit_code if failure else EXIT_ENVIRONMENT
+        self.finish(exit_code, f"no worker can start: {last} {last.reason if last else ''}", _START_REMEDY)
+
+    def finish(self, exit_code: int, problem: str = "", remedy: str = "", *, told: str = "") -> None:
+        """End the job.
+
+        Args:
+            exit_code: its exit code.
+            problem: what was found; the launcher says it.
+            remedy: what to do.
+            told: what was found, if a worker says it.
+        """
+        if self._worlds.state is State.FORMING:
+            self._do(CloseStore())
+        text, why = problem or told, problem or told or "the job ends"
+        for worker in self._roster.at(*ALIVE):
+            if not worker.is_connected:
+                continue
+            if worker.stage in IN_WORLD:
+                self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))
+            self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
+        self._worlds.state = State.ENDED
+        self._do(Finish(exit_code, problem, remedy if problem else ""))
+
+
+_START_REMEDY = (
+    "Look at the output of the workers. A script that uses hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
+)

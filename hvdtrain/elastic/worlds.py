@@ -1,0 +1,227 @@
+"""The current world of an elastic job: from its opening until all its workers wait for the next one."""
+
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+
+from hvdtrain.elastic.changes import ChangeLog
+from hvdtrain.elastic.crashes import Crashes
+from hvdtrain.elastic.events import Action, CloseStore, OpenWorld, Say, Send
+from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
+from hvdtrain.elastic.ranks import Candidate, describe_worlds
+from hvdtrain.elastic.roster import IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.world import Change, Place, Purpose, Source
+from hvdtrain.watch.heartbeat import WorkerState
+from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, Stalled
+
+FORM_SECONDS = 20.0
+SYNC_SECONDS = 60.0  # and at least the stall timeout
+
+
+class State(Enum):
+    """What an elastic job is at."""
+
+    STARTING = "starting"  # its first workers start and build
+    COMPARING = "comparing"  # they differ, and say in what
+    FORMING = "forming"  # a world was opened; its workers start Horovod
+    SYNCING = "syncing"  # they receive the state
+    TRAINING = "training"
+    CHANGING = "changing"  # they leave the world
+    WAITING = "waiting"  # there are fewer workers than the job needs
+    STOPPING = "stopping"  # they save and stop, or training is complete
+    ENDED = "ended"
+
+
+UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
+
+
+class Worlds:
+    """The current world, and what its workers are told of it.
+
+    Args:
+        roster: the workers of the job.
+        do: takes actions.
+
+    Attributes:
+        state: what the job is at.
+        generation: the number of the current world; 0 before the first.
+        has_begun: whether any worker ever had the state of a world.
+        broken: number of worlds that broke.
+        same_failures: worlds, one after the other, that the same workers could not enter.
+        stalled: why no worker made progress, if that broke the world.
+        log: what changed since the last world that trained.
+        crashes: the worlds that crashes broke.
+    """
+
+    def __init__(self, roster: Roster, do: Callable[[Action], None]) -> None:
+        self._roster, self._do = roster, do
+        self.state = State.STARTING
+        self.generation = self.broken = self.same_failures = 0
+        self.has_begun = False
+        self.stalled = ""
+        self.log, self.crashes = ChangeLog(), Crashes()
+        self._names: set[str] = set()
+        self._deadline = self._left_since = float("inf")
+        self._is_broken = False
+        self._place = Place()  # where the last world began
+        self._change: Change | None = None
+        self._liveness: Liveness | None = None
+
+    @property
+    def members(self) -> list[Worker]:
+        """The workers that are in the current world, or still leave it."""
+        return self._roster.at(*IN_WORLD)
+
+    def open(self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float) -> None:
+        """Let workers enter the next world, in the order of ranks."""
+        workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
+        self._change = self.log.describe(workers, now)
+        if self._is_broken:
+            where = arranged[0].place if source == "root" else ("checkpoint", self._place)
+            self.crashes.broke(self.generation, where)
+        names = {worker.name for worker in workers}
+        was_never_up = self.generation > 0 and self._liveness is None
+        self.same_failures = self.same_failures + 1 if was_never_up and names == self._names else 0
+        self._names, self._liveness = names, None
+        self.generation += 1
+        for rank, worker in enumerate(workers):
+            worker.generation, worker.rank, worker.stage, worker.since = (
+                self.generation,
+                rank,
+                Stage.ENTERING,
+                now,
+            )
+        self.state, self._deadline, self._is_broken, self.stalled = (
+            State.FORMING,
+            now + FORM_SECONDS,
+            False,
+            "",
+        )
+        self._do(OpenWorld(describe_worlds(arranged, self.generation, source, purpose, self._change)))
+
+    def formed(self, worker: Worker, now: float) -> None:
+        """Take note that Horovod is up on a worker."""
+        if worker.stage is Stage.ENTERING:
+            worker.stage = Stage.SYNCING
+        self._advance(now)
+
+    def synced(self, worker: Worker, place: Place, now: float) -> None:
+        """Take note that a worker has the state of the world."""
+        if worker.stage in (Stage.ENTERING, Stage.SYNCING):
+            worker.stage, self.has_begun, self._place = Stage.TRAINING, True, place
+        self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        stages = {worker.stage for worker in self.members}
+        if self.state is State.FORMING and Stage.ENTERING not in stages:
+            self._do(CloseStore())
+            self.state = State.SYNCING
+            self._deadline = now + max(SYNC_SECONDS, self._roster.stall_timeout())
+        if self.state is State.SYNCING and stages == {Stage.TRAINING}:
+            self.state, self._deadline = State.TRAINING, float("inf")
+            members = sorted(self.members, key=lambda worker: worker.rank)
+            self._liveness = Liveness(
+                None, [worker.member() for worker in members], self._roster.stall_timeout(), now
+            )
+            for worker in members:
+                if worker.state:
+                    self._liveness.beat(worker.rank, worker.state._replace(age_seconds=0.0), now)
+            self._do(Say(self._describe(members, now)))
+            self.log.settle(members)
+
+    def beat(self, worker: Worker, state: WorkerState, now: float) -> None:
+        """Take note of what a worker does."""
+        worker.state = state
+        if self._liveness is not None and worker.stage is Stage.TRAINING:
+            self._liveness.beat(worker.rank, state, now)
+
+    def change(self, why: str, now: float) -> None:
+        """Let all workers leave the world at the next step boundary."""
+        self.log.begin(why, now)
+        self.state, self._left_since, self._is_broken = State.CHANGING, float("inf"), False
+        for worker in self.members:
+            self._do(Send(worker.name, ChangeWorld(generation=self.generation, why=why)))
+
+    def left(self, worker: Worker, now: float) -> None:
+        """Take note that a worker has left the world and waits for the next one, or is gone."""
+        if self._liveness is not None:
+            self._liveness.drop(worker.rank)
+        if self.state is State.CHANGING:
+            self._left_since = min(self._left_since, now)
+
+    def break_up(self, why: str, now: float) -> None:
+        """Let all workers give up the world at once: one of them was lost."""
+        if self.state not in (*UP, State.CHANGING) or self._is_broken:
+            return
+        self.log.begin(why, now)
+        if self.state is State.FORMING:
+            self._do(CloseStore())
+        self.state, self._left_since, self._is_broken = State.CHANGING, now, True
+        self.broken += 1
+        for worker in self.members:
+            self._do(Send(worker.name, Abort(generation=self.generation, why=why)))
+            if worker.stage is Stage.ENTERING:
+                self._do(Send(worker.name, Retry(generation=self.generation)))
+
+    def judge(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers that must be given up now, with the reason; the world may break."""
+        if self.state in (State.FORMING, State.SYNCING):
+            return self._late(now)
+        if self.state is State.CHANGING and self._left_since < float("inf"):
+            return self._unanswering(now)
+        if self.state not in (State.TRAINING, State.STOPPING, State.CHANGING) or self._liveness is None:
+            return []
+        is_alone = len(self.members) < 2
+        event = self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
+        if event is None:
+            return []
+        if not event.ranks:
+            self.break_up(event.problem, now)
+            self.stalled = event.problem
+            return []
+        assert isinstance(event, Silent | Stalled)
+        what = "does not answer" if isinstance(event, Silent) else "makes no progress"
+        return [
+            (worker, f"{what}: {_without_name(event.problem, worker)}")
+            for worker in self.members
+            if worker.rank in event.ranks
+        ]
+
+    def _late(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the silent workers of a world that does not come up in time; the others try again."""
+        if now < self._deadline:
+            return []
+        doing = "enter the world" if self.state is State.FORMING else "receive the state"
+        silent = [worker for worker in self.members if worker.is_silent(now)]
+        self.break_up(f"the workers did not {doing} in time", now)
+        return [(worker, f"did not {doing} in time, and does not answer") for worker in silent]
+
+    def _unanswering(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers that have not left the world in time."""
+        stall = self._roster.stall_timeout() or LONG_SECONDS
+        lost = []
+        for worker in self.members:
+            is_long = worker.state is not None and worker.state.is_long and not worker.is_silent(now)
+            limit = max(LONG_FACTOR * stall, LONG_SECONDS) if is_long else stall
+            if now - self._left_since >= limit:
+                doing = f"; it was {worker.state}" if worker.state else ""
+                lost.append((worker, f"did not leave the world within {limit:.0f} s{doing}"))
+        return lost
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        return [self._deadline] if self.state in (State.FORMING, State.SYNCING) else []
+
+    def _describe(self, members: Collection[Worker], now: float) -> str:
+        text = f"training with {len(members)} worker{'s' if len(members) > 1 else ''}"
+        if self._change is None:
+            return f"{text} (world {self.generation})"
+        parts = [f"left: {'; '.join(self._change.left)}"] if self._change.left else []
+        parts += [f"joined: {', '.join(self._change.joined)}"] if self._change.joined else []
+        paused = self.log.seconds(now)
+        return f"{text} (world {self.generation}) after {paused:.1f} s" + "".join(
+            f"; {part}" for part in parts
+        )
+
+
+def _without_name(problem: str, worker: Worker) -> str:
+    return problem.removeprefix(f"{worker.member()} ")

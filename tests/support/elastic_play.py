@@ -1,0 +1,193 @@
+"""The state machine of an elastic job's driver, played by a test: workers say things, time passes."""
+
+from hvdtrain.elastic.cluster import HostSlots, Limits
+from hvdtrain.elastic.events import (
+    Action,
+    Arrived,
+    Discovered,
+    Event,
+    Exited,
+    Finish,
+    Heard,
+    Kill,
+    Lost,
+    OpenWorld,
+    Say,
+    Send,
+    Start,
+    Tick,
+)
+from hvdtrain.elastic.membership import Members
+from hvdtrain.elastic.messages import (
+    Beat,
+    Done,
+    Formed,
+    FromDriver,
+    FromWorker,
+    Hello,
+    Leave,
+    LeftWorld,
+    Ready,
+    Synced,
+)
+from hvdtrain.elastic.world import Place, World
+
+LIMITS = Limits(wanted=2, least=1, most=4)
+
+
+class Play:
+    """A job whose workers do what the test says.
+
+    Attributes:
+        now: the time.
+        members: the state machine.
+        actions: all actions so far.
+        worlds: the worlds that each worker was told to enter.
+    """
+
+    def __init__(
+        self, limits: Limits = LIMITS, hosts: tuple[tuple[str, int], ...] = (("h1", 4),), **options
+    ) -> None:
+        self.now = 1000.0
+        self.members = Members(limits, self.now, **options)
+        self.actions: list[Action] = []
+        self.worlds: dict[str, World] = {}
+        self.places: dict[str, Place] = {}
+        self.valid: dict[str, bool] = {}
+        self.stall_timeout = 120.0
+        self.discover(*hosts)
+
+    def take(self, event: Event) -> list[Action]:
+        """Feed an event; return what is done about it."""
+        actions = self.members.take(event, self.now)
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, OpenWorld):
+                for world in action.worlds:
+                    self.worlds[world.members[world.rank].worker] = world
+        return actions
+
+    def discover(self, *hosts: tuple[str, int]) -> list[Action]:
+        return self.take(Discovered(tuple(HostSlots(*host) for host in hosts)))
+
+    def say(self, worker: str, message: FromWorker) -> list[Action]:
+        return self.take(Heard(worker, message))
+
+    def arrive(self, worker: str) -> list[Action]:
+        slot = self.slot(worker)
+        hello = Hello(host=slot.host, machine=slot.host, pid=100 + int(worker[1:]), process_seconds=1.0)
+        return self.take(Arrived(worker, hello))
+
+    def slot(self, worker: str):
+        return next(one.slot for one in self.actions if isinstance(one, Start) and one.worker == worker)
+
+    def ready(self, worker: str, digest: str = "same") -> list[Action]:
+        """Let a worker wait for a world, where it stands."""
+        generation = self.worlds[worker].generation if worker in self.worlds else 0
+        return self.say(
+            worker,
+            Ready(
+                generation=generation,
+                place=self.places.get(worker, Place()),
+                valid=self.valid.get(worker, False),
+                digest=digest,
+                stall_timeout=self.stall_timeout,
+            ),
+        )
+
+    def come(self, *workers: str) -> None:
+        """Let workers connect and build their models."""
+        for worker in workers:
+            self.arrive(worker)
+            self.ready(worker)
+
+    def form(self) -> None:
+        """Let all workers of the world enter it and train."""
+        world = self.world
+        for member in world.members:
+            self.say(member.worker, Formed(generation=world.generation))
+        for member in world.members:
+            self.sync(member.worker)
+
+    def sync(self, worker: str) -> None:
+        world = self.world
+        self.places[worker], self.valid[worker] = max(world.root, self.places.get(worker, Place())), True
+        self.say(worker, Synced(generation=world.generation, place=world.root))
+
+    def step(self, step: int, *workers: str) -> None:
+        """Let workers stand at a step."""
+        for worker in workers or self.names:
+            self.places[worker] = Place(step)
+
+    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[Action]:
+        """Let time pass; all workers but the silent ones send beats."""
+        until, done = self.now + seconds, []
+        while self.now < until and self.members.state.value != "ended":
+            self.now = min(until, self.members.next_tick())
+            for one in self.members.snapshot():
+                if one["pid"] and one["worker"] not in silent:
+                    done += self.say(one["worker"], Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
+            done += self.take(Tick())
+        return done
+
+    def die(self, worker: str, code: int = -9) -> list[Action]:
+        """Let the process of a worker end."""
+        return [*self.take(Lost(worker)), *self.take(Exited(worker, code))]
+
+    def obey(self, *workers: str) -> None:
+        """Let workers that were told to leave do so."""
+        for worker in workers:
+            assert self.told(worker, Leave), self.actions
+            self.say(worker, LeftWorld())
+            self.die(worker, 0)
+
+    def done(self, *workers: str, code: int = 0) -> None:
+        for worker in workers:
+            self.say(worker, Done(exit_code=code))
+            self.die(worker, code)
+
+    @property
+    def state(self) -> str:
+        return self.members.state.value
+
+    @property
+    def world(self) -> World:
+        """The newest world, as its rank 0 is told of it."""
+        return next(world for world in self.worlds.values() if world.generation == self.members.generation)
+
+    @property
+    def names(self) -> list[str]:
+        """The workers of the newest world in the order of ranks."""
+        return [member.worker for member in self.world.members]
+
+    @property
+    def started(self) -> list[str]:
+        return [one.worker for one in self.actions if isinstance(one, Start)]
+
+    @property
+    def killed(self) -> list[str]:
+        return [one.worker for one in self.actions if isinstance(one, Kill)]
+
+    @property
+    def finish(self) -> Finish:
+        return next(one for one in self.actions if isinstance(one, Finish))
+
+    @property
+    def said(self) -> str:
+        return "\n".join(one.text for one in self.actions if isinstance(one, Say))
+
+    def told(self, worker: str, kind: type[FromDriver] | type) -> list[FromDriver]:
+        """Return the messages of a kind that a worker was sent."""
+        sent = [one for one in self.actions if isinstance(one, Send) and one.worker == worker]
+        return [one.message for one in sent if isinstance(one.message, kind)]
+
+
+def training(count: int = 2, limits: Limits | None = None, hosts=None, step: int = 10) -> Play:
+    """Return a job that trains with some workers, which stand at a step."""
+    limits = limits or Limits(wanted=count, least=1, most=count)
+    play = Play(limits, hosts or (("h1", limits.most),))
+    play.come(*[f"w{number + 1}" for number in range(count)])
+    play.form()
+    play.step(step)
+    assert play.state == "training"
+    return play

@@ -1,0 +1,713 @@
+"""The driver's decisions while workers are lost: a case for each sentence of the design."""
+
+import pytest
+from support.elastic_play import Play, training
+
+from hvdtrain.elastic.cluster import Limits, Slot
+from hvdtrain.elastic.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, StoreFailed, Woke
+from hvdtrain.elastic.messages import (
+    Abort,
+    AskStack,
+    AskValues,
+    Beat,
+    ChangeWorld,
+    Done,
+    End,
+    Failed,
+    Formed,
+    FormFailed,
+    Leave,
+    Leaving,
+    LeftWorld,
+    Refuse,
+    Retry,
+    Synced,
+    Values,
+    Wait,
+    Welcome,
+)
+from hvdtrain.elastic.world import Place
+
+
+def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():
+    play = Play(Limits(wanted=2, least=1, most=4))
+    assert play.started == ["w1", "w2"]
+    play.come("w1")
+    assert play.state == "starting"
+    assert play.told("w1", Welcome)[0].most == 4
+    play.come("w2")
+    assert play.state == "forming"
+    assert play.names == ["w1", "w2"]
+    assert play.world.source == "start"
+    assert play.world.change is None
+    play.form()
+    assert play.state == "training"
+    assert "training with 2 workers (world 1)" in play.said
+
+
+def test_after_the_start_timeout_fewer_workers_are_enough_and_the_missing_are_named():
+    play = Play(Limits(wanted=3, least=2, most=3))
+    play.come("w1", "w2")
+    play.wait(59)
+    assert play.state == "starting"
+    play.wait(2)
+    assert play.state == "forming"
+    assert "2 of 3 workers are ready after the start timeout; missing: h1, slot 2" in play.said
+    play.form()
+    play.come("w3")  # it may come later
+    play.wait(1.5)
+    assert play.state == "changing"
+
+
+def test_a_worker_that_never_reports_is_given_up():
+    play = Play(Limits(wanted=2, least=2, most=2))
+    play.come("w1")
+    play.wait(125)
+    assert "w2" in play.killed
+    assert "did not report within 120 s" in play.said
+
+
+def test_workers_that_build_are_waited_for_beyond_the_start_timeout():
+    play = Play(Limits(wanted=2, least=1, most=2))
+    play.arrive("w1")
+    play.arrive("w2")
+    play.wait(300)
+    assert play.state == "starting"
+    play.ready("w1")
+    play.ready("w2")
+    assert play.state == "forming"
+
+
+def test_first_workers_that_differ_end_the_job_with_what_differs():
+    play = Play()
+    play.arrive("w1")
+    play.arrive("w2")
+    play.ready("w1", "one")
+    play.ready("w2", "two")
+    assert play.state == "comparing"
+    assert play.told("w1", AskValues)
+    play.say("w1", Values(part=0, of=2, values={"seed": "1"}))
+    play.say("w1", Values(part=1, of=2, values={"epochs": "3"}))
+    play.say("w2", Values(part=0, of=1, values={"seed": "2", "epochs": "3"}))
+    assert play.finish.exit_code == 3
+    assert play.finish.problem == (
+        "the workers disagree before training:\n  seed: 1 on rank 0 (h1), 2 on rank 1 (h1)"
+    )
+    assert play.finish.remedy == "Give every worker the same command, files and installation."
+    assert play.told("w1", End)[0].exit_code == 3
+
+
+def test_workers_that_differ_and_say_nothing_end_the_job_all_the_same():
+    play = Play()
+    play.arrive("w1")
+    play.arrive("w2")
+    play.ready("w1", "one")
+    play.ready("w2", "two")
+    play.wait(11)
+    assert play.finish.exit_code == 3
+    assert "the workers disagree before training" in play.finish.problem
+
+
+def test_joiners_are_collected_and_enter_at_a_step_boundary():
+    play = training(1, Limits(wanted=1, least=1, most=3))
+    assert play.started == ["w1", "w2", "w3"]
+    play.come("w2")
+    play.wait(0.5)
+    assert play.state == "training"
+    play.come("w3")
+    play.wait(0.6)
+    assert play.state == "changing"
+    assert play.told("w1", ChangeWorld)
+    assert not play.told("w1", Abort)
+    play.ready("w1")
+    assert play.names == ["w1", "w2", "w3"]
+    assert play.world.source == "root"
+    assert play.world.root == Place(10)
+    assert [one.is_new for one in play.world.members] == [False, True, True]
+    play.form()
+    assert "joined: h1, slot 1, h1, slot 2" in play.said
+
+
+def test_a_joiner_that_is_never_ready_disturbs_nobody():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.arrive("w2")
+    play.wait(3600)
+    assert play.state == "training"
+    assert play.members.generation == 1
+
+
+def test_a_joiner_that_differs_is_refused_and_the_others_are_not_told():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.arrive("w2")
+    play.ready("w2", "other")
+    play.say("w1", Values(part=0, of=1, values={"seed": "1"}))
+    play.say("w2", Values(part=0, of=1, values={"seed": "2"}))
+    assert "seed: 1 on rank 0 (h1), 2 on rank 1 (h1)" in play.told("w2", Refuse)[0].problem
+    play.die("w2", 3)
+    play.wait(10)
+    assert play.state == "training"
+    assert play.members.generation == 1
+    assert play.started == ["w1", "w2", "w3"]  # its slot again, after a second
+    play.arrive("w3")
+    play.ready("w3", "other")
+    play.die("w3", 3)
+    play.wait(15)
+    assert play.started == ["w1", "w2", "w3"]  # now after 20 seconds
+    play.wait(10)
+    assert play.started[-1] == "w4"
+
+
+@pytest.mark.parametrize("how", ["connection", "exit"])
+def test_a_lost_member_breaks_the_world_and_the_next_has_the_others(how):
+    play = training(3)
+    actions = play.take(Lost("w3") if how == "connection" else Exited("w3", -9))
+    assert play.state == "changing"
+    aborted = [one.worker for one in actions if isinstance(one, Send) and isinstance(one.message, Abort)]
+    assert aborted == ["w1", "w2"]
+    assert Kill("w3") in actions
+    play.die("w3", -9)
+    play.ready("w1")
+    assert play.state == "changing"
+    play.ready("w2")
+    assert play.names == ["w1", "w2"]
+    assert play.world.change.left == ("rank 2 on h1: killed (SIGKILL)",)
+    play.form()
+    assert "left: rank 2 on h1: killed (SIGKILL)" in play.said
+    assert "h1, slot 2" in str(play.slot("w3"))
+    play.wait(1.1)
+    assert play.slot("w4") == Slot("h1", 2)
+
+
+def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
+    play = training(3)
+    play.step(11, "w2", "w3")
+    play.take(Lost("w3"))
+    play.ready("w1")
+    play.ready("w2")
+    assert play.names == ["w2", "w1"]
+    play = training(3)
+    play.die("w3")
+    play.ready("w2")
+    play.ready("w1")
+    assert play.names == ["w1", "w2"]
+
+
+def test_a_dead_rank_0_is_followed_by_another():
+    play = training(2)
+    play.die("w1")
+    play.ready("w2")
+    assert play.names == ["w2"]
+    assert play.world.source == "root"
+
+
+def test_a_frozen_member_is_named_killed_and_left_behind():
+    play = training(3)
+    play.wait(119, silent=("w2",))
+    assert play.state == "training"
+    play.wait(3, silent=("w2",))
+    assert play.state == "changing"
+    assert "w2" in play.killed
+    play.take(Exited("w2", -9))
+    play.ready("w1")
+    play.ready("w3")
+    assert play.state == "changing"  # its connection still stands: it may not be dead
+    play.take(Lost("w2"))
+    assert play.names == ["w1", "w3"]
+    assert "has not answered for 12" in play.world.change.left[0]
+
+
+def test_a_frozen_member_whose_end_is_never_seen_is_left_behind_after_its_lease():
+    play = training(2)
+    play.wait(121, silent=("w2",))
+    play.ready("w1")
+    assert play.state == "changing"
+    play.wait(4, silent=("w2",))
+    assert play.names == ["w1"]
+
+
+def test_an_unreachable_host_is_left_behind():
+    play = training(2)
+    play.take(Lost("w2", is_unreachable=True))
+    play.ready("w1")
+    assert play.state == "changing"
+    play.wait(2.5, silent=("w2",))
+    assert play.names == ["w1"]
+    assert "its host does not answer" in play.world.change.left[0]
+
+
+def beat(play, worker, step, age, *, is_long=False, code=""):
+    play.say(worker, Beat(state=["in training step", 1, step, 3 * step + 1, is_long, age, code]))
+
+
+def test_a_member_that_makes_no_progress_is_named_with_its_code_asked_for_its_stack_and_killed():
+    play = training(3)
+    for second in range(125):
+        play.now += 1
+        for worker in ("w1", "w2", "w3"):
+            beat(play, worker, 12, float(second), code="task.py, line 7" if worker == "w2" else "")
+        if play.state == "changing":
+            break
+    assert play.told("w2", AskStack)
+    assert "w2" not in play.killed
+    play.wait(1.5)
+    assert "w2" in play.killed
+    assert "w1" not in play.killed
+    play.die("w2")
+    play.ready("w1")
+    play.ready("w3")
+    assert "task.py, line 7" in play.world.change.left[0]
+
+
+def test_a_member_that_does_not_leave_a_broken_world_is_given_up():
+    play = training(3)
+    play.die("w3")
+    play.ready("w1")
+    play.wait(119)
+    assert play.state == "changing"
+    play.wait(3)
+    play.die("w2")
+    assert play.names == ["w1"]
+    assert "did not leave the world within 120 s" in play.world.change.left[0]
+
+
+def test_announced_work_has_longer_to_leave_a_broken_world():
+    play = training(3)
+    beat(play, "w2", 12, 1.0, is_long=True)
+    play.die("w3")
+    play.ready("w1")
+    for _ in range(300):
+        play.now += 1
+        play.say("w1", Beat(state=["waiting", 1, 0, 0, False, 0.0, ""]))
+        beat(play, "w2", 12, 1.0, is_long=True)
+    assert play.state == "changing"
+    play.ready("w2")
+    assert play.names == ["w1", "w2"]
+
+
+def test_a_member_that_lost_its_connection_breaks_the_world_though_nobody_died():
+    play = training(2)
+    play.ready("w2")
+    assert play.told("w1", Abort)
+    play.ready("w1")
+    assert play.names == ["w1", "w2"]
+    assert play.members.generation == 2
+
+
+def test_two_failures_at_once_are_one_change():
+    play = training(4)
+    play.die("w1")
+    play.die("w4", -11)
+    play.ready("w2")
+    play.ready("w3")
+    assert play.names == ["w2", "w3"]
+    assert play.world.change.left == ("rank 0 on h1: killed (SIGKILL)", "rank 3 on h1: killed (SIGSEGV)")
+
+
+def test_a_failure_while_the_next_world_forms():
+    play = training(3)
+    play.die("w3")
+    play.ready("w1")
+    play.ready("w2")
+    play.say("w1", Formed(generation=2))
+    actions = play.take(Lost("w2"))
+    assert CloseStore() in actions
+    assert play.told("w1", Abort)[-1].generation == 2
+    play.ready("w1")
+    assert play.names == ["w1"]
+    assert len(play.world.change.left) == 2
+
+
+def test_a_member_that_has_not_entered_yet_is_told_to_try_again():
+    play = training(3)
+    play.die("w3")
+    play.ready("w1")
+    play.ready("w2")
+    play.take(Lost("w2"))
+    assert play.told("w1", Retry)[-1].generation == 2
+
+
+def test_a_world_that_does_not_form_is_tried_again_without_the_silent():
+    play = training(3)
+    play.die("w3")
+    play.ready("w1")
+    play.ready("w2")
+    play.wait(21, silent=("w2",))
+    assert play.killed.count("w2") == 1
+    assert "w1" not in play.killed
+    play.take(Lost("w2"))
+    play.ready("w1")
+    assert play.names == ["w1"]
+
+
+def test_a_world_that_cannot_be_entered_is_tried_again():
+    play = training(2)
+    for _ in range(9):
+        if play.state == "forming":
+            play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
+        play.ready("w1")
+        play.ready("w2")
+    assert play.state == "forming"
+    for _ in range(3):
+        play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
+        play.ready("w1")
+        play.ready("w2")
+    assert play.finish.exit_code == 3
+    assert "could not enter a world 10 times" in play.finish.problem
+
+
+def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
+    play = training(2, Limits(wanted=2, least=1, most=3))
+    play.come("w3")
+    play.wait(1.1)
+    play.ready("w1")
+    play.ready("w2")
+    for worker in play.names:
+        play.say(worker, Formed(generation=2))
+    play.die("w1")
+    play.valid["w3"] = False
+    play.places["w3"] = Place(99)
+    play.ready("w3")
+    play.ready("w2")
+    assert play.names[0] == "w2"
+    assert play.world.source == "root"
+
+
+def test_without_a_valid_source_the_checkpoint_is_read():
+    play = training(2)
+    play.die("w1")
+    play.valid["w2"] = False
+    play.ready("w2")
+    assert play.world.source == "checkpoint"
+
+
+def test_before_anything_was_trained_the_next_world_starts_as_the_first():
+    play = Play(Limits(wanted=2, least=1, most=2))
+    play.come("w1", "w2")
+    play.take(Lost("w2"))
+    play.ready("w1")
+    assert play.world.source == "start"
+    assert play.world.change is None
+
+
+def test_a_new_process_is_never_the_source_whatever_it_says():
+    play = training(1)
+    play.die("w1")
+    play.wait(1.5)
+    play.valid["w2"] = True
+    play.come("w2")
+    assert play.world.source == "checkpoint"
+
+
+def test_below_the_least_the_others_wait_and_go_on_with_a_new_worker():
+    play = training(2, Limits(wanted=2, least=2, most=2))
+    play.die("w2")
+    play.ready("w1")
+    assert play.state == "waiting"
+    told = play.told("w1", Wait)[-1]
+    assert (told.have, told.need) == (1, 2)
+    play.wait(25)
+    assert len(play.told("w1", Wait)) == 3
+    assert "waiting for workers: 1 of at least 2" in play.said
+    play.come("w3")
+    assert play.names == ["w1", "w3"]
+    assert play.world.change.since_seconds == pytest.approx(25, abs=1)
+
+
+def test_below_the_least_for_too_long_the_rest_saves_and_ends():
+    play = training(2, Limits(wanted=2, least=2, most=2, elastic_timeout=60), (("h1", 2),))
+    play.discover(("h1", 1))
+    play.die("w2")
+    play.ready("w1")
+    play.wait(61)
+    assert play.world.purpose == "save"
+    assert play.names == ["w1"]
+    play.form()
+    play.done("w1", code=75)
+    assert play.finish.exit_code == 75
+
+
+def test_a_failure_of_the_last_save_is_one_more_round():
+    play = training(3, Limits(wanted=3, least=3, most=3, elastic_timeout=60), (("h1", 3),))
+    play.discover(("h1", 2))
+    play.die("w3")
+    play.ready("w1")
+    play.ready("w2")
+    play.wait(61)
+    assert play.world.purpose == "save"
+    play.form()
+    play.die("w1")
+    play.ready("w2")
+    assert play.world.purpose == "save"
+    assert play.names == ["w2"]
+
+
+def test_nobody_left_within_the_elastic_timeout_ends_the_job():
+    play = training(1, Limits(wanted=1, least=1, most=1, elastic_timeout=60), (("h1", 1),))
+    play.discover()
+    play.die("w1")
+    play.wait(62)
+    assert play.finish.exit_code == 75
+    assert "--resume" in play.finish.remedy
+
+
+def test_a_job_whose_workers_never_come_ends():
+    play = Play(Limits(wanted=2, least=2, most=2, elastic_timeout=100), ())
+    play.wait(200)
+    assert play.finish.exit_code == 3
+    assert "fewer than 2 workers for 100 s" in play.finish.problem
+
+
+def test_a_failure_that_all_would_have_ends_the_job_once():
+    play = training(2)
+    play.say("w2", Failed(blame="code", problem="the loss is NaN", remedy="lower it", exit_code=4))
+    assert play.finish.exit_code == 4
+    assert play.finish.problem == ""  # the worker says it
+    told = play.told("w1", End)[0]
+    assert (told.problem, told.exit_code, told.speaks) == ("the loss is NaN", 4, False)
+    assert not play.told("w2", End)
+
+
+def test_a_failure_of_a_joiners_own_does_not_end_the_job():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.arrive("w2")
+    play.say("w2", Failed(blame="code", problem="no module named task", exit_code=2))
+    assert play.state == "training"
+
+
+def test_a_failure_of_the_environment_costs_that_worker_only():
+    play = training(2)
+    play.say("w2", Failed(blame="environment", problem="disk full", exit_code=3))
+    assert play.told("w1", Abort)
+    play.ready("w1")
+    assert play.state == "changing"
+    play.wait(5.5)
+    assert "w2" in play.killed  # it had time to end by itself
+    play.die("w2", 3)
+    assert play.world.change.left == ("rank 1 on h1: failed: disk full",)
+
+
+def test_exit_0_in_the_middle_is_a_failure_with_a_name():
+    play = training(2)
+    play.die("w2", 0)
+    play.ready("w1")
+    assert "exit code 0 in the middle" in play.world.change.left[0]
+
+
+def test_a_job_whose_workers_cannot_start_ends_with_their_failure():
+    play = Play(Limits(wanted=2, least=1, most=2))
+    for _ in range(2):
+        for worker in play.started[-2:]:
+            play.arrive(worker)
+            play.say(worker, Failed(blame="environment", problem="no GPU", exit_code=3))
+            play.die(worker, 3)
+        play.wait(1.5)
+    assert play.finish.exit_code == 3
+    assert "no GPU" in play.finish.problem
+
+
+def crash(play, step, code=-11):
+    """Let the first worker crash; the second stands at a step and gets a new neighbour."""
+    first, second = play.names[-1], play.names[0]
+    play.step(step, second)
+    play.die(first, code)
+    play.ready(second)
+    if play.state == "forming":
+        play.form()
+    if play.state == "training":
+        play.wait(50)
+        play.come(play.started[-1])
+        play.wait(1.1)
+        play.ready(second)
+        play.form()
+
+
+@pytest.mark.parametrize(("code", "ends"), [(-11, True), (1, True), (-9, False), (-15, False)])
+def test_three_crashes_at_one_step_end_the_job(code, ends):
+    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
+    for _ in range(3):
+        crash(play, 10, code)
+    assert (play.state == "ended") == ends
+    if ends:
+        assert play.finish.exit_code == 4
+        assert "crashed 3 times in a row at the same place after step 10" in play.finish.problem
+
+
+def test_crashes_at_different_steps_do_not_end_the_job():
+    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
+    for step in (10, 11, 12, 13):
+        crash(play, step)
+    assert play.state == "training"
+
+
+def test_the_reset_limit_counts_broken_worlds():
+    play = training(2, Limits(wanted=2, least=1, most=2, reset_limit=1, cooldown_seconds=(1, 2)))
+    crash(play, 10, -9)
+    assert play.state == "training"
+    play.die("w1")
+    assert play.finish.exit_code == 3
+    assert "--reset-limit allows 1" in play.finish.problem
+
+
+def test_a_worker_that_wants_out_leaves_at_a_boundary():
+    play = training(3)
+    play.say("w1", Leaving(why="SIGTERM"))
+    assert play.state == "training"
+    play.wait(2.1)
+    assert play.told("w2", ChangeWorld)
+    for worker in ("w1", "w2", "w3"):
+        play.ready(worker)
+    assert play.told("w1", Leave)
+    assert not play.told("w2", Leave)
+    assert play.state == "changing"  # it may still save
+    play.obey("w1")
+    assert play.names == ["w2", "w3"]
+    assert play.world.change.left == ("rank 0 on h1: SIGTERM",)
+    play.form()
+    play.wait(60)
+    assert len(play.started) == 3  # its slot may be about to go
+
+
+def test_a_worker_that_does_not_leave_in_time_is_ended():
+    play = training(2)
+    play.say("w1", Leaving(why="SIGTERM"))
+    play.wait(2.1)
+    play.ready("w1")
+    play.ready("w2")
+    play.wait(11)
+    assert "w1" in play.killed
+    play.die("w1")
+    assert play.names == ["w2"]
+
+
+def test_if_all_want_out_they_save_and_stop():
+    play = training(2)
+    play.say("w1", Leaving(why="SIGTERM"))
+    play.wait(1)
+    play.say("w2", Leaving(why="SIGTERM"))
+    play.wait(1.5)
+    assert play.state == "stopping"
+    play.done("w1", "w2", code=75)
+    assert play.finish.exit_code == 75
+
+
+def test_if_the_last_also_wants_out_during_the_change_they_save_and_stop():
+    play = training(2)
+    play.say("w1", Leaving(why="SIGTERM"))
+    play.wait(2.1)
+    play.say("w2", Leaving(why="SIGTERM"))
+    play.ready("w1")
+    play.ready("w2")
+    assert play.world.purpose == "stop"
+    assert play.world.size == 2
+
+
+def test_workers_on_a_host_that_is_gone_leave_in_order():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    play.discover(("h1", 2))
+    play.wait(2.1)
+    for worker in ("w1", "w2", "w3", "w4"):
+        play.ready(worker)
+    play.obey("w3", "w4")
+    assert play.names == ["w1", "w2"]
+    assert play.world.change.left[0] == "rank 2 on h2: h2, slot 0 is no longer among the hosts"
+    play.form()
+    play.discover(("h1", 2), ("h2", 2))
+    assert len(play.started) == 6  # it is back
+
+
+def test_a_host_that_comes_during_a_change_gets_workers_afterwards():
+    play = training(2, Limits(wanted=2, least=1, most=4), (("h1", 2),))
+    play.die("w2")
+    play.discover(("h1", 2), ("h2", 2))
+    assert [str(play.slot(worker)) for worker in play.started[2:]] == ["h2, slot 0", "h2, slot 1"]
+    play.ready("w1")
+    assert play.names == ["w1"]
+
+
+def test_a_host_that_goes_during_a_change_is_not_in_the_next_world():
+    play = training(3, hosts=(("h1", 2), ("h2", 1)))
+    play.die("w2")
+    play.discover(("h1", 2))
+    play.ready("w1")
+    play.ready("w3")
+    play.obey("w3")
+    assert play.names == ["w1"]
+
+
+def test_training_is_complete_when_all_say_so():
+    play = training(2, Limits(wanted=2, least=1, most=3))
+    play.arrive("w3")
+    play.done("w1")
+    assert play.state == "stopping"
+    play.done("w2")
+    assert play.finish.exit_code == 0
+    assert play.told("w3", End)[0].exit_code == 0
+
+
+def test_a_death_after_the_end_is_no_failure():
+    play = training(3)
+    play.say("w1", Done(exit_code=0))
+    play.die("w2")
+    play.ready("w3")
+    assert play.told("w3", End)[0].exit_code == 0
+    assert play.finish.exit_code == 0
+
+
+def test_who_does_not_end_after_the_end_holds_up_the_job_for_a_limited_time():
+    play = training(2)
+    play.done("w1")
+    play.wait(121)
+    assert play.finish.exit_code == 0
+
+
+def test_a_late_message_of_an_earlier_world_is_dropped():
+    play = training(3)
+    play.die("w3")
+    play.ready("w1")
+    play.ready("w2")
+    play.say("w1", Formed(generation=1))
+    play.say("w1", Synced(generation=1, place=Place(3)))
+    play.say("w1", FormFailed(generation=1, reason="late"))
+    assert play.state == "forming"
+
+
+def test_who_leaves_without_being_asked_breaks_the_world():
+    play = training(2)
+    play.say("w2", LeftWorld())
+    assert play.told("w1", Abort)
+    play.die("w2", 0)
+    play.ready("w1")
+    assert play.names == ["w1"]
+
+
+def test_a_silent_joiner_is_given_up():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.arrive("w2")
+    play.wait(121, silent=("w2",))
+    assert "w2" in play.killed
+    assert play.state == "training"
+
+
+def test_a_store_that_cannot_be_opened_ends_the_job():
+    play = training(1)
+    play.take(StoreFailed("no port"))
+    assert play.finish.exit_code == 3
+    assert "no port" in play.finish.problem
+
+
+def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():
+    play = training(2)
+    play.now += 500
+    play.take(Woke(500))
+    play.wait(2)
+    assert play.state == "training"
+    assert not play.killed
+
+
+def test_workers_of_one_host_are_neighbours_and_the_hosts_of_the_world_are_known():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    worlds = next(one for one in play.actions if isinstance(one, OpenWorld)).worlds
+    found = [(one.host, one.local_rank, one.local_size, one.cross_rank, one.cross_size) for one in worlds]
+    assert found == [("h1", 0, 2, 0, 2), ("h1", 1, 2, 0, 2), ("h2", 0, 2, 1, 2), ("h2", 1, 2, 1, 2)]
+    assert not worlds[0].one_host
+    assert training(2).world.one_host

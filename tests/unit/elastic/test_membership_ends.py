@@ -1,0 +1,100 @@
+"""How signals to the launcher end an elastic job, whatever it is at."""
+
+import signal
+
+from support.elastic_play import Play, training
+
+from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.events import Forward, Signalled
+from hvdtrain.elastic.messages import End, Stop
+
+TERM = Signalled(signal.SIGTERM)
+
+
+def test_a_signal_lets_all_save_and_stop():
+    play = training(2)
+    play.take(TERM)
+    assert play.told("w1", Stop)[0].signal == signal.SIGTERM
+    assert play.state == "stopping"
+    play.done("w1", "w2", code=75)
+    assert play.finish.exit_code == 75
+
+
+def test_the_signal_is_forwarded_after_the_grace_time():
+    play = training(2)
+    play.take(TERM)
+    play.wait(29)
+    assert not any(isinstance(one, Forward) for one in play.actions)
+    play.wait(2)
+    assert Forward("w2", signal.SIGTERM) in play.actions
+    play.wait(600)
+    assert play.finish.exit_code == 143
+    assert "did not stop within 600 s" in play.finish.problem
+
+
+def test_a_second_signal_ends_the_job():
+    play = training(2)
+    play.take(TERM)
+    play.take(Signalled(signal.SIGINT))
+    assert play.finish.exit_code == 130
+    assert play.told("w1", End)
+
+
+def test_a_signal_before_anything_was_trained_ends_the_job():
+    play = Play()
+    play.come("w1")
+    play.take(TERM)
+    assert play.finish.exit_code == 143
+
+
+def test_a_signal_while_workers_change_makes_the_next_world_one_that_stops():
+    play = training(2)
+    play.die("w2")
+    play.take(TERM)
+    play.wait(60)
+    assert len(play.started) == 2  # nobody is started for the end
+    play.ready("w1")
+    assert play.world.purpose == "stop"
+    play.form()
+    assert play.told("w1", Stop)
+    play.done("w1", code=75)
+    assert play.finish.exit_code == 75
+
+
+def test_a_signal_while_a_world_forms_stops_it_once_it_trains():
+    play = training(2)
+    play.die("w2")
+    play.ready("w1")
+    play.take(TERM)
+    assert not play.told("w1", Stop)
+    play.form()
+    assert play.told("w1", Stop)
+
+
+def test_a_signal_while_the_job_waits_saves_what_the_rest_has():
+    play = training(2, Limits(wanted=2, least=2, most=2))
+    play.die("w2")
+    play.ready("w1")
+    assert play.state == "waiting"
+    play.take(TERM)
+    assert (play.world.purpose, play.names) == ("stop", ["w1"])
+
+
+def test_a_signal_while_nobody_has_the_state_ends_the_job_with_the_checkpoint():
+    play = training(1)
+    play.die("w1")
+    play.take(TERM)
+    assert play.finish.exit_code == 75
+    assert "--resume" in play.finish.remedy
+
+
+def test_a_death_while_all_stop_is_one_more_round():
+    play = training(3)
+    play.take(TERM)
+    play.die("w1")
+    play.ready("w2")
+    play.ready("w3")
+    assert play.world.purpose == "stop"
+    play.form()
+    play.done("w2", "w3", code=75)
+    assert play.finish.exit_code == 75
