@@ -274,7 +274,8 @@ class Driver:
 
     def _kill_far(self, worker: str) -> None:
         if hello := self._hellos.get(worker):
-            self._cluster.kill_far(hello.host, hello.pid, hello.process_seconds)
+            host = self._slots[worker].host if worker in self._slots else hello.host
+            self._cluster.kill_far(host, hello.pid, hello.process_seconds)
 
     def _await_ends(self, seconds: float) -> None:
         """Wait until all workers have ended by themselves; a second signal ends the wait."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from hvdtrain.elastic import handshake
+from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
+from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
 from hvdtrain.watch.worker_connections import end_if_silent
 
@@ -40,16 +41,16 @@ class Link:
     is_proven: bool = False
     is_closed: bool = False
     is_unreachable: bool = False
-    handshake: handshake.DriverHandshake | None = None
+    handshake: DriverHandshake | None = None
     _incoming: bytearray = field(default_factory=bytearray)
     _outgoing: bytearray = field(default_factory=bytearray)
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines that have arrived; too long ones, and too many bytes without proof, end it."""
-        limit = MAX_LINE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES
+        limit = MAX_LINE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES
         try:
             for _ in range(_MAX_PIECES):
-                piece = self.connection.recv(_PIECE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES)
+                piece = self.connection.recv(_PIECE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES)
                 if not piece:
                     self.is_closed = True
                     break
@@ -65,7 +66,7 @@ class Link:
             line = bytes(self._incoming[:end])
             del self._incoming[: end + 1]
             yield line
-        if len(self._incoming) > (MAX_LINE_BYTES if self.is_proven else handshake.MAX_LINE_BYTES):
+        if len(self._incoming) > (MAX_LINE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES):
             self.is_closed = True
 
     def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
@@ -192,7 +193,7 @@ class Links:
                 self.close(strangers[0])
             connection.setblocking(False)
             link = Link(connection, time.monotonic() + HANDSHAKE_SECONDS)
-            link.handshake = handshake.DriverHandshake(self._key)
+            link.handshake = DriverHandshake(self._key)
             self._links[connection] = link
             self._selector.register(connection, selectors.EVENT_READ)
             link.send_bytes(link.handshake.opening)

@@ -31,6 +31,7 @@ from hvdtrain.elastic.messages import (
     AskValues,
     Beat,
     Done,
+    End,
     Failed,
     Formed,
     FormFailed,
@@ -52,7 +53,7 @@ from hvdtrain.errors import EXIT_ENVIRONMENT
 from hvdtrain.watch.heartbeat import read_state
 
 _NO_WORD = "ended without a message"
-_ENDS_SECONDS = 5.0  # for a worker that said that it fails
+_ENDS_SECONDS = 10.0  # for a worker that said that it fails
 _STACK_SECONDS = 1.0
 _POLL_SECONDS = 1.0
 
@@ -208,10 +209,9 @@ class Members:
             self._worlds.beat(worker, state, now)
 
     def _ready(self, worker: Worker, message: Ready, now: float) -> None:
-        is_late = message.generation > worker.generation or (
-            message.generation < worker.generation and worker.stage is not Stage.ENTERING
-        )
-        if is_late or worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+        if message.generation != worker.generation:
+            return  # it crossed with a newer world
+        if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
             return
         was_member = worker.stage in IN_WORLD
         worker.ready, worker.stage = message, Stage.READY
@@ -270,12 +270,18 @@ class Members:
         if worker.stage in (Stage.LOST, Stage.GOING):
             return
         worker.failure, worker.reason = message, f"failed: {message.problem}"
+        self._let_speak(worker, message)
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
             self._regrouping.finish(message.exit_code, told=message.problem, remedy=message.remedy)
         else:
             self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)
+
+    def _let_speak(self, worker: Worker, message: Failed) -> None:
+        """Let a worker that failed report it, and end."""
+        told = End(problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True)
+        self._actions.append(Send(worker.name, told))
 
     def _done(self, worker: Worker, message: Done, now: float) -> None:
         worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
