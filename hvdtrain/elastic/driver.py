@@ -249,7 +249,7 @@ class Driver:
         if (process := self._processes.get(worker)) and worker not in self._exited:
             process.kill()
         hello = self._hellos.get(worker)
-        if hello is None:
+        if hello is None or worker not in self._left():
             return
         order = KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
         for name, link in self._by_name.items():

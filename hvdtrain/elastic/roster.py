@@ -13,6 +13,7 @@ DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is
 
 _UNANSWERED_SECONDS = 5 * BEAT_SECONDS  # a worker that was silent for so long is sent no beats
 _CONFIRM_SECONDS = 3.0  # in which the end of a process that was killed is seen
+_EXIT_SECONDS = 0.2  # from the end of a connection to the exit code of its process
 _LEASE_MARGIN_SECONDS = 2.0
 _SLOT_SECONDS = 10.0  # after which the slot of a lost worker is free, whatever its launcher says
 
@@ -177,8 +178,13 @@ class Roster:
 
     def unsettled(self, now: float) -> list[Worker]:
         """Return the workers that were in a world, are to be in no other, and may still do something."""
-        leaving = self.at(Stage.LOST, Stage.GOING)
-        return [worker for worker in leaving if worker.generation and not worker.is_settled(now)]
+        leaving = [worker for worker in self.at(Stage.LOST, Stage.GOING) if worker.generation]
+        return [one for one in leaving if not one.is_settled(now) or self._is_unexplained(one, now)]
+
+    def _is_unexplained(self, worker: Worker, now: float) -> bool:
+        """Return whether the exit code, which says why a worker ended, is about to arrive."""
+        is_awaited = self._has_exits and worker.exit_code is None and not worker.is_out
+        return is_awaited and worker.stage is Stage.LOST and now < worker.since + _EXIT_SECONDS
 
     def taken_slots(self, now: float) -> Collection[Slot]:
         """Return the slots that have a worker, or one whose end is not sure."""
@@ -195,5 +201,5 @@ class Roster:
         """Return when something is due."""
         times = [one.end_by for one in self._workers.values()]
         for one in self.at(Stage.LOST):
-            times += [one.settled_by, one.settled_by + _SLOT_SECONDS]
+            times += [one.since + _EXIT_SECONDS, one.settled_by, one.settled_by + _SLOT_SECONDS]
         return times

@@ -138,7 +138,7 @@ class ToyJob:
         folder: for its files.
         limits: what it may have.
         hosts: its hosts.
-        steps: how many steps it trains.
+        steps: how many steps it trains, unless it finishes earlier.
         environ: of its workers.
     """
 
@@ -147,7 +147,7 @@ class ToyJob:
         folder: Path,
         limits: Limits,
         hosts: Sequence[tuple[str, int]],
-        steps: int = 100,
+        steps: int = 1_000_000,
         words: Sequence[str] = (),
         **environ: str,
     ) -> None:
@@ -187,6 +187,13 @@ class ToyJob:
         left = [name for name, one in self.cluster.processes.items() if one.process.poll() is None]
         assert not left, f"processes left: {left}"
         return self.outcome
+
+    def finish(self) -> Outcome:
+        """Let training be complete after the next step, and wait for the end."""
+        (self.folder / "finish").touch()
+        outcome = self.ended()
+        self.steps = self.step()
+        return outcome
 
     def state(self) -> dict:
         """Return what the driver says of its workers."""

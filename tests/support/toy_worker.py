@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ import psutil
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import (
     Abort,
+    AskValues,
     Beat,
     ChangeWorld,
     Done,
@@ -42,6 +44,7 @@ from hvdtrain.elastic.messages import (
     Retry,
     Stop,
     Synced,
+    Values,
     encode,
     from_driver,
 )
@@ -117,6 +120,7 @@ class Driven:
             for line in self._connection.makefile("rb"):
                 self._take(from_driver(line))
         finally:
+            traceback.print_exc()  # also if this end has a fault
             os._exit(3)  # the driver has ended, or given this worker up
 
     def _take(self, message: object) -> None:
@@ -137,7 +141,8 @@ class Driven:
                 case Stop(signal=number):
                     self.stop = number
                 case KillProcess(pid=pid):
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 case End(exit_code=code):
                     os._exit(code)
                 case Refuse():
@@ -145,6 +150,9 @@ class Driven:
                 case Leave():
                     self.send(LeftWorld())
                     os._exit(0)
+                case AskValues():
+                    values = {"digest": os.environ.get("TOY_DIGEST", "same")}
+                    self.send(Values(part=0, of=1, values=values))
                 case None:
                     raise AssertionError("not a message")
                 case DriverBeat() | _:
@@ -317,8 +325,9 @@ class Trainer:
             time.sleep(float(os.environ.get("TOY_STEP", "0.005")))
             if os.environ.get("TOY_CRASH") == str(self.step):
                 os.kill(os.getpid(), signal.SIGSEGV)
-            part = [sum(map(value_at, share)), len(share), driven.change, bool(driven.stop)]
-            added, count, change, stop = mesh.add([int(one) for one in part])
+            finish = world.rank == 0 and (self.folder / "finish").exists()
+            part = [sum(map(value_at, share)), len(share), driven.change, bool(driven.stop), finish]
+            added, count, change, stop, finish = mesh.add([int(one) for one in part])
             assert count == BATCH
             self.step, self.total = self.step + 1, self.total + added
             row = [self.step, added, world.generation]
@@ -328,8 +337,8 @@ class Trainer:
                     file.write(json.dumps(row) + "\n")
                 if self.step % 20 == 0:
                     self.save()
-            if stop:
-                return self.end(mesh, 75)
+            if stop or finish:
+                return self.end(mesh, 75 if stop else 0)
             if change:
                 return False
         return self.end(mesh, 0 if world.purpose == "train" else 75)

@@ -181,7 +181,7 @@ def test_a_lost_member_breaks_the_world_and_the_next_has_the_others(how):
 def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
     play = training(3)
     play.step(11, "w2", "w3")
-    play.take(Lost("w3"))
+    play.die("w3")
     play.ready("w1")
     play.ready("w2")
     assert play.names == ["w2", "w1"]
@@ -190,6 +190,15 @@ def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
     play.ready("w2")
     play.ready("w1")
     assert play.names == ["w1", "w2"]
+
+
+def test_the_exit_code_of_a_lost_worker_is_awaited_for_a_moment():
+    play = training(2)
+    play.take(Lost("w2"))
+    play.ready("w1")
+    assert play.state == "changing"
+    play.wait(0.25)
+    assert play.world.change.left == ("rank 1 on h1: ended without a message",)
 
 
 def test_a_dead_rank_0_is_followed_by_another():
@@ -309,7 +318,7 @@ def test_a_failure_while_the_next_world_forms():
     play.ready("w1")
     play.ready("w2")
     play.say("w1", Formed(generation=2))
-    actions = play.take(Lost("w2"))
+    actions = play.die("w2")
     assert CloseStore() in actions
     assert play.told("w1", Abort)[-1].generation == 2
     play.ready("w1")

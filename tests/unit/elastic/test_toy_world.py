@@ -1,7 +1,10 @@
 """Elastic jobs with the real driver and real processes that are really killed; only Horovod is not there."""
 
 import os
+import random
 import signal
+import time
+from contextlib import suppress
 
 import pytest
 from support.elastic import ToyJob
@@ -29,7 +32,7 @@ def kill(job, rank, number=signal.SIGKILL):
 
 
 def test_an_undisturbed_job(tmp_path):
-    with ToyJob(tmp_path, limits(3), [("h1", 2), ("h2", 1)]) as job:
+    with ToyJob(tmp_path, limits(3), [("h1", 2), ("h2", 1)], 50) as job:
         assert job.ended() == (0, "", "")
     assert_whole(job)
     assert job.cluster.said == ["training with 3 workers (world 1)"]
@@ -38,11 +41,125 @@ def test_an_undisturbed_job(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, rank):
-    with ToyJob(tmp_path, limits(3), [("h1", 3)], 400) as job:
+    with ToyJob(tmp_path, limits(3), [("h1", 3)]) as job:
         job.trains(3, 10)
         kill(job, rank)
         job.until(lambda job: job.state()["generation"] > 1)
         job.trains(3)
-        assert job.ended().exit_code == 0
+        assert job.finish().exit_code == 0
     assert_whole(job)
-    assert any(f"left: rank {rank} on h1: killed (SIGKILL)" in text for text in job.cluster.said)
+    assert any(f"left: rank {rank} on h1: killed (SIGKILL)" in text for text in job.cluster.said), (
+        job.cluster.said
+    )
+
+
+def test_a_frozen_worker_is_killed_before_the_next_world(tmp_path):
+    with ToyJob(tmp_path, limits(2), [("h1", 2)], TOY_STALL="2") as job:
+        job.trains(2, 10)
+        frozen = kill(job, 0, signal.SIGSTOP)
+        job.until(lambda job: job.state()["generation"] > 1)
+        assert frozen["worker"] not in [one["worker"] for one in job.members()]
+        assert job.cluster.processes[frozen["worker"]].process.wait(10) == -signal.SIGKILL
+        assert job.finish().exit_code == 0
+    assert_whole(job)
+    assert any("left: rank 0 on h1: does not answer" in text for text in job.cluster.said), job.cluster.said
+
+
+def test_workers_come_and_go_with_their_hosts(tmp_path):
+    with ToyJob(tmp_path, limits(2, most=4), [("h1", 2)], TOY_STALL="20") as job:
+        job.trains(2, 10)
+        job.cluster.now_hosts = [("h1", 2), ("h2", 2)]
+        job.trains(4)
+        job.cluster.now_hosts = [("h2", 1)]
+        job.trains(1)
+        job.cluster.now_hosts = [("h1", 2), ("h2", 1)]
+        job.trains(3)
+        assert job.finish().exit_code == 0
+    assert_whole(job)
+    codes = {name: one.process.poll() for name, one in job.cluster.processes.items()}
+    assert set(codes.values()) == {0}, (codes, job.cluster.said)
+
+
+def test_sigterm_to_one_worker_lets_it_leave_and_the_others_go_on(tmp_path):
+    with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
+        job.trains(2, 10)
+        gone = kill(job, 0, signal.SIGTERM)
+        job.trains(1)
+        assert job.cluster.processes[gone["worker"]].process.wait(10) == 0
+        assert job.finish().exit_code == 0
+    assert_whole(job)
+    assert any("left: rank 0 on h1: SIGTERM" in text for text in job.cluster.said), job.cluster.said
+
+
+def test_sigterm_to_the_launcher_lets_all_save_and_the_job_can_be_continued(tmp_path):
+    with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
+        job.trains(2, 10)
+        job.driver.signal(signal.SIGTERM)
+        assert job.ended() == (75, "", "")
+    assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
+
+
+def test_below_the_least_the_rest_saves_and_ends(tmp_path):
+    with ToyJob(tmp_path, limits(2, least=2, elastic_timeout=1), [("h1", 1), ("h2", 1)]) as job:
+        job.trains(2, 10)
+        job.cluster.now_hosts = [("h1", 1)]
+        assert job.ended().exit_code == 75
+    assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
+    assert any("waiting for workers: 1 of at least 2" in text for text in job.cluster.said), job.cluster.said
+
+
+def test_a_worker_that_crashes_at_one_step_again_and_again_ends_the_job(tmp_path):
+    with ToyJob(tmp_path, limits(2, least=2), [("h1", 2)], 100, TOY_CRASH="30") as job:
+        outcome = job.ended()
+    assert outcome.exit_code == 4
+    assert "crashed 3 times in a row at the same place" in outcome.problem
+
+
+@pytest.mark.parametrize(("blame", "code"), [("code", 4), ("environment", 4)])
+def test_workers_that_fail_at_once_end_the_job(tmp_path, blame, code):
+    with ToyJob(tmp_path, limits(2), [("h1", 2)], 100, TOY_FAIL=blame) as job:
+        outcome = job.ended()
+    assert outcome.exit_code == code
+    assert ("the toy fails" in outcome.problem) == (blame == "environment")
+    assert len(job.cluster.processes) == 2 if blame == "code" else 4
+
+
+def test_a_joiner_that_differs_or_never_comes_up_pauses_nobody(tmp_path):
+    with ToyJob(tmp_path, limits(1, most=3), [("h1", 1)]) as job:
+        job.trains(1, 10)
+        job.cluster.environ_of = lambda worker, slot: (
+            {"TOY_BUILD": "60"} if slot.host == "h2" else {"TOY_DIGEST": "other"}
+        )
+        job.cluster.now_hosts = [("h1", 1), ("h2", 1), ("h3", 1)]
+        job.until(lambda job: "was refused: the workers disagree" in " ".join(job.cluster.said))
+        assert job.finish().exit_code == 0
+    assert_whole(job)
+    assert {row[2] for row in job.rows()} == {1}
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_chaos(tmp_path, seed):
+    """Kills, freezes, leaves, and hosts that come and go, many a second; nothing is lost, nobody is left."""
+    chance = random.Random(seed)
+    seconds = float(os.environ.get("HVDTRAIN_CHAOS_SECONDS", "12"))
+    environ = {"TOY_STALL": "2", "TOY_STEP": "0.002", "TOY_BEAT": "0.2"}
+    with ToyJob(tmp_path, limits(3, most=4), [("h1", 2), ("h2", 2)], **environ) as job:
+        until, done = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            time.sleep(chance.uniform(0, 0.8))
+            if chance.random() < 0.2:
+                job.cluster.now_hosts = [("h1", chance.randint(1, 2)), ("h2", chance.randint(0, 2))]
+                continue
+            members = job.members("training", "syncing", "entering", "ready", "building", "going")
+            if members:
+                done += 1
+                may_leave = len(job.members("training")) > 1  # if all leave, the job stops
+                kinds = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM][: 3 if may_leave else 2]
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(members)["pid"], chance.choices(kinds, [8, 1, 1][: len(kinds)])[0])
+        job.cluster.now_hosts = [("h1", 2), ("h2", 2)]
+        job.until(lambda job: len(job.members()) >= 3, 40)
+        assert job.finish().exit_code == 0
+    assert job.steps > 100
+    assert done > seconds / 2
+    assert_whole(job)
