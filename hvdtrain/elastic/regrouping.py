@@ -161,6 +161,8 @@ class Regrouping:
                 self._dismiss(worker, now)
         room = self._limits.most - (len(members) - len(leaving))
         joining = self._roster.at(Stage.READY)[: max(0, room)]
+        if len(leaving) == len(members) and not joining and self._awaits_heirs(leaving):
+            return  # they train until somebody can take their state
         if self._purpose != "train" or not (leaving or joining):
             self._change_by = _FOREVER
             return
@@ -169,7 +171,7 @@ class Regrouping:
         if now < self._change_by:
             return
         self._change_by = _FOREVER
-        if len(leaving) == len(members):
+        if len(leaving) == len(members) and not joining:
             self._do(Say(f"all workers are to leave ({leaving[0].wants_out}): they save and stop"))
             self._purpose, self._signal = "stop", signal.SIGTERM
             self._send_stop(now)
@@ -186,18 +188,34 @@ class Regrouping:
         if self._worlds.state is State.STARTING and not self._may_start(ready, now):
             return None
         staying = [worker for worker in ready if not worker.wants_out]
-        if self._purpose == "train" and self._worlds.state is not State.STARTING and ready and not staying:
-            self._purpose, staying = "stop", ready
-        if self._purpose == "train":
-            if leaving := [worker for worker in ready if worker.wants_out]:
-                for worker in leaving:
-                    self._dismiss(worker, now)
-                return self._regroup(now)
-            if len(staying) < self._limits.least:
-                return self._wait(len(staying), now)
-            if not self._agree(staying, now):
-                return None
-        return self._open(staying if self._purpose == "train" else ready, now)
+        if ready and not staying and self._worlds.state is not State.STARTING:
+            if self._awaits_heirs(ready):
+                staying = ready
+            elif self._purpose == "train":
+                self._purpose = "stop"
+        if self._purpose != "train":
+            return self._open(ready, now)
+        staying += self._heritage(ready, staying)
+        if leaving := [worker for worker in ready if worker not in staying]:
+            for worker in leaving:
+                self._dismiss(worker, now)
+            return self._regroup(now)
+        if len(staying) < self._limits.least:
+            return self._wait(len(staying), now)
+        return self._open(staying, now) if self._agree(staying, now) else None
+
+    def _awaits_heirs(self, leaving: list[Worker]) -> bool:
+        """Return whether all workers are to leave, but others are about to come in other slots."""
+        heirs = self._roster.at(Stage.STARTED, Stage.BUILDING)
+        return all(one.is_removed for one in leaving) and bool(heirs)
+
+    def _heritage(self, ready: list[Worker], staying: list[Worker]) -> list[Worker]:
+        """Return the worker that is to leave, if nobody else has the state: it hands it over in a world."""
+        leaving = [one for one in ready if one.wants_out and self._candidate(one).is_valid]
+        if not staying or not leaving or any(self._candidate(one).is_valid for one in staying):
+            return []
+        root = arrange([self._candidate(one) for one in leaving], self._limits.most)[0]
+        return [one for one in leaving if one.name == root.worker]
 
     def _open(self, workers: list[Worker], now: float) -> None:
         arranged = (

@@ -51,6 +51,7 @@ class Worker:
         generation: the last world that it was told to enter; 0 if none.
         rank: its rank in that world.
         wants_out: why it is to leave the job; empty if it stays.
+        is_removed: whether it is to leave because its slot is no longer there.
         reason: why it ended or was ended, in words.
         failure: what it said when it failed.
         exit_code: that of its process; None while it runs, as far as is known.
@@ -74,6 +75,7 @@ class Worker:
     generation: int = 0
     rank: int = 0
     wants_out: str = ""
+    is_removed: bool = False
     reason: str = ""
     failure: Failed | None = None
     exit_code: int | None = None

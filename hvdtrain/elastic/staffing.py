@@ -45,7 +45,7 @@ class Staffing:
                 continue
             reason = f"{worker.slot} is no longer among the hosts"
             if worker.stage in (*IN_WORLD, Stage.READY):
-                worker.wants_out = reason
+                worker.wants_out, worker.is_removed = reason, True
             else:
                 self._roster.lose(worker, reason, now)
                 self._do(Kill(worker.name))

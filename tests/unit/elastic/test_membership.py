@@ -720,3 +720,39 @@ def test_workers_of_one_host_are_neighbours_and_the_hosts_of_the_world_are_known
     assert found == [("h1", 0, 2, 0, 2), ("h1", 1, 2, 0, 2), ("h2", 0, 2, 1, 2), ("h2", 1, 2, 1, 2)]
     assert not worlds[0].one_host
     assert training(2).world.one_host
+
+
+def test_if_all_hosts_are_replaced_the_state_is_handed_over():
+    play = training(2, Limits(wanted=2, least=1, most=2), (("h1", 2),))
+    play.discover(("h2", 2))
+    play.wait(30)
+    assert play.state == "training"  # until somebody can take over
+    play.come("w3", "w4")
+    play.wait(2.1)
+    play.ready("w1")
+    play.ready("w2")
+    play.obey("w2")
+    assert play.names == ["w1", "w3"]  # no more than the most
+    assert play.world.source == "root"
+    play.form()
+    play.wait(2.1)
+    play.ready("w1")
+    play.ready("w3")
+    play.obey("w1")
+    assert play.names == ["w3", "w4"]
+
+
+def test_who_is_to_leave_stays_for_one_world_if_nobody_else_has_the_state():
+    play = training(2)
+    play.say("w1", Leaving(why="SIGTERM"))
+    play.die("w2")
+    play.wait(1.5)
+    play.come("w3")
+    play.ready("w1")
+    assert play.names == ["w1", "w3"]
+    play.form()
+    play.wait(2.1)
+    play.ready("w1")
+    play.ready("w3")
+    play.obey("w1")
+    assert play.names == ["w3"]
