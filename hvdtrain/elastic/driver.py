@@ -103,6 +103,11 @@ class Driver:
         self._finish: Finish | None = None
         self._state_file = StateFile.named_by(environ)
 
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """Where the driver listens."""
+        return self._cluster.addresses
+
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
         self._events.append(Signalled(number))

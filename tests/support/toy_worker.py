@@ -307,7 +307,9 @@ class Trainer:
         rows = [row for row in rows if row[0] <= self.step]
         known = {row[0] for row in rows}
         rows += [row for row in self.recent if row[0] not in known and row[0] <= self.step]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new = path.with_name("log.new")
+        new.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new.replace(path)
 
     def train(self, mesh: Mesh) -> bool:
         world, driven = mesh.world, self.driven

@@ -41,15 +41,19 @@ class Simulated:
 class Jobs(RuleBasedStateMachine):
     """Workers that follow the protocol, and die, freeze and leave whenever they like."""
 
-    @initialize(wanted=st.integers(1, 3), least=st.integers(1, 2), more=st.integers(0, 2))
-    def begin(self, wanted, least, more):
+    @initialize(
+        wanted=st.integers(1, 3), least=st.integers(1, 2), more=st.integers(0, 2), begun=st.booleans()
+    )
+    def begin(self, wanted, least, more, begun):
         limits = Limits(
             wanted, min(wanted, least), wanted + more, elastic_timeout=100, cooldown_seconds=(1, 4)
         )
         self.play = Play(limits, (("h1", 2), ("h2", 2)))
         self.workers, self.limits = {}, limits
-        self.seen, self.store_open, self.furthest = 0, False, 0
+        self.seen, self.store_open = 0, False
         self.follow()
+        if begun:
+            self.goes_well()
 
     def follow(self):
         """Let the workers take what was sent to them."""
@@ -278,16 +282,23 @@ class Jobs(RuleBasedStateMachine):
             return
         self.play.take(Signalled(signal.SIGTERM))
         self.follow()
-        for _ in range(900):
+        for _ in range(1000):
             if self.play.state == "ended":
                 break
             self.time_passes(1.0)
-            for name in [name for name, one in self.workers.items() if one.stage in ("building", "between")]:
-                if name in self.workers and not self.workers[name].is_frozen:
-                    self.ready(name)
-        assert self.play.state == "ended"
+            self.goes_well()
+            for number in range(4):
+                if self.play.state == "changing":
+                    self.leaves_its_world(number)
+            training = [name for name, one in self.workers.items() if one.stage == "training"]
+            if self.play.state == "stopping" and not any(self.workers[one].is_frozen for one in training):
+                for name in training:
+                    self.play.say(name, Done(exit_code=75))
+                    self.gone(name, 75)
+                self.follow()
+        assert self.play.state == "ended", (self.play.state, self.play.members.snapshot())
         assert sum(isinstance(one, Finish) for one in self.play.actions) == 1
 
 
 TestJobs = Jobs.TestCase
-TestJobs.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestJobs.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)

@@ -144,6 +144,7 @@ def test_chaos(tmp_path, seed):
     seconds = float(os.environ.get("HVDTRAIN_CHAOS_SECONDS", "12"))
     environ = {"TOY_STALL": "2", "TOY_STEP": "0.002", "TOY_BEAT": "0.2"}
     with ToyJob(tmp_path, limits(3, most=4), [("h1", 2), ("h2", 2)], **environ) as job:
+        job.trains(3)
         until, done = time.monotonic() + seconds, 0
         while time.monotonic() < until:
             time.sleep(chance.uniform(0, 0.8))

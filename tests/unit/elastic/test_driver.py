@@ -1,0 +1,187 @@
+"""The driver's loop with fake workers on sockets: who is let in, who disturbs nobody, how all are ended."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from support.elastic import ToyJob
+
+from hvdtrain.elastic import links
+from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.messages import Beat, Hello, Ready, Refuse, Welcome, encode, from_driver
+from hvdtrain.elastic.world import Place
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+ONE = Limits(1, 1, 1)
+
+
+class FakeWorker:
+    """A worker that is this thread."""
+
+    def __init__(self, job: ToyJob, name: str = "w1", key: str | None = None) -> None:
+        self.connection = socket.create_connection(job.driver.addresses[0], 5)
+        prove_to_driver(self.connection, job.key if key is None else key, name)
+        self.connection.settimeout(10)
+        self._file = self.connection.makefile("rb")
+
+    def hello(self):
+        self.send(Hello(host="h1", machine="m", pid=0, process_seconds=1.0, slot=0))
+        return self.receive()
+
+    def send(self, message) -> None:
+        self.connection.sendall(encode(message))
+
+    def receive(self, kind=object):
+        while True:
+            line = self._file.readline()
+            if not line:
+                return None
+            message = from_driver(line)
+            if isinstance(message, kind):
+                return message
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job whose one worker's process sleeps; the test speaks for it."""
+    with ToyJob(tmp_path, ONE, [("h1", 1)], words=SLEEP) as job:
+        job.until(lambda job: job.cluster.processes)
+        yield job
+
+
+def is_welcome(worker) -> bool:
+    return isinstance(worker.hello(), Welcome)
+
+
+def test_a_worker_is_welcome_once(job):
+    first = FakeWorker(job)
+    welcome = first.hello()
+    assert (welcome.worker, welcome.slot, welcome.slots_on_host, welcome.most) == ("w1", 0, 1, 1)
+    assert isinstance(FakeWorker(job).hello(), Refuse)  # its name is taken
+    assert isinstance(FakeWorker(job, "w99").hello(), Refuse)
+    assert isinstance(FakeWorker(job, "").hello(), Refuse)
+    first.send(Ready(generation=0, place=Place(), valid=False, digest="d", stall_timeout=5))
+    assert job.state()["members"][0]["worker"] == "w1"
+
+
+def test_who_does_not_know_the_key_is_not_let_in(job):
+    with pytest.raises(OSError):  # noqa: PT011
+        FakeWorker(job, key="another")
+    assert is_welcome(FakeWorker(job))
+
+
+def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
+    monkeypatch.setattr(links, "_MAX_STRANGERS", 20)
+    address = job.driver.addresses[0]
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(60)]
+        began = time.monotonic()
+        assert is_welcome(FakeWorker(job))
+        assert time.monotonic() - began < 2
+        strangers[0].settimeout(5)
+        while strangers[0].recv(4096):
+            pass  # the oldest were closed
+
+
+def test_a_stranger_that_says_nothing_is_closed(job, monkeypatch):
+    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
+    with socket.create_connection(job.driver.addresses[0], 5) as stranger:
+        while stranger.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize(
+    "sent", [b"x" * 100_000, b"\n" * 50, b'{"kind": "hello"}\n', b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_what_is_no_handshake_ends_the_connection(job, sent):
+    with socket.create_connection(job.driver.addresses[0], 5) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(sent)
+        while stranger.recv(4096):
+            pass
+    assert is_welcome(FakeWorker(job))
+
+
+def test_who_proves_the_key_and_speaks_before_hello_is_dropped(job):
+    worker = FakeWorker(job)
+    worker.send(Beat(state=[]))
+    assert worker.receive() is None
+    assert is_welcome(FakeWorker(job))
+
+
+def test_a_line_without_end_and_a_flood_end_or_disturb_nobody(job):
+    flooder = FakeWorker(job)
+    assert is_welcome(flooder)
+    with contextlib.suppress(OSError):
+        for _ in range(2000):
+            flooder.send(Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
+        flooder.connection.sendall(b"x" * (1 << 19))
+        while flooder.receive():
+            pass
+    job.until(lambda job: len(job.cluster.processes) == 2)  # it was lost, and another one started
+
+
+def test_a_worker_that_reads_nothing_disturbs_nobody(job):
+    worker = FakeWorker(job)
+    assert is_welcome(worker)
+    time.sleep(2.2)  # beats are sent, and not read
+    assert [one["stage"] for one in job.state()["members"]] == ["building"]
+
+
+def test_a_worker_hears_the_driver(job):
+    worker = FakeWorker(job)
+    assert is_welcome(worker)
+    assert worker.receive().kind == "driver_beat"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_happens_all_workers_are_ended(job):
+    process = job.cluster.processes["w1"].process
+    job.cluster.hosts = lambda: 1 / 0
+    job._thread.join(20)
+    assert not job._thread.is_alive()
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_a_worker_that_cannot_be_started_is_reported(tmp_path):
+    with ToyJob(tmp_path, ONE, [("h1", 1)], words=["/no/such/command"]) as job:
+        outcome = job.ended()
+    assert outcome.exit_code == 3
+    assert "cannot start a worker on h1, slot 0" in job.cluster.said[0]
+
+
+def test_a_command_that_ends_at_once_ends_the_job_with_a_hint(tmp_path):
+    with ToyJob(tmp_path, ONE, [("h1", 1)], words=["false"]) as job:
+        outcome = job.ended()
+    assert outcome.exit_code == 3
+    assert "ended with exit code 1" in outcome.problem
+    assert "hvd.elastic" in outcome.remedy
+
+
+def test_workers_that_do_not_end_are_killed_at_the_end(tmp_path):
+    with ToyJob(tmp_path, ONE, [("h1", 1)], words=SLEEP) as job:
+        job.until(lambda job: job.cluster.processes)
+        job.driver.signal(signal.SIGTERM)
+        job.driver.signal(signal.SIGTERM)
+        assert job.ended(20).exit_code == 143
+
+
+def test_the_state_file_names_the_workers(job):
+    worker = FakeWorker(job)
+    worker.send(Hello(host="h1", machine="m", pid=os.getpid(), process_seconds=0.0))
+    job.until(lambda job: job.members("building"))
+    assert job.members("building") == [
+        {
+            "worker": "w1",
+            "host": "h1",
+            "slot": 0,
+            "pid": os.getpid(),
+            "stage": "building",
+            "generation": 0,
+            "rank": None,
+        }
+    ]
