@@ -250,7 +250,7 @@ class Driver:
     # the ends of workers
 
     def _kill(self, worker: str) -> None:
-        """Kill a worker: through its launcher, by another worker of its host, and then from afar."""
+        """Kill a worker: through its launcher, by the other workers of its host, and then from afar."""
         if (process := self._processes.get(worker)) and worker not in self._exited:
             process.kill()
         hello = self._hellos.get(worker)
@@ -261,7 +261,6 @@ class Driver:
             other = self._hellos[name]
             if name != worker and (other.host, other.machine) == (hello.host, hello.machine):
                 link.send(order)
-                break
         self._far.setdefault(worker, time.monotonic() + _FAR_SECONDS)
 
     def _look_far(self, now: float) -> None:

@@ -53,6 +53,7 @@ class Regrouping:
         self._purpose: Purpose = "train"
         self._signal = 0
         self._exit_code: int | None = None
+        self._why_saved = ""  # if the job ends for a lack of workers
         self._comparison: Comparison | None = None
 
     @property
@@ -70,7 +71,7 @@ class Regrouping:
         state = self._worlds.state
         if self.is_complete:
             if not self._worlds.members or now >= self._complete_by:
-                self.finish(self._exit_code or 0)
+                self.finish(self._exit_code or 0, self._why_saved, _RESUME if self._why_saved else "")
             return
         if self._has_failed_for_good(now):
             return
@@ -226,7 +227,7 @@ class Regrouping:
             return self.finish(
                 EXIT_STOPPED,
                 "no worker with the state of the training is left: nothing could be saved",
-                "Continue from the newest checkpoint with --resume.",
+                _RESUME,
             )
         self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
         self._worlds.open(arranged, source, self._purpose, now)
@@ -289,7 +290,7 @@ class Regrouping:
                 reason = f"; {last} {last.reason}" if last else ""
                 return self.finish(EXIT_ENVIRONMENT, f"{text}: {have} of them came{reason}", _START_REMEDY)
             self._do(Say(f"{text}: the job saves and stops"))
-            self._purpose = "save"
+            self._purpose, self._why_saved = "save", f"{text}: the state is saved"
             return self._regroup(now)
         if now >= self._say_at:
             left = self._wait_until - now
@@ -341,7 +342,7 @@ class Regrouping:
             self.finish(
                 EXIT_ENVIRONMENT,
                 f"workers were lost {worlds.broken} times; --reset-limit allows {self._limits.reset_limit}",
-                "Continue from the newest checkpoint with --resume.",
+                _RESUME,
             )
         elif worlds.same_failures >= MAX_SAME_FAILURES:
             self.finish(
@@ -380,6 +381,7 @@ class Regrouping:
         self._do(Finish(exit_code, problem, remedy if problem else ""))
 
 
+_RESUME = "Continue from the newest checkpoint with --resume."
 _START_REMEDY = (
     "Look at the output of the workers. A script that uses hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
 )

@@ -11,7 +11,7 @@ from hvdtrain.elastic.ranks import Candidate, describe_worlds
 from hvdtrain.elastic.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.world import Change, Place, Purpose, Source
 from hvdtrain.watch.heartbeat import WorkerState
-from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, Stalled
+from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 
 FORM_SECONDS = 20.0
 SYNC_SECONDS = 60.0  # and at least the stall timeout
@@ -168,23 +168,24 @@ class Worlds:
             return self._late(now)
         if self.state is State.CHANGING and self._left_since < float("inf"):
             return self._unanswering(now)
-        if self.state not in (State.TRAINING, State.STOPPING, State.CHANGING) or self._liveness is None:
-            return []
-        is_alone = len(self.members) < 2
-        event = self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
+        event = self._noticed(now)
         if event is None:
             return []
         if not event.ranks:
             self.break_up(event.problem, now)
             self.stalled = event.problem
             return []
-        assert isinstance(event, Silent | Stalled)
-        what = "does not answer" if isinstance(event, Silent) else "makes no progress"
-        return [
-            (worker, f"{what}: {_without_name(event.problem, worker)}")
-            for worker in self.members
-            if worker.rank in event.ranks
-        ]
+        blamed = [worker for worker in self.members if worker.rank in event.ranks]
+        if isinstance(event, Silent):
+            return [(worker, _describe_silence(worker, now)) for worker in blamed]
+        return [(worker, f"makes no progress: {event.problem}") for worker in blamed]
+
+    def _noticed(self, now: float) -> WatchEvent | None:
+        """Return who does not answer, or makes no progress, in a world that trains."""
+        if self.state not in (State.TRAINING, State.STOPPING, State.CHANGING) or self._liveness is None:
+            return None
+        is_alone = len(self.members) < 2
+        return self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
 
     def _late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the silent workers of a world that does not come up in time; the others try again."""
@@ -223,5 +224,6 @@ class Worlds:
         )
 
 
-def _without_name(problem: str, worker: Worker) -> str:
-    return problem.removeprefix(f"{worker.member()} ")
+def _describe_silence(worker: Worker, now: float) -> str:
+    last = f"; last it was {worker.state}" if worker.state else ""
+    return f"has not answered for {now - worker.heard:.0f} s: stopped or starved{last}"

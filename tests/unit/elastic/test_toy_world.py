@@ -62,7 +62,9 @@ def test_a_frozen_worker_is_killed_before_the_next_world(tmp_path):
         assert job.cluster.processes[frozen["worker"]].process.wait(10) == -signal.SIGKILL
         assert job.finish().exit_code == 0
     assert_whole(job)
-    assert any("left: rank 0 on h1: does not answer" in text for text in job.cluster.said), job.cluster.said
+    assert any("left: rank 0 on h1: has not answered for" in text for text in job.cluster.said), (
+        job.cluster.said
+    )
 
 
 def test_workers_come_and_go_with_their_hosts(tmp_path):
@@ -103,7 +105,9 @@ def test_below_the_least_the_rest_saves_and_ends(tmp_path):
     with ToyJob(tmp_path, limits(2, least=2, elastic_timeout=1), [("h1", 1), ("h2", 1)]) as job:
         job.trains(2, 10)
         job.cluster.now_hosts = [("h1", 1)]
-        assert job.ended().exit_code == 75
+        outcome = job.ended()
+    assert outcome.exit_code == 75
+    assert outcome.problem == "fewer than 2 workers for 1 s: the state is saved"
     assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
     assert any("waiting for workers: 1 of at least 2" in text for text in job.cluster.said), job.cluster.said
 
@@ -141,7 +145,7 @@ def test_a_joiner_that_differs_or_never_comes_up_pauses_nobody(tmp_path):
 def test_chaos(tmp_path, seed):
     """Kills, freezes, leaves, and hosts that come and go, many a second; nothing is lost, nobody is left."""
     chance = random.Random(seed)
-    seconds = float(os.environ.get("HVDTRAIN_CHAOS_SECONDS", "12"))
+    seconds = float(os.environ.get("HVDTRAIN_CHAOS_SECONDS", "8"))
     environ = {"TOY_STALL": "2", "TOY_STEP": "0.002", "TOY_BEAT": "0.2"}
     with ToyJob(tmp_path, limits(3, most=4), [("h1", 2), ("h2", 2)], **environ) as job:
         job.trains(3)
@@ -165,5 +169,5 @@ def test_chaos(tmp_path, seed):
         job.until(lambda job: len(job.members()) >= 3, 40)
         assert job.finish().exit_code == 0
     assert job.steps > 100
-    assert done > seconds / 2
+    assert done > seconds / 4
     assert_whole(job)
