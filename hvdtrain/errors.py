@@ -14,6 +14,7 @@
     │   ├── AgreementError                workers whose configs, versions or data differ
     │   ├── PeerLostError                 the connection to another worker was lost
     │   ├── RefusedError                  an elastic job does not take this worker
+    │   ├── DiscoveryError                the hosts of an elastic job cannot be found out
     │   ├── ExchangeError                 an object that cannot travel between workers, or none that arrived
     │   └── SaveError                     a checkpoint cannot be written
     ├── JobEnded                      3   the driver of an elastic job ended it, or with another code
@@ -118,6 +119,10 @@ class PeerLostError(EnvironmentFault):
 
 class RefusedError(EnvironmentFault):
     """An elastic job does not take this worker, which differs from its workers or is in no slot."""
+
+
+class DiscoveryError(EnvironmentFault):
+    """The hosts of an elastic job cannot be found out: its discovery script fails, or what it prints is no host."""
 
 
 class ExchangeError(EnvironmentFault):

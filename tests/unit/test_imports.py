@@ -17,10 +17,12 @@ import hvdtrain
 
 PACKAGE = Path(hvdtrain.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision", "jax"}
-# The folders that may import a framework at the top of a file, and what they may import of it
-BACKENDS = {
+# The parts that may import a framework or Horovod at the top of a file, and what they may import of it
+OWNERS = {
     "hvdtrain.backends.torch": ("torch", "horovod.torch"),
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
+    "hvdtrain.elastic.processes": ("horovod.runner",),
+    "hvdtrain.elastic.store": ("horovod.runner",),
 }
 
 
@@ -58,9 +60,9 @@ def is_in(name: str, package: str) -> bool:
     return f"{name}.".startswith(f"{package}.")
 
 
-def backend_of(module: str) -> str | None:
-    """Return the backend that a module belongs to."""
-    return next((package for package in BACKENDS if is_in(module, package)), None)
+def owner_of(module: str) -> str | None:
+    """Return the part with a framework or Horovod that a module belongs to."""
+    return next((package for package in OWNERS if is_in(module, package)), None)
 
 
 def frameworks(module: str, top_only: bool = False) -> set[str]:
@@ -79,7 +81,7 @@ def internal(module: str) -> set[str]:
 
 
 def test_frameworks_are_imported_in_functions_outside_of_the_backends():
-    found = {module: frameworks(module, top_only=True) for module in MODULES if not backend_of(module)}
+    found = {module: frameworks(module, top_only=True) for module in MODULES if not owner_of(module)}
     assert {module: names for module, names in found.items() if names} == {}
 
 
@@ -90,14 +92,12 @@ def test_no_other_framework_is_imported_anywhere():
     }
 
 
-def test_a_backend_imports_its_own_part_of_horovod():
+def test_each_imports_its_own_part_of_horovod():
     """Contracts know of other packages no more than the first word: horovod, not horovod.torch."""
     foreign = {
-        module: {
-            name for name in frameworks(module) if not any(is_in(name, own) for own in BACKENDS[backend])
-        }
+        module: {name for name in frameworks(module) if not any(is_in(name, own) for own in OWNERS[owner])}
         for module in MODULES
-        if (backend := backend_of(module))
+        if (owner := owner_of(module))
     }
     assert {module: names for module, names in foreign.items() if names} == {}
 

@@ -1,0 +1,296 @@
+"""Which hosts an elastic job may use now: a fixed list, or what a discovery script prints."""
+
+import ipaddress
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from hvdtrain.elastic.cluster import HostSlots
+from hvdtrain.errors import DiscoveryError
+from hvdtrain.printable import printable
+
+RUN_SECONDS = 10.0
+EVERY_SECONDS = 1.0
+_MAX_OUTPUT_BYTES = 1 << 20
+_MAX_ERROR_BYTES = 1 << 12
+_MAX_SLOTS = 4096
+_LEFTOVER_SECONDS = 0.5  # for output that processes which the script left behind may still write
+_NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
+_SLOTS_WORD = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
+
+
+class Discovery(Protocol):
+    """Where the hosts of a job are known from."""
+
+    def find(self) -> list[HostSlots]:
+        """Return the hosts that there are now, in a fixed order.
+
+        Raises:
+            DiscoveryError: If they cannot be found out.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ParsedHosts:
+    """The hosts that a text names.
+
+    Attributes:
+        hosts: in the order of the text.
+        notes: what is unusual in it, in words.
+    """
+
+    hosts: list[HostSlots]
+    notes: list[str]
+
+
+def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
+    """Parse hosts, one a line: ``host``, ``host:slots`` or ``host slots=N``; # begins a comment.
+
+    An IPv6 address with slots is written in brackets. A host with 0 slots is left out. A host that is named
+    twice has the larger number of slots.
+
+    Args:
+        text: the lines.
+        slots_per_host: slots of a host for which the text has no number.
+
+    Raises:
+        DiscoveryError: If a line is none of these; the message quotes it.
+    """
+    found: dict[str, int] = {}
+    notes = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        try:
+            host, slots = _parse_entry(entry, slots_per_host)
+        except ValueError as error:
+            raise DiscoveryError(
+                f"line {number}, {printable(entry[:100])!r}: {error}",
+                "Each line must be host:slots, or only host.",
+            ) from None
+        if host in found:
+            notes.append(f"{host} is named twice; it counts once, with the larger number of slots")
+        found[host] = max(slots, found.get(host, 0))
+    return ParsedHosts([HostSlots(host, slots) for host, slots in found.items() if slots], notes)
+
+
+def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
+    if match := _SLOTS_WORD.fullmatch(entry):
+        host, slots = match[1], match[2]
+    elif entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        if rest and not rest.startswith(":"):
+            raise ValueError("after ] there must be : and a number of slots")
+        slots = rest[1:] or str(slots_per_host)
+    elif entry.count(":") > 1:
+        host, slots = entry, str(slots_per_host)
+    else:
+        host, colon, slots = entry.partition(":")
+        slots = slots if colon else str(slots_per_host)
+    if ":" in host or entry.startswith("["):
+        _check_address(host)
+    elif not _NAME.fullmatch(host):
+        raise ValueError("this is not the name or the address of a host")
+    if not slots.isascii() or not slots.isdecimal() or int(slots) > _MAX_SLOTS:
+        raise ValueError(f"{slots!r} is not a number of slots between 0 and {_MAX_SLOTS}")
+    return host, int(slots)
+
+
+def _check_address(text: str) -> None:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        raise ValueError("this is not an IPv6 address") from None
+
+
+class FixedHosts:
+    """Hosts that are given once, on the command line or in a host file.
+
+    Args:
+        hosts: the hosts.
+    """
+
+    def __init__(self, hosts: Sequence[HostSlots]) -> None:
+        self._hosts = list(hosts)
+
+    def find(self) -> list[HostSlots]:
+        """Return the hosts."""
+        return list(self._hosts)
+
+
+class ScriptHosts:
+    """Hosts that a script prints.
+
+    Args:
+        script: a command of the shell.
+        slots_per_host: slots of a host for which the script prints no number.
+        run_seconds: how long one run may take.
+        note: told once of each thing that is unusual in the script's output.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        slots_per_host: int = 1,
+        *,
+        run_seconds: float = RUN_SECONDS,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.script = script
+        self._slots_per_host = slots_per_host
+        self._run_seconds = run_seconds
+        self._note = note
+        self._noted: set[str] = set()
+
+    def find(self) -> list[HostSlots]:
+        """Run the script, and return the hosts that it prints.
+
+        Raises:
+            DiscoveryError: If it fails, takes too long, prints too much, or prints what is no host.
+        """
+        try:
+            parsed = parse_hosts(self._run(), self._slots_per_host)
+        except DiscoveryError as error:
+            problem = f"host discovery script {self.script}: {error.problem}"
+            raise DiscoveryError(problem, error.remedy) from None
+        for text in parsed.notes:
+            if text not in self._noted:
+                self._noted.add(text)
+                self._note(f"host discovery script {self.script}: {text}")
+        return parsed.hosts
+
+    def _run(self) -> str:
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", self.script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise DiscoveryError(f"it cannot be started: {error}") from None
+        with process:
+            try:
+                output, errors, is_late = _read_to_end(process, self._run_seconds)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        said = f"; it said: {errors}" if errors else ""
+        if is_late:
+            raise DiscoveryError(
+                f"it did not end within {self._run_seconds:g} s{said}",
+                "Let it print what is known, for example from a file that another process keeps up to date.",
+            )
+        if len(output) > _MAX_OUTPUT_BYTES:
+            raise DiscoveryError("it printed more than 1 MiB", "It should print one line per host.")
+        if code:
+            number = -code if code < 0 else code - 128  # the script's own end, or what its shell says of it
+            found = f"signal {number} ended it" if number > 0 else f"it ended with exit code {code}"
+            raise DiscoveryError(f"{found}{said}", f"Run it by hand to see more: {self.script}")
+        return output.decode(errors="replace")
+
+
+def _read_to_end(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, str, bool]:
+    """Return a process's output, its errors in words, and whether it was still running after this time."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, errors = bytearray(), bytearray()
+    kept: dict[int, tuple[IO[bytes], bytearray, int]] = {
+        process.stdout.fileno(): (process.stdout, output, _MAX_OUTPUT_BYTES + 1),
+        process.stderr.fileno(): (process.stderr, errors, _MAX_ERROR_BYTES),
+    }
+    deadline = time.monotonic() + seconds
+    ended_at: float | None = None
+    is_late = False
+    with selectors.DefaultSelector() as selector:
+        for number in kept:
+            selector.register(number, selectors.EVENT_READ)
+        while selector.get_map() and len(output) <= _MAX_OUTPUT_BYTES:
+            for key, _ in selector.select(0.05):
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fd)
+                    continue
+                _, buffer, limit = kept[key.fd]
+                buffer += data[: limit - len(buffer)]
+            now = time.monotonic()
+            if process.poll() is not None:
+                ended_at = ended_at or now
+                if now - ended_at > _LEFTOVER_SECONDS:
+                    break
+            elif now > deadline:
+                is_late = True
+                break
+        while not is_late and len(output) <= _MAX_OUTPUT_BYTES and process.poll() is None:
+            is_late = time.monotonic() > deadline  # it closed its output, and runs on
+            time.sleep(0.01)
+    return bytes(output), printable(" ".join(errors.decode(errors="replace").split())), is_late
+
+
+class HostWatch:
+    """The hosts that there are now, looked up again and again by a thread; an error keeps the last answer.
+
+    Args:
+        discovery: where they are known from.
+        say: tells the user of a new error, and that it is over.
+        every_seconds: the time between two look-ups.
+    """
+
+    def __init__(
+        self, discovery: Discovery, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS
+    ) -> None:
+        self._discovery = discovery
+        self._say = say
+        self._every_seconds = every_seconds
+        self._hosts: list[HostSlots] = []
+        self._problem = ""
+        self._is_closing = threading.Event()
+
+    def start(self) -> None:
+        """Look the hosts up for the first time, and go on in a thread.
+
+        Raises:
+            DiscoveryError: If the first look-up fails.
+        """
+        self._hosts = self._discovery.find()
+        threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
+
+    def hosts(self) -> list[HostSlots]:
+        """Return the hosts of the last good answer."""
+        return self._hosts
+
+    def close(self) -> None:
+        """Look no further. It does not wait."""
+        self._is_closing.set()
+
+    def _follow(self) -> None:
+        while not self._is_closing.wait(self._every_seconds):
+            self.look()
+
+    def look(self) -> None:
+        """Look the hosts up once more."""
+        try:
+            hosts = self._discovery.find()
+            if not hosts and self._hosts:
+                raise DiscoveryError("the host discovery script no longer names a host")
+        except DiscoveryError as error:
+            self._report(f"{error}\nThe hosts that were found before remain.")
+            return
+        if self._problem:
+            self._report("")
+            self._say(f"host discovery works again: {sum(host.slots for host in hosts)} slots")
+        self._hosts = hosts
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            self._say(problem)
+        self._problem = problem

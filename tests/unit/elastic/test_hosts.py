@@ -1,0 +1,172 @@
+"""The hosts of an elastic job: what a list or a script may say, and what happens if a script fails."""
+
+import time
+
+import psutil
+import pytest
+
+from hvdtrain.elastic.cluster import HostSlots
+from hvdtrain.elastic.hosts import FixedHosts, HostWatch, ScriptHosts, parse_hosts
+from hvdtrain.errors import DiscoveryError
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "slots"),
+    [
+        ("h1:2", "h1", 2),
+        ("h1", "h1", 4),
+        ("  h1:2  # the first one", "h1", 2),
+        ("h1 slots=2", "h1", 2),
+        ("h1 slots = 2", "h1", 2),
+        ("10.0.0.1:3", "10.0.0.1", 3),
+        ("w-0.job.ns.svc", "w-0.job.ns.svc", 4),
+        ("fe80::1", "fe80::1", 4),
+        ("::1", "::1", 4),
+        ("[fe80::1]:2", "fe80::1", 2),
+        ("[fe80::1]", "fe80::1", 4),
+    ],
+)
+def test_a_line_is_a_host(line, host, slots):
+    assert parse_hosts(f"# hosts\n\n{line}\n", 4).hosts == [HostSlots(host, slots)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-oProxyCommand=evil:2", "h1:two", "h1:-1", "h1:", "h1:1:2", "h1 2", "[h1]:2", "[::1]2", "h1:99999",
+     "h1:²", "a;b", "h1,h2", "error: no such command"],
+)  # fmt: skip
+def test_a_line_that_is_no_host_is_refused_and_quoted(line):
+    with pytest.raises(DiscoveryError, match="line 2") as refused:
+        parse_hosts(f"h0:1\n{line}\n")
+    assert repr(line) in refused.value.problem
+    assert "host:slots" in refused.value.remedy
+
+
+def test_hosts_keep_their_order_and_count_once():
+    found = parse_hosts("z:1\na:2\nm:1\na:3\nz\n", 1)
+    assert found.hosts == [("z", 1), ("a", 3), ("m", 1)]
+    assert [note.split()[0] for note in found.notes] == ["a", "z"]
+
+
+def test_a_host_without_slots_is_left_out():
+    assert parse_hosts("h1:0\nh2:1").hosts == [("h2", 1)]
+
+
+def script(tmp_path, text, name="hosts.sh"):
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_script_names_hosts(tmp_path):
+    notes = []
+    hosts = ScriptHosts(script(tmp_path, "echo h2:2; echo h1; echo h1"), 3, note=notes.append)
+    assert hosts.find() == hosts.find() == [("h2", 2), ("h1", 3)]
+    assert len(notes) == 1
+    assert "h1 is named twice" in notes[0]
+
+
+def test_a_script_may_have_arguments(tmp_path):
+    assert ScriptHosts(script(tmp_path, 'echo "$1:2"') + " h7").find() == [("h7", 2)]
+
+
+def test_a_script_that_names_no_host_yet_is_no_error(tmp_path):
+    assert ScriptHosts(script(tmp_path, "true")).find() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("echo not there >&2; exit 3", "exit code 3; it said: not there"),
+        ("kill -9 $$", "signal 9 ended it"),
+        ("echo h1:x", "line 1, 'h1:x'"),
+        ("yes h1:1", "more than 1 MiB"),
+        ("echo waits >&2; sleep 60", "did not end within 0.5 s; it said: waits"),
+        ("trap '' TERM; exec >&- 2>&-; sleep 60", "did not end within 0.5 s"),
+    ],
+)
+def test_a_script_that_fails_is_named_and_leaves_nothing_behind(tmp_path, text, words):
+    hosts = ScriptHosts(script(tmp_path, text), run_seconds=0.5)
+    since = time.monotonic()
+    with pytest.raises(DiscoveryError) as failed:
+        hosts.find()
+    assert hosts.script in failed.value.problem
+    assert words in failed.value.problem
+    assert time.monotonic() - since < 5
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DiscoveryError, match=r"no\.sh.*exit code 127"):
+        ScriptHosts(str(tmp_path / "no.sh")).find()
+
+
+def test_a_process_that_a_script_leaves_behind_holds_nobody_up(tmp_path):
+    since = time.monotonic()
+    assert ScriptHosts(script(tmp_path, "echo h1:1\nsleep 60 &")).find() == [("h1", 1)]
+    assert time.monotonic() - since < 5
+
+
+class Answers:
+    """A discovery whose answers are given."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def find(self):
+        answer = self.answers.pop(0)
+        if isinstance(answer, str):
+            raise DiscoveryError(answer)
+        return answer
+
+
+def test_the_last_good_answer_stays_and_a_new_error_is_said_once():
+    one, two = [HostSlots("h1", 2)], [HostSlots("h1", 2), HostSlots("h2", 2)]
+    said = []
+    watch = HostWatch(
+        Answers(one, "no network", "no network", "other", two, [], "no network"), said.append, 600
+    )
+    watch.start()
+    seen = []
+    for _ in range(6):
+        watch.look()
+        seen.append(watch.hosts())
+    watch.close()
+    assert seen == [one, one, one, two, two, two]
+    assert [text.split("\n")[0] for text in said] == [
+        "no network",
+        "other",
+        "host discovery works again: 4 slots",
+        "the host discovery script no longer names a host",
+        "no network",
+    ]
+    assert "remain" in said[0]
+
+
+def test_a_script_that_never_succeeded_is_an_error(tmp_path):
+    watch = HostWatch(ScriptHosts(script(tmp_path, "exit 1")), lambda text: None)
+    with pytest.raises(DiscoveryError, match="exit code 1"):
+        watch.start()
+
+
+def test_hosts_are_looked_up_again_in_a_thread(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("h1:1\n")
+    watch = HostWatch(ScriptHosts(f"cat {file}"), lambda text: None, every_seconds=0.02)
+    watch.start()
+    try:
+        assert watch.hosts() == [("h1", 1)]
+        file.write_text("h1:1\nh2:1\n")
+        until = time.monotonic() + 10
+        while len(watch.hosts()) == 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert watch.hosts() == [("h1", 1), ("h2", 1)]
+    finally:
+        watch.close()
+
+
+def test_fixed_hosts_are_as_given():
+    hosts = FixedHosts([HostSlots("h1", 2)])
+    hosts.find().clear()
+    assert hosts.find() == [("h1", 2)]

@@ -1,0 +1,169 @@
+"""Processes of workers: they start with what they need, end by any signal, and say how they ended."""
+
+import json
+import os
+import queue
+import signal
+import stat
+import sys
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
+
+from hvdtrain.elastic import processes
+from hvdtrain.elastic.cluster import Slot
+from hvdtrain.elastic.processes import StartOptions, job_environment, kill_process, start_worker
+
+HERE = Slot("localhost", 1)
+SECONDS = 30
+
+
+def start(code, slot=HERE, worker="w7", **options):
+    """Start a worker that runs Python code; return it and a queue of its exit code."""
+    ends = queue.Queue()
+    environ = job_environment(dict(os.environ), "secret key", [("127.0.0.1", 99)])
+    command = [sys.executable, "-c", code]
+    started = StartOptions(command, environ, **options)
+    return start_worker(started, worker, slot, ends.put), ends
+
+
+def wait_for(path):
+    until = time.monotonic() + SECONDS
+    while not (path.exists() and path.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def writes_environment(path):
+    """Return code that writes its environment."""
+    return f"import json, os; json.dump(dict(os.environ), open({str(path)!r}, 'w'))"
+
+
+def waits(path, before=""):
+    """Return code that writes its process id and waits."""
+    write = f"open({str(path)!r} + '.new', 'w').write(str(os.getpid())); "
+    return (
+        f"import os, signal, time; {before}{write}os.rename({f'{path}.new'!r}, {str(path)!r}); time.sleep(60)"
+    )
+
+
+def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    _, ends = start(f"{writes_environment(tmp_path / 'found')}; print('hello')")
+    assert ends.get(timeout=SECONDS) == 0
+    found = json.loads((tmp_path / "found").read_text())
+    expected = {
+        "HVDTRAIN_ELASTIC": "127.0.0.1:99",
+        "HVDTRAIN_WORKER": "w7",
+        "HVDTRAIN_SLOT": "1",
+        "PYTHONHASHSEED": "0",
+        "HOROVOD_RENDEZVOUS_KEY": "secret key",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert not {"HOROVOD_RANK", "HOROVOD_SIZE"} & set(found)
+    assert "[w7]<stdout>:hello" in capfd.readouterr().out
+
+
+def test_output_also_goes_to_a_folder_of_the_worker(tmp_path, capfd):
+    _, ends = start("print('hello')", output_folder=str(tmp_path / "deep" / "out"))
+    assert ends.get(timeout=SECONDS) == 0
+    assert (tmp_path / "deep" / "out" / "rank.w7" / "stdout").read_text().endswith("hello\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("raise SystemExit(75)", 75), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
+)
+def test_the_exit_code_is_the_workers(code, exit_code):
+    assert start(code)[1].get(timeout=SECONDS) == exit_code
+
+
+def test_a_stopped_worker_is_killed_and_nobody_else(tmp_path):
+    stops = "os.setpgid(0, 0); "
+    one, one_ends = start(waits(tmp_path / "one", stops), worker="w1")
+    _, other_ends = start(waits(tmp_path / "other"), worker="w2")
+    pid, other = int(wait_for(tmp_path / "one")), int(wait_for(tmp_path / "other"))
+    os.kill(pid, signal.SIGSTOP)
+    since = time.monotonic()
+    one.kill()
+    assert one_ends.get(timeout=SECONDS) == -9
+    assert time.monotonic() - since < 3
+    assert psutil.pid_exists(other)
+    kill_process(StartOptions([]), "localhost", other, psutil.Process(other).create_time())
+    assert other_ends.get(timeout=SECONDS) == -9
+
+
+def test_sigterm_lets_a_worker_end_in_order(tmp_path):
+    ends_in_order = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); "
+    process, ends = start(waits(tmp_path / "pid", ends_in_order))
+    wait_for(tmp_path / "pid")
+    process.signal(signal.SIGTERM)
+    assert ends.get(timeout=SECONDS) == 75
+
+
+def test_a_worker_that_is_killed_before_it_runs_ends():
+    process, ends = start("import time; time.sleep(60)")
+    process.kill()
+    assert ends.get(timeout=SECONDS) == -9
+
+
+def test_a_process_that_has_the_number_of_another_is_not_killed(tmp_path):
+    process, ends = start(waits(tmp_path / "pid"))
+    pid = int(wait_for(tmp_path / "pid"))
+    processes._kill_here(pid, psutil.Process(pid).create_time() - 60)
+    processes._kill_here(10**9, 0.0)
+    time.sleep(0.2)
+    assert psutil.pid_exists(pid)
+    process.kill()
+    assert ends.get(timeout=SECONDS) == -9
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """An ssh that runs its command here, as a shell of another host would, and notes its own command line."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = folder / "ssh"
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/ssh.log\nwhile [ "$1" != h9 ]; do shift; done\nshift\n'
+        'while case "$1" in -?) ;; *) false ;; esac; do shift 2; done\n'
+        'exec env -i PATH="$PATH" /bin/sh -c "$*"\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(processes, "is_this_host", lambda host: host != "h9")
+    return tmp_path / "ssh.log"
+
+
+def test_another_host_is_reached_over_ssh_and_nothing_secret_is_on_its_command_line(ssh, tmp_path):
+    _, ends = start(writes_environment(tmp_path / "found"), Slot("h9", 0), ssh_port=2222)
+    assert ends.get(timeout=SECONDS) == 0
+    found = json.loads((tmp_path / "found").read_text())
+    assert (found["HVDTRAIN_WORKER"], found["HVDTRAIN_SLOT"]) == ("w7", "0")
+    assert found["HOROVOD_RENDEZVOUS_KEY"] == "secret key"
+    assert "secret" not in ssh.read_text()
+    assert "-p 2222" in ssh.read_text()
+
+
+def test_a_process_of_another_host_is_killed_over_ssh_if_it_is_the_same(ssh, tmp_path):
+    _, ends = start(waits(tmp_path / "pid"))
+    pid = int(wait_for(tmp_path / "pid"))
+    began = psutil.Process(pid).create_time()
+    processes._kill_over_ssh(StartOptions([]), "h9", pid, began - 60)
+    assert psutil.pid_exists(pid)
+    processes._kill_over_ssh(StartOptions([]), "h9", pid, began)
+    assert ends.get(timeout=SECONDS) == -9
+
+
+def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path, monkeypatch):
+    process, ends = start(waits(tmp_path / "pid"), Slot("h9", 0))
+    wait_for(tmp_path / "pid")
+    process.kill()  # the fake ssh has become the worker, as far as its launcher sees
+    assert ends.get(timeout=SECONDS) < 0

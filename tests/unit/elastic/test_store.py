@@ -1,0 +1,127 @@
+"""The rendezvous of a world: it answers only its workers, waits for keys, and ends at once."""
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("horovod.runner.http.http_auth", reason="Horovod is not installed")
+
+from horovod.runner.http import http_auth
+
+from hvdtrain.elastic.store import WorldStore
+
+KEY = "a" * 64
+
+
+@pytest.fixture
+def store():
+    store = WorldStore(KEY, ["127.0.0.1"])
+    yield store
+    store.close()
+
+
+class Worker:
+    """Requests of one worker, each on a connection of its own, as Horovod's are."""
+
+    def __init__(self, store: WorldStore, key: str = KEY, address: str = "127.0.0.1") -> None:
+        self._address = (address, store.port)
+        self._signed = http_auth.SignedRequests(key)
+
+    def __call__(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._address, timeout=5)
+        try:
+            connection.request(method, path, body or None, self._signed.headers(method, path, body))
+            response = connection.getresponse()
+            answer = response.read()
+            if response.status != 403:
+                self._signed.check(response.status, response.headers, answer)
+            return response.status, answer
+        finally:
+            connection.close()
+
+
+def test_a_value_is_there_for_the_others_and_stays_after_a_worker_is_done(store):
+    one, other = Worker(store), Worker(store)
+    assert one("PUT", "/global/0", b"address") == (200, b"")
+    assert one("DELETE", "/global/0") == (200, b"")  # the other has not read it yet
+    assert other("GET", "/global/0") == (200, b"address")
+
+
+def test_a_key_that_is_missing_is_waited_for(store):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(Worker(store)("GET", "/global/1")))
+    thread.start()
+    time.sleep(0.2)
+    assert not answers
+    since = time.monotonic()
+    Worker(store)("PUT", "/global/1", b"x")
+    thread.join(5)
+    assert answers == [(200, b"x")]
+    assert time.monotonic() - since < 0.5
+
+
+def test_it_does_not_wait_for_ever(store):
+    assert Worker(store)("GET", "/global/7") == (404, b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_who_has_the_key_of_another_world_is_refused(store, method):
+    stranger = Worker(store, "b" * 64)
+    assert stranger(method, "/global/0", b"x" * (method == "PUT")) == (403, b"")
+
+
+def test_its_end_ends_who_waits_and_nobody_can_connect(store):
+    ends = []
+
+    def wait():
+        with contextlib.suppress(OSError):
+            Worker(store)("GET", "/global/1")
+        ends.append(time.monotonic())
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    since = time.monotonic()
+    store.close()
+    assert time.monotonic() - since < 0.1
+    for thread in threads:
+        thread.join(5)
+    assert len(ends) == 4
+    assert max(ends) - since < 0.5
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", store.port), timeout=1)
+
+
+def test_one_port_on_several_addresses_has_the_same_values():
+    store = WorldStore(KEY, ["127.0.0.1", "127.0.0.2", "127.0.0.1"])
+    try:
+        Worker(store, address="127.0.0.2")("PUT", "/global/0", b"x")
+        assert Worker(store)("GET", "/global/0") == (200, b"x")
+    finally:
+        store.close()
+
+
+def test_sixteen_workers_meet_in_moments(store):
+    """The pattern of Gloo's full mesh: each puts its address and asks for that of every other, one by one."""
+    count = 16
+
+    def meet(rank):
+        worker = Worker(store)
+        worker("PUT", f"/global/{rank}", b"x" * 200)
+        for other in range(count):
+            if other != rank:
+                assert worker("GET", f"/global/{other}") == (200, b"x" * 200)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(count)]
+    since = time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    seconds = time.process_time() - since
+    assert seconds < 3, "240 requests, both sides in this process"
