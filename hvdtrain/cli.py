@@ -271,6 +271,10 @@ def compare(run_dirs: tuple[Path, ...]) -> None:
 @click.option("--hostfile", type=ExpandedPath(), metavar="FILE",
               help="Check the hosts of this host file over ssh, before a launch.")  # fmt: skip
 @click.option("-H", "--hosts", metavar="HOSTS", help="The same for hosts given as host1:2,host2:2.")
+@click.option("--host-discovery-script", metavar="SCRIPT",
+              help="Check the discovery script of an elastic job, and the hosts that it prints.")  # fmt: skip
+@click.option("--slots-per-host", type=click.IntRange(1), default=1,
+              help="Slots of a host for which the script prints no number. [1]")  # fmt: skip
 @click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
 @click.option("--run-dir", default="runs", help="Run directory to check. [runs]")
 @click.option("--quick", is_flag=True, help="Skip the speed measurements.")

@@ -122,7 +122,7 @@ class RefusedError(EnvironmentFault):
 
 
 class DiscoveryError(EnvironmentFault):
-    """The hosts of an elastic job cannot be found out: its discovery script fails, or what it prints is no host."""
+    """The hosts of an elastic job cannot be found out: its discovery script fails, or names none."""
 
 
 class ExchangeError(EnvironmentFault):

@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.console import Console
 from hvdtrain.doctor.collect import Agent, CheckOptions, collect, collect_host_info
 from hvdtrain.doctor.coordinator import Coordinator
 from hvdtrain.doctor.diagnosis import Diagnosis, add_horovod_result, diagnose
+from hvdtrain.doctor.discovery import check_discovery
 from hvdtrain.doctor.horovod_start import start_horovod
 from hvdtrain.doctor.json_output import to_json
 from hvdtrain.doctor.launcher_transports import Rank0Transport, open_transport
@@ -46,9 +48,9 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     if options["agent"]:
         run_agent()
         return EXIT_DONE
-    hostfile, hosts = options["hostfile"], options["hosts"]
-    if hostfile and hosts:
-        raise UsageError("--hostfile and -H both name hosts", "Give one of them.")
+    hostfile, hosts, script = options["hostfile"], options["hosts"], options["host_discovery_script"]
+    if sum(map(bool, (hostfile, hosts, script))) > 1:
+        raise UsageError("--hostfile, -H and --host-discovery-script all name hosts", "Give one of them.")
     framework = options["framework"]
     check_options = CheckOptions(
         frameworks=(framework,) if framework else ("torch", "tf"),
@@ -56,22 +58,39 @@ def run_doctor(options: Mapping[str, Any]) -> int:
         speed=not options["quick"],
         timeout_seconds=options["timeout"],
     )
+    ssh = SshOptions(options["ssh_port"], options["ssh_identity_file"])
+    if script:
+        discovered, findings = check_discovery(script, options["slots_per_host"])
+        named = [HostSlots(one.host, one.slots) for one in discovered]
+        return check_over_ssh(named, check_options, ssh, options["as_json"], findings)
     if not hostfile and not hosts:
         return check_here(check_options, options["as_json"])
     named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
-    ssh = SshOptions(options["ssh_port"], options["ssh_identity_file"])
     return check_over_ssh(named, check_options, ssh, options["as_json"])
 
 
-def check_over_ssh(hosts: list[HostSlots], options: CheckOptions, ssh: SshOptions, as_json: bool) -> int:
+def check_over_ssh(
+    hosts: list[HostSlots],
+    options: CheckOptions,
+    ssh: SshOptions,
+    as_json: bool,
+    findings: Sequence[Finding] = (),
+) -> int:
     """Check hosts over ssh, before a launch, and return the exit code.
+
+    Args:
+        hosts: the hosts.
+        options: what is checked.
+        ssh: how to log in.
+        as_json: whether to print a document instead of a table.
+        findings: what was found before; they come first.
 
     Raises:
         UsageError: If a launcher has started this process.
     """
     if launched_rank() is not None:
         raise UsageError(
-            "--hostfile and -H are for use before a launch, but a launcher has started this process",
+            "the hosts are named for a check before a launch, but a launcher has started this process",
             "Run the doctor without the launcher, or without these options.",
         )
     coordinator = Coordinator(hosts, options, ssh)
@@ -83,6 +102,7 @@ def check_over_ssh(hosts: list[HostSlots], options: CheckOptions, ssh: SshOption
     )
     report = Report(checked, tuple(range(len(hosts))), coordinator.answers, os.getcwd())
     diagnosis = diagnose(report, PipeTransport.title)
+    diagnosis = replace(diagnosis, findings=(*findings, *diagnosis.findings))
     _print(diagnosis, as_json)
     return diagnosis.exit_code
 

@@ -262,7 +262,8 @@ class HostWatch:
             DiscoveryError: If the first look-up fails.
         """
         self._hosts = self._discovery.find()
-        threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
+        if not isinstance(self._discovery, FixedHosts):
+            threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
 
     def hosts(self) -> list[HostSlots]:
         """Return the hosts of the last good answer."""

@@ -1,6 +1,5 @@
 """Workers' processes: start one in a slot of any host, signal it, kill it."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from hvdtrain.host.signed_requests import KEY_VARIABLE
 ADDRESSES_VARIABLE = "HVDTRAIN_ELASTIC"
 WORKER_VARIABLE = "HVDTRAIN_WORKER"
 SLOT_VARIABLE = "HVDTRAIN_SLOT"
+_HOST_VARIABLE = "HOROVOD_HOSTNAME"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 _SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
 _CONNECT_SECONDS = 5
@@ -31,8 +31,8 @@ _SSH_FAILED = 255
 # what belongs to one world, or to another launch that this one runs in
 _NOT_PASSED_ON = (
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "HOROVOD_ELASTIC", WORKER_VARIABLE, SLOT_VARIABLE,
+    "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC",
+    _HOST_VARIABLE, WORKER_VARIABLE, SLOT_VARIABLE,
 )  # fmt: skip
 _KILL_FAR = """
 import sys, psutil
@@ -143,8 +143,8 @@ class WorkerProcess:
 
 
 def start_worker(
-    options: StartOptions, worker: str, slot: Slot, on_exit: Callable[[int], None]
-) -> WorkerProcess:
+    options: StartOptions, worker: str, slot: Slot, on_exit: Callable[[int], None], process: WorkerProcess
+) -> None:
     """Start a worker, on another host over ssh; its output has its name as tag. It does not wait.
 
     Args:
@@ -152,12 +152,13 @@ def start_worker(
         worker: the name of its process.
         slot: where.
         on_exit: called in another thread with the exit code; that of a signal is negative.
+        process: what its signals will come from.
     """
     settings = options.settings()
     if options.output_folder:
         _mkdir_p(options.output_folder)
-    environ = {**options.environ, WORKER_VARIABLE: worker, SLOT_VARIABLE: str(slot.number)}
-    process = WorkerProcess()
+    own = {WORKER_VARIABLE: worker, SLOT_VARIABLE: str(slot.number), _HOST_VARIABLE: slot.host}
+    environ = {**options.environ, **own}
 
     def run() -> None:
         code = 1
@@ -170,7 +171,6 @@ def start_worker(
             on_exit(_with_signal(code))
 
     threading.Thread(target=run, name=f"process of {worker}", daemon=True).start()
-    return process
 
 
 def _with_signal(code: int) -> int:
@@ -211,12 +211,31 @@ def _kill_here(pid: int, process_seconds: float) -> None:
 
 
 def _kill_over_ssh(options: StartOptions, host: str, pid: int, process_seconds: float) -> None:
-    words = [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(_SAME_START_SECONDS)]
-    command = get_remote_command(
-        shlex.quote(shlex.join(words)), host, options.ssh_port, options.ssh_identity_file, _CONNECT_SECONDS
+    words = shlex.quote(shlex.join(_kill_words(pid, process_seconds)))
+    _run_quietly(
+        get_remote_command(words, host, options.ssh_port, options.ssh_identity_file, _CONNECT_SECONDS)
     )
+
+
+def kill_by_command(launcher: Sequence[str], pid: int, process_seconds: float) -> None:
+    """Kill a process by a command that runs others on its host, such as srun. It does not wait.
+
+    Args:
+        launcher: the command.
+        pid: the process's number.
+        process_seconds: when it started.
+    """
+    command = shlex.join([*launcher, *_kill_words(pid, process_seconds)])
+    threading.Thread(target=_run_quietly, args=(command,), name=f"end of {pid}", daemon=True).start()
+
+
+def _kill_words(pid: int, process_seconds: float) -> list[str]:
+    return [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(_SAME_START_SECONDS)]
+
+
+def _run_quietly(command: str) -> None:
     with suppress(subprocess.TimeoutExpired, OSError):
         subprocess.run(
-            command, shell=True, check=False, timeout=_KILL_SECONDS, env=dict(os.environ),
+            command, shell=True, check=False, timeout=_KILL_SECONDS, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -15,7 +15,13 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 
 from hvdtrain.elastic import processes
 from hvdtrain.elastic.cluster import Slot
-from hvdtrain.elastic.processes import StartOptions, job_environment, kill_process, start_worker
+from hvdtrain.elastic.processes import (
+    StartOptions,
+    WorkerProcess,
+    job_environment,
+    kill_process,
+    start_worker,
+)
 
 HERE = Slot("localhost", 1)
 SECONDS = 30
@@ -27,7 +33,9 @@ def start(code, slot=HERE, worker="w7", **options):
     environ = job_environment(dict(os.environ), "secret key", [("127.0.0.1", 99)])
     command = [sys.executable, "-c", code]
     started = StartOptions(command, environ, **options)
-    return start_worker(started, worker, slot, ends.put), ends
+    process = WorkerProcess()
+    start_worker(started, worker, slot, ends.put, process)
+    return process, ends
 
 
 def wait_for(path):
@@ -61,6 +69,7 @@ def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
         "HVDTRAIN_ELASTIC": "127.0.0.1:99",
         "HVDTRAIN_WORKER": "w7",
         "HVDTRAIN_SLOT": "1",
+        "HOROVOD_HOSTNAME": "localhost",
         "PYTHONHASHSEED": "0",
         "HOROVOD_RENDEZVOUS_KEY": "secret key",
         "HOROVOD_CONTROLLER": "gloo",
