@@ -134,7 +134,8 @@ worker)
 head)
     shift
     hosts=$(hosts_of "$@")
-    if [ $# -eq 0 ] || [ -n "$hosts" ]; then
+    case " $* " in *" --host-discovery-script"[\ =]*) finds_hosts=yes ;; *) finds_hosts= ;; esac
+    if [ $# -eq 0 ] || [ -n "$hosts$finds_hosts" ]; then
         prepare_ssh head
         # shellcheck disable=SC2086 # words
         [ -z "$hosts" ] || wait_for $hosts

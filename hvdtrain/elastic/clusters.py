@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.notices import say
 from hvdtrain.elastic.processes import (
     StartOptions,
     WorkerProcess,
@@ -22,7 +22,6 @@ from hvdtrain.elastic.processes import (
 from hvdtrain.elastic.store import WorldStore
 from hvdtrain.errors import UsageError
 from hvdtrain.host.network import interfaces, own_addresses
-from hvdtrain.printable import printable
 
 LOOPBACK = "127.0.0.1"
 
@@ -83,17 +82,6 @@ def _route_to(host: str) -> str:
     return ""
 
 
-class _Reporter:
-    """Tells the user what the driver has to say, on standard error."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, text: str) -> None:
-        """Print a text, after the name of the launcher."""
-        print(f"{self._name}: {printable(text)}", file=sys.stderr, flush=True)
-
-
 class HostCluster:
     """Hosts, in whose slots the driver starts workers.
 
@@ -109,6 +97,7 @@ class HostCluster:
         can_start: that the driver starts workers.
         addresses: where the driver listens; workers are told it.
         listen_on: the addresses of this host at which the job's hosts reach it.
+        is_one_host: whether the job never has another host than this one.
     """
 
     can_start = True
@@ -128,9 +117,10 @@ class HostCluster:
         self._job_key = job_key
         self._find_hosts = find_hosts
         others = [one.host for one in find_hosts() if not is_this_host(one.host)]
-        self._own = _Addresses(interface_names, others, is_alone=is_fixed and not others)
+        self.is_one_host = is_fixed and not others and not interface_names
+        self._own = _Addresses(interface_names, others, is_alone=self.is_one_host)
         self.listen_on = self._own.listening
-        self.say = _Reporter(name)
+        self._name = name
         self._running: dict[str, WorkerProcess] = {}
 
     def hosts(self) -> Sequence[HostSlots]:
@@ -163,6 +153,10 @@ class HostCluster:
         """Return the address under which a host reaches this one."""
         return self._own.for_host(host)
 
+    def say(self, text: str) -> None:
+        """Tell the user, on standard error."""
+        say(self._name, text)
+
     def close(self, seconds: float) -> list[str]:
         """Wait until all workers have ended; then kill the others, and return their names."""
         left = self._wait(seconds)
@@ -187,6 +181,7 @@ class StepCluster:
         job_key: the key of the job.
         environ: the environment of this process.
         interface_names: the network interfaces that the user chose; empty for all.
+        name: of the launcher, in what it says.
 
     Attributes:
         can_start: that the driver starts no workers.
@@ -197,14 +192,14 @@ class StepCluster:
     can_start = False
 
     def __init__(
-        self, job_key: str, environ: Mapping[str, str], *, interface_names: Sequence[str] = ()
+        self, job_key: str, environ: Mapping[str, str], *, interface_names: Sequence[str] = (), name: str = ""
     ) -> None:
         self.addresses: Sequence[tuple[str, int]] = ()
         self._job_key = job_key
         self._environ = environ
         self._own = _Addresses(interface_names, [], is_alone=False)
         self.listen_on = self._own.listening
-        self.say = _Reporter("hvdtrain elastic")
+        self._name = name
 
     def hosts(self) -> Sequence[HostSlots]:
         """Return no host: which there are is known when workers have come."""
@@ -229,6 +224,10 @@ class StepCluster:
     def address_for(self, host: str) -> str:
         """Return the address under which a host reaches this one."""
         return self._own.for_host(host)
+
+    def say(self, text: str) -> None:
+        """Tell the user, on standard error."""
+        say(self._name, text)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the step, from which its workers know the driver."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from horovod.runner.http.http_server import OK, KVStoreHandler, RendezvousHTTPServer
 
-from hvdtrain.errors import EnvironmentFault
-
 # A request for a key that is not there yet waits so long: workers then ask once, not every 10 ms.
 _LONG_POLL_SECONDS = 1.0
 _TRIES = 20
@@ -46,7 +44,7 @@ class _Values:
             self._changed.notify_all()
 
 
-class _Handler(KVStoreHandler):  # type: ignore[misc]
+class _Handler(KVStoreHandler):
     """Answers requests of workers that have the world's key, which the base class checks."""
 
     server: "_Server"
@@ -62,7 +60,7 @@ class _Handler(KVStoreHandler):  # type: ignore[misc]
         self.send_status_code(OK)
 
 
-class _Server(RendezvousHTTPServer):  # type: ignore[misc]
+class _Server(RendezvousHTTPServer):
     """A server on one address."""
 
     def __init__(self, address: tuple[str, int], key: str, values: _Values) -> None:
@@ -99,7 +97,7 @@ class WorldStore:
         port: where it listens.
 
     Raises:
-        EnvironmentFault: If no port is free on all addresses.
+        OSError: If no port is free on all addresses.
     """
 
     def __init__(self, key: str, addresses: Sequence[str]) -> None:
@@ -126,10 +124,7 @@ class WorldStore:
                 time.sleep(0.01)
             else:
                 return servers
-        raise EnvironmentFault(
-            f"the rendezvous of a world cannot listen on {', '.join(addresses)}: {problem}",
-            "Choose another interface of this host with --network-interfaces.",
-        )
+        raise OSError(f"its rendezvous cannot listen on {', '.join(addresses)}: {problem}")
 
     def close(self) -> None:
         """Stop to listen, and end all connections. It does not wait."""

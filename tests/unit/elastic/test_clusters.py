@@ -1,0 +1,118 @@
+"""What a driver asks of a cluster: addresses, stores, processes and their ends."""
+
+import queue
+import sys
+
+import pytest
+
+pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
+
+from hvdtrain.elastic import clusters
+from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.clusters import HostCluster, StepCluster
+from hvdtrain.elastic.processes import StartOptions
+from hvdtrain.errors import UsageError
+
+KEY = "k" * 64
+HERE = [HostSlots("localhost", 2)]
+SECONDS = 30
+
+
+def cluster(hosts=HERE, code="pass", **options):
+    return HostCluster(StartOptions([sys.executable, "-c", code]), KEY, lambda: hosts, **options)
+
+
+@pytest.fixture
+def networks(monkeypatch):
+    """Two networks, and a host in each that is not this one."""
+    routes = {"h1": "10.1.0.1", "h2": "10.2.0.1", "localhost": "127.0.0.1"}
+    found = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"], "docker0": ["172.17.0.1/16"]}
+    monkeypatch.setattr(clusters, "_route_to", lambda host: routes.get(host, ""))
+    monkeypatch.setattr(clusters, "own_addresses", lambda: found)
+    monkeypatch.setattr(clusters, "interfaces", lambda loopback: {**found, "lo": ["127.0.0.1/8"]})
+    monkeypatch.setattr(clusters, "is_this_host", lambda host: host == "localhost")
+
+
+def test_a_job_on_this_host_alone_listens_to_nobody_else():
+    one = cluster()
+    assert one.is_one_host
+    assert one.listen_on == ["127.0.0.1"]
+    assert one.address_for("localhost") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_fixed", "addresses"),
+    [
+        (["localhost"], True, ["127.0.0.1"]),
+        (["localhost"], False, ["10.1.0.1", "10.2.0.1", "172.17.0.1"]),  # another host may come
+        (["localhost", "h2"], True, ["10.2.0.1"]),
+        (["h1", "h2"], False, ["10.1.0.1", "10.2.0.1"]),
+        (["unknown"], True, ["10.1.0.1", "10.2.0.1", "172.17.0.1"]),
+    ],
+)
+def test_a_job_listens_on_the_way_to_its_hosts(networks, hosts, is_fixed, addresses):
+    assert cluster([HostSlots(host, 1) for host in hosts], is_fixed=is_fixed).listen_on == addresses
+
+
+def test_each_host_is_given_the_address_that_it_reaches(networks):
+    one = cluster([HostSlots("h1", 1), HostSlots("h2", 1)])
+    for host in ("h1", "h2", "localhost"):
+        one._own.learn(host)
+    assert [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")] == [
+        "10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1",
+    ]  # fmt: skip
+
+
+def test_the_users_interfaces_count(networks):
+    assert cluster(interface_names=["eth1"]).listen_on == ["10.2.0.1"]
+    assert not cluster(interface_names=["eth1"]).is_one_host
+    with pytest.raises(UsageError, match=r"no eth7 .*\n.*docker0, eth0, eth1, lo"):
+        cluster(interface_names=["eth7"])
+
+
+def test_a_worker_is_started_where_the_driver_listens_and_its_end_reported():
+    ends = queue.Queue()
+    one = cluster(code="import os, sys; sys.exit(os.environ['HVDTRAIN_ELASTIC'] == '127.0.0.1:7')")
+    one.addresses = [("127.0.0.1", 7)]
+    one.start("w1", Slot("localhost", 0), ends.put)
+    assert ends.get(timeout=SECONDS) == 1
+    assert one.close(0.0) == []
+
+
+def test_what_runs_at_the_end_is_killed():
+    ends = queue.Queue()
+    one = cluster(code="import time; time.sleep(60)")
+    one.start("w1", Slot("localhost", 0), ends.put)
+    assert one.close(0.0) == ["w1"]
+    assert ends.get(timeout=SECONDS) == -9
+
+
+def test_a_store_is_open_until_it_is_closed():
+    store = cluster().open_store("a" * 64, 2)
+    assert store.port > 0
+    store.close()
+
+
+def test_a_step_gets_the_key_and_the_address_in_its_environment(networks):
+    step = StepCluster(KEY, {"PATH": "/bin", "HOROVOD_RANK": "0"}, name="test")
+    step.addresses = [("10.1.0.1", 7), ("10.2.0.1", 7)]
+    environ = step.environment()
+    assert environ["HVDTRAIN_ELASTIC"] == "10.1.0.1:7,10.2.0.1:7"
+    assert environ["HOROVOD_RENDEZVOUS_KEY"] == KEY
+    assert (environ["PATH"], "HOROVOD_RANK" in environ) == ("/bin", False)
+    assert list(step.hosts()) == []
+
+
+@pytest.mark.parametrize("is_slurm", [True, False])
+def test_a_process_of_a_step_is_killed_through_slurm_or_ssh(monkeypatch, is_slurm):
+    calls = []
+    monkeypatch.setattr(clusters.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(clusters, "kill_by_command", lambda words, *rest: calls.append((words[-1], *rest)))
+    monkeypatch.setattr(clusters, "kill_process", lambda options, *rest: calls.append(rest))
+    StepCluster(KEY, {"SLURM_JOB_ID": "7"} if is_slurm else {}).kill_far("n2", 9, 1.5)
+    assert calls == [("--nodelist=n2", 9, 1.5) if is_slurm else ("n2", 9, 1.5)]
+
+
+def test_what_is_said_has_the_launchers_name_and_no_controls(capsys):
+    cluster(name="horovodrun").say("one\ntwo\x1b[2J")
+    assert capsys.readouterr().err == "horovodrun: one\n  two?[2J\n"
