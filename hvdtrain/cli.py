@@ -1,6 +1,7 @@
 """The command line. Options of a job are config fields, written with dashes."""
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +295,39 @@ def doctor(debug: bool, **options: Any) -> None:
     from hvdtrain.doctor.command import run_doctor
 
     sys.exit(run_doctor(options))
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option("-np", "--num-proc", type=int, metavar="N",
+              help="Workers to start with. [the tasks of Slurm's allocation]")  # fmt: skip
+@click.option("--min-np", "--min-num-proc", "least", type=int, metavar="N",
+              help="With fewer workers, training waits. [-np]")  # fmt: skip
+@click.option("--max-np", "--max-num-proc", "most", type=int, metavar="N",
+              help="The job never has more workers. [-np]")  # fmt: skip
+@click.option("--start-timeout", type=float, metavar="SECONDS",
+              help="How long the job waits at the start for -np workers. [60]")  # fmt: skip
+@click.option("--elastic-timeout", type=float, metavar="SECONDS",
+              help="How long training waits with too few workers. [600]")  # fmt: skip
+@click.option("--reset-limit", type=int, metavar="N", help="After more failures the job ends. [none]")
+@click.option("--network-interfaces", default="", metavar="NAMES", help="Interfaces of the job. [all]")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Run an elastic job whose workers another launcher starts.
+
+    COMMAND starts all workers, such as srun --kill-on-bad-exit=0 --no-kill --wait=0 python -m hvdtrain ...
+    If horovodrun starts them, give --min-np to horovodrun instead.
+    """
+    from hvdtrain.elastic.limits import LimitOptions, workers_of_slurm
+    from hvdtrain.elastic.step import run_step
+
+    wanted = options["num_proc"] or workers_of_slurm(os.environ)
+    if wanted is None:
+        raise UsageError("the number of workers is not known", "Give -np N: the workers that COMMAND starts.")
+    names = ("least", "most", "start_timeout", "elastic_timeout", "reset_limit")
+    given = LimitOptions(wanted, **{name: options[name] for name in names})
+    interfaces = [name for name in options["network_interfaces"].split(",") if name]
+    sys.exit(run_step(command, given, interfaces))
 
 
 @cli.command("build-horovod")

@@ -125,3 +125,9 @@ def _seconds(option: str, value: float) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"{option} {value:g}: a number of seconds, greater than 0, is expected")
     return value
+
+
+def workers_of_slurm(environ: Mapping[str, str]) -> int | None:
+    """Return the number of tasks that Slurm's allocation is for; None if it does not say."""
+    value = environ.get("SLURM_NTASKS", "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None

@@ -22,8 +22,8 @@ CONTROLLERS = ("mpi", "gloo")
 FRAMEWORKS = ("torch", "tf")
 MARK = "HVDTRAIN_TEST_JOB"
 _HELPERS_SECONDS = 5  # in which a launcher's own helper processes end after it
-# "[1,0]<stdout>: " of mpirun and "[0]<stdout>:" of Horovod's Gloo launcher
-_TAG = re.compile(r"^\[(?:1,)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
+# "[1,0]<stdout>: " of mpirun, "[0]<stdout>:" of Horovod's Gloo launcher, "[w1]<stdout>:" of an elastic job
+_TAG = re.compile(r"^\[(?:1,|w)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
 
 
 @dataclass(frozen=True)

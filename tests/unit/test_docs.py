@@ -17,7 +17,12 @@ from hvdtrain.tasks.digits import Digits
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 # horovodrun's and mpirun's options in the documents, and how many words each takes
 LAUNCHER_OPTIONS = {
-    "horovodrun": {"-np": 1, "-H": 1, "--mpi": 0, "--gloo": 0, "-hostfile": 1, "--hostfile": 1},
+    "horovodrun": {
+        **dict.fromkeys(("-np", "-H", "-hostfile", "--hostfile", "--min-np", "--max-np"), 1),
+        "--host-discovery-script": 1,
+        "--mpi": 0,
+        "--gloo": 0,
+    },
     "mpirun": {"-np": 1, "-H": 1, "--bind-to": 1, "--map-by": 1, "--hostfile": 1, "-x": 1},
 }
 

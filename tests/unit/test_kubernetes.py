@@ -25,6 +25,7 @@ from hvdtrain.cli import cli
 
 FOLDER = ROOT / "examples" / "kubernetes"
 FILES = ("job.yaml", "mpijob.yaml", "runs.yaml")
+ELASTIC = "../elastic/mpijob.yaml"
 KUBERNETES = "1.31"
 REPLICAS = ("Launcher", "Worker")
 
@@ -108,7 +109,7 @@ def changed(name: str, path: str, value: Any) -> dict[str, Any]:
     return resource
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, ELASTIC])
 def test_file_is_valid(name):
     check(read(name))
 
@@ -161,7 +162,7 @@ def _strict(schema: Any) -> Any:
 def containers(name: str) -> list[dict[str, Any]]:
     """Give all containers of a file's pods."""
     spec = read(name)["spec"]
-    replicas = spec["mpiReplicaSpecs"].values() if name == "mpijob.yaml" else [spec]
+    replicas = spec["mpiReplicaSpecs"].values() if "mpijob" in name else [spec]
     return [container for replica in replicas for container in replica["template"]["spec"]["containers"]]
 
 
@@ -181,8 +182,23 @@ def test_the_command_starts_as_many_workers_as_there_are_places(name):
     assert launcher[launcher.index("-np") + 1] == str(places)
 
 
-def test_pods_get_the_keys_that_the_operator_makes():
-    job = read("mpijob.yaml")
+def test_the_elastic_job_starts_with_the_workers_that_the_operator_makes():
+    words = containers(ELASTIC)[0]["args"]
+    launcher, training = words[: words.index("python")], words[words.index("hvdtrain") + 1 :]
+    options = cli.commands["train"].make_context("train", training, **cli.context_settings).params
+    assert options["resume"]
+    given = dict(zip(launcher[2::2], launcher[3::2], strict=True))
+    assert launcher[:2] == ["head", "horovodrun"]
+    assert given["--host-discovery-script"] == "/etc/mpi/discover_hosts.sh"  # where the operator writes it
+    spec = read(ELASTIC)["spec"]
+    assert given["--slots-per-host"] == str(spec["slotsPerWorker"])
+    workers = spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+    assert int(given["--min-np"]) <= int(given["-np"]) == workers <= int(given["--max-np"])
+
+
+@pytest.mark.parametrize("name", ["mpijob.yaml", ELASTIC])
+def test_pods_get_the_keys_that_the_operator_makes(name):
+    job = read(name)
     for replica in job["spec"]["mpiReplicaSpecs"].values():
         (secret,) = [
             volume["secret"] for volume in replica["template"]["spec"]["volumes"] if "secret" in volume
@@ -192,7 +208,7 @@ def test_pods_get_the_keys_that_the_operator_makes():
         assert {item["key"] for item in secret["items"]} == {"ssh-privatekey"}
 
 
-@pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml"])
+@pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml", ELASTIC])
 def test_runs_are_kept_on_the_volume(name):
     claim = read("runs.yaml")["metadata"]["name"]
     assert f"claimName: {claim}" in (FOLDER / name).read_text(encoding="utf-8")

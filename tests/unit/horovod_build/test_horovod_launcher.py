@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from unittest.mock import MagicMock
 
 import psutil
@@ -420,3 +421,76 @@ def test_an_mpirun_that_sigusr2_kills_counts_as_stopped_by_the_signal_that_came(
 def test_mpiruns_exit_code_and_streams_are_its_own(horovodrun):
     process, _ = horovodrun("import sys; print(sys.stdin.read()); sys.exit(3)", stdin=subprocess.DEVNULL)
     assert process.wait(timeout=30) == 3
+
+
+@pytest.fixture
+def launched(horovod, monkeypatch):
+    """Runs `horovodrun` with these words; returns what ran the job, and the arguments that it got."""
+    launch = horovod("horovod.runner.launch")
+    calls = []
+
+    def note(name):
+        return lambda args, *rest: calls.append((name, args))
+
+    driver = types.ModuleType("hvdtrain.elastic.launch")
+    driver.run_elastic = note("hvdtrain")
+    monkeypatch.setitem(sys.modules, "hvdtrain.elastic.launch", driver)
+    monkeypatch.delenv("HVDTRAIN_ELASTIC_DRIVER", raising=False)
+    monkeypatch.setattr(launch, "_run_static", note("fixed"))
+    monkeypatch.setattr(launch, "gloo_built", lambda verbose: True)
+    monkeypatch.setattr(launch, "gloo_run_elastic", note("horovod"))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["horovodrun", *words])
+        launch._run(launch.parse_args())
+        return calls.pop()
+
+    return run
+
+
+@pytest.mark.parametrize("words", [["--min-np", "1"], ["--host-discovery-script", "./hosts.sh"]])
+def test_elastic_jobs_go_to_the_driver_of_hvdtrain(launched, words):
+    name, args = launched("-np", "2", *words, "true")
+    assert (name, args.command) == ("hvdtrain", ["true"])
+
+
+def test_an_elastic_job_on_this_host_has_a_slot_for_every_worker_that_may_come(launched):
+    assert launched("-np", "2", "--min-np", "1", "true")[1].hosts == "localhost:2"
+    assert launched("-np", "2", "--min-np", "1", "--max-np", "4", "true")[1].hosts == "localhost:4"
+
+
+def test_other_jobs_are_run_as_before(launched):
+    assert launched("-np", "2", "true")[0] == "fixed"
+    assert launched("-np", "2", "--mpi", "true")[0] == "fixed"
+
+
+def test_horovods_own_driver_can_be_chosen(launched, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC_DRIVER", "horovod")
+    assert launched("-np", "2", "--min-np", "1", "-H", "h1:1,h2:1", "true")[0] == "horovod"
+
+
+def test_without_hvdtrain_horovods_own_driver_runs_elastic_jobs(launched, monkeypatch):
+    for name in [name for name in sys.modules if name == "hvdtrain" or name.startswith("hvdtrain.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Missing:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "hvdtrain":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
+    assert launched("-np", "2", "--min-np", "1", "-H", "h1:1,h2:1", "true")[0] == "horovod"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--min-np", "1", "--mpi"], "over Gloo: leave out --mpi"),
+        (["--min-np", "1", "--jsrun"], "over Gloo: leave out --jsrun"),
+        (["--max-np", "4"], "--max-np is an option of elastic jobs"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(launched, words, message):
+    with pytest.raises(ValueError, match=message):
+        launched("-np", "2", *words, "true")

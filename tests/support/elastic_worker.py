@@ -1,0 +1,60 @@
+"""A worker of an elastic job without a framework: it says what a worker says, and does what its words say.
+
+    python elastic_worker.py FOLDER [WORD...]
+
+It writes FOLDER/NAME.json with its environment and, when it enters a world, FOLDER/NAME.world. With the word
+"wait" it trains until it is told to stop; with a number it is done at once, with this exit code.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.messages import Done, Formed, Hello, Ready, Synced, encode, from_driver
+from hvdtrain.elastic.world import Place
+
+
+def main(folder: Path, words: list[str]) -> int:
+    """Be a worker until the end, and return the exit code."""
+    environ = os.environ
+    address, port = environ["HVDTRAIN_ELASTIC"].split(",")[0].rsplit(":", 1)
+    name = environ.get("HVDTRAIN_WORKER", "")
+    mark = folder / (name or f"slurm{environ['SLURM_LOCALID']}")
+    mark.with_suffix(".json").write_text(json.dumps(dict(environ)))
+    connection = socket.create_connection((address, int(port)))
+    prove_to_driver(connection, environ["HOROVOD_RENDEZVOUS_KEY"], name)
+    slot = int(environ.get("HVDTRAIN_SLOT") or environ["SLURM_LOCALID"])
+    started = psutil.Process().create_time()
+    host = environ.get("HOROVOD_HOSTNAME", "localhost")
+    hello = Hello(host=host, machine="here", pid=os.getpid(), process_seconds=started, slot=slot)
+    ready = Ready(generation=0, place=Place(), valid=True, digest="d", stall_timeout=30)
+    connection.sendall(encode(hello) + encode(ready))
+    for line in connection.makefile("rb"):
+        message = from_driver(line)
+        assert message is not None, line
+        if message.kind == "world":
+            world = message.world
+            formed = Formed(generation=world.generation)
+            connection.sendall(encode(formed) + encode(Synced(generation=world.generation, place=Place())))
+            mark.with_suffix(".world").write_text(
+                f"{world.generation} {world.rank} {world.size} {os.getpid()}"
+            )
+            if "wait" not in words:
+                code = int(words[0]) if words else 0
+                connection.sendall(encode(Done(exit_code=code)))
+                return code
+        elif message.kind in ("change", "abort"):
+            connection.sendall(encode(ready.model_copy(update={"generation": message.generation})))
+        elif message.kind == "stop":
+            connection.sendall(encode(Done(exit_code=75)))
+            return 75
+    return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
