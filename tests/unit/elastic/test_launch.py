@@ -158,12 +158,15 @@ def step(folder, *words):
 def test_workers_of_a_step_come_by_themselves(tmp_path):
     code, output = elastic(tmp_path, "-np", "2", "--min-np", "1", command=step(tmp_path)).end()
     assert code == 0, output
-    assert sorted(path.name for path in tmp_path.glob("*.world")) == ["slurm0.world", "slurm1.world"]
+    assert sorted(path.name for path in tmp_path.glob("*.world")) == [
+        "localhost-0.world",
+        "localhost-1.world",
+    ]
 
 
 def test_a_step_goes_on_without_a_killed_worker_and_stops_on_request(tmp_path):
     job = elastic(tmp_path, "-np", "2", "--min-np", "1", command=step(tmp_path, "wait"))
-    os.kill(job.wait_for(2)["slurm1"], signal.SIGKILL)
+    os.kill(job.wait_for(2)["localhost-1"], signal.SIGKILL)
     job.wait_for(1, generation=2)
     code, output = job.end(signal.SIGTERM)
     assert code == 75, output
