@@ -1,4 +1,4 @@
-"""An elastic job below a real Slurm: one srun that outlives its tasks, with workers that need no framework."""
+"""An elastic job below a real Slurm: one srun that outlives its tasks; its workers need no framework."""
 
 import sys
 import time

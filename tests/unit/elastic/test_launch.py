@@ -15,15 +15,7 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 ROOT = Path(__file__).parents[3]
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 40
-# horovodrun as it is with patch launcher/0016, whichever Horovod is installed
-HOROVODRUN = """
-import os, sys
-from horovod.runner import launch
-from hvdtrain.elastic.launch import run_elastic
-launch._run_elastic = run_elastic
-launch._is_elastic = lambda args: True
-launch.run_commandline()
-"""
+HOROVODRUN = ROOT / "tests" / "support" / "elastic_horovodrun.py"
 
 
 class Job:
@@ -65,7 +57,7 @@ class Job:
 
 def horovodrun(folder, *options, worker=(), **changes):
     command = [sys.executable, str(WORKER), str(folder), *worker]
-    return Job(folder, [sys.executable, "-c", HOROVODRUN, *options, *command], **changes)
+    return Job(folder, [sys.executable, str(HOROVODRUN), *options, *command], **changes)
 
 
 def elastic(folder, *options, command):
