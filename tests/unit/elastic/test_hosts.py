@@ -75,6 +75,11 @@ def test_a_script_that_names_no_host_yet_is_no_error(tmp_path):
     assert ScriptHosts(script(tmp_path, "true")).find() == []
 
 
+def running():
+    """Return the processes below this one."""
+    return {one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -88,13 +93,14 @@ def test_a_script_that_names_no_host_yet_is_no_error(tmp_path):
 )
 def test_a_script_that_fails_is_named_and_leaves_nothing_behind(tmp_path, text, words):
     hosts = ScriptHosts(script(tmp_path, text), run_seconds=0.5)
+    before = running()
     since = time.monotonic()
     with pytest.raises(DiscoveryError) as failed:
         hosts.find()
     assert hosts.script in failed.value.problem
     assert words in failed.value.problem
     assert time.monotonic() - since < 5
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert running() <= before
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path):
