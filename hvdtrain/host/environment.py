@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from hvdtrain.host.cores import cores_per_worker
-from hvdtrain.host.launcher import launched_rank, workers_on_this_host
+from hvdtrain.host.launcher import is_elastic, launched_rank, workers_on_this_host
 from hvdtrain.host.start_reports import start_limit
 
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
@@ -30,6 +30,8 @@ def prepare(
       knows nothing of work that takes long by itself, and the job's own watch does.
     - Over Gloo, let workers wait for each other's data longer than the stall timeout, whose message names
       the worker, and longer than a start may take. Horovod's 30 seconds are too short for both.
+    - In an elastic job, too, whose rendezvous is only known later. There every worker that remains would
+      also print that a collective failed, as an error of Horovod's: it is told what happened instead.
 
     Args:
         environ: the environment.
@@ -39,19 +41,26 @@ def prepare(
         The variables that were set under a launcher, by name; empty without a launcher.
     """
     wanted: dict[str, str] = {}
-    if launched_rank() is None:
+    elastic = is_elastic(environ)
+    if elastic:
+        wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
+        wanted["HOROVOD_LOG_LEVEL"] = "fatal"
+    if elastic or launched_rank() is None:
         wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     else:
         shutdown = environ.get(_STALL_SHUTDOWN, "")
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            stall_seconds = _NO_LIMIT_SECONDS if stall_timeout == 0 else stall_timeout or 0
-            seconds = max(_GLOO_TIMEOUT_SECONDS + stall_seconds, start_limit(environ))
-            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(seconds))
+            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
         local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
-    return new if launched_rank() is not None else {}
+    return new if elastic or launched_rank() is not None else {}
+
+
+def _gloo_timeout(environ: Mapping[str, str], stall_timeout: float | None) -> str:
+    stall_seconds = _NO_LIMIT_SECONDS if stall_timeout == 0 else stall_timeout or 0
+    return str(math.ceil(max(_GLOO_TIMEOUT_SECONDS + stall_seconds, start_limit(environ))))

@@ -13,14 +13,25 @@ from rich.text import Text
 from hvdtrain.host.output import tolerant
 from hvdtrain.printable import printable
 
+ELASTIC_VARIABLE = "HVDTRAIN_ELASTIC"  # the addresses of an elastic job's driver, in its workers
+
 # the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun", "pt_elastic"}  # the last is torchrun
 
 
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a worker of an elastic job, whatever else started it."""
+    return bool(environ.get(ELASTIC_VARIABLE))
+
+
 def launched_rank() -> int | None:
-    """Return the rank that a launcher gave this process, or None without a launcher."""
-    for variable in _LAUNCHER_VARIABLES:
+    """Return the rank that a launcher gave this process, or None without a launcher.
+
+    In an elastic job it is the rank in the current world, and None until there is one: ranks of Slurm or
+    MPI, which only started the processes, do not count.
+    """
+    for variable in _LAUNCHER_VARIABLES[:1] if is_elastic() else _LAUNCHER_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdecimal():
             return int(value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launcher import is_elastic, launched_rank
 
 HOROVODRUN, TORCHRUN, SRUN, MPIRUN = "horovodrun", "torchrun", "srun", "mpirun"
 _UNKNOWN = "a launcher"
@@ -47,8 +47,12 @@ class Launch:
 
 
 def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return what the innermost launcher of this process states, or None without a launcher."""
-    for launcher, size_name, rank_name in _VARIABLES:
+    """Return what the innermost launcher of this process states, or None without a launcher.
+
+    In an elastic job only the current world counts, whose size and rank are in horovodrun's variables.
+    """
+    only_worlds = is_elastic(environ)
+    for launcher, size_name, rank_name in _VARIABLES[:1] if only_worlds else _VARIABLES:
         size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
         if not size.isdecimal() or not rank.isdecimal() or int(rank) >= int(size):
             continue
@@ -60,7 +64,7 @@ def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             continue  # srun --mpi=pmi2
         one_per_host = launcher == _UNKNOWN and "LOCAL_RANK" not in environ  # such as pods of Kubernetes
         return Launch(launcher, size_name, int(size), int(rank), not one_per_host)
-    return _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
+    return None if only_worlds else _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
 
 
 def output_rank() -> int | None:

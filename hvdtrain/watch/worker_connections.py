@@ -57,13 +57,17 @@ def describe_host(rank: int, members: Collection[Member]) -> str:
     return f"host {own.host} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
 
 
-def gather_members(workers: Workers) -> list[Member]:
-    """Collective. Return all workers, in the order of ranks."""
-    machine = ""
+def machine_id() -> str:
+    """Return what tells this host, and the numbering of processes on it, from others; empty if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    own = Member(workers.rank, workers.host, machine, os.getpid(), psutil.Process().create_time())
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def gather_members(workers: Workers) -> list[Member]:
+    """Collective. Return all workers, in the order of ranks."""
+    own = Member(workers.rank, workers.host, machine_id(), os.getpid(), psutil.Process().create_time())
     return [Member(**fields) for fields in workers.allgather_object(asdict(own))]
 
 

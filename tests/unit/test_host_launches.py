@@ -180,3 +180,19 @@ def test_the_rank_among_those_that_share_an_output(monkeypatch, environ, rank):
     monkeypatch.setattr(launches.os, "environ", environ)
     monkeypatch.setattr(launches, "stated_launch", lambda: stated_launch(environ))
     assert output_rank() == rank
+
+
+ELASTIC = {"HVDTRAIN_ELASTIC": "127.0.0.1:4000"}
+
+
+@pytest.mark.parametrize("launcher", [STEP, MPIRUN, PODS, TENSORFLOW, {"PMIX_RANK": "3"}])
+def test_in_an_elastic_job_only_the_world_counts(launcher, monkeypatch):
+    assert stated_launch({**launcher, **ELASTIC}) is None
+    launch = stated_launch({**launcher, **ELASTIC, "HOROVOD_SIZE": "3", "HOROVOD_RANK": "2"})
+    assert launch is not None
+    assert (launch.size, launch.rank) == (3, 2)
+    for name, value in {**launcher, **ELASTIC}.items():
+        monkeypatch.setenv(name, value)
+    assert output_rank() is None
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    assert output_rank() == 1

@@ -1,0 +1,148 @@
+"""A worker's connection to the driver of its elastic job."""
+
+import contextlib
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, FromWorker, encode, from_driver
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.launcher import ELASTIC_VARIABLE
+from hvdtrain.host.signed_requests import KEY_VARIABLE
+from hvdtrain.watch.watch_events import silence_seconds
+from hvdtrain.watch.worker_connections import end_if_silent
+
+WORKER_VARIABLE = "HVDTRAIN_WORKER"
+
+_CONNECT_SECONDS = 5.0
+_ALL_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
+_RETRY_SECONDS = 0.2
+
+
+class DriverConnection:
+    """A connection over which messages go both ways. Only ``queue`` may be called by any thread.
+
+    Args:
+        connection: the connection, after the handshake.
+
+    Attributes:
+        is_closed: whether it has ended.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.is_closed = False
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._queue: deque[bytes] = deque()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is not sent yet."""
+        return bool(self._queue or self._outgoing) and not self.is_closed
+
+    def queue(self, message: FromWorker) -> None:
+        """Let a message be sent by the next ``send``."""
+        self._queue.append(encode(message))
+
+    def send(self) -> None:
+        """Send what is queued, as far as that does not wait."""
+        while self._queue:
+            self._outgoing += self._queue.popleft()
+        try:
+            while self._outgoing:
+                sent = self.socket.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()  # the next receive says that the connection has ended
+
+    def receive(self) -> list[FromDriver]:
+        """Return the messages that have arrived. It does not wait; what is no message is dropped."""
+        try:
+            while part := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._incoming += part
+                if len(self._incoming) > MAX_LINE_BYTES:
+                    break  # the rest waits
+            else:
+                self.is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming = bytearray(rest if len(rest) <= MAX_LINE_BYTES else b"")
+        return [message for line in lines if (message := from_driver(line))]
+
+    def close(self) -> None:
+        """End the connection."""
+        self.is_closed = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a process that was forked may have it, too
+        self.socket.close()
+
+
+def open_connection(environ: Mapping[str, str], seconds: float = _ALL_SECONDS) -> socket.socket:
+    """Connect to the driver at the first of its addresses that answers as the job's driver.
+
+    Args:
+        environ: what the launcher gave this worker.
+        seconds: how long to try.
+
+    Raises:
+        EnvironmentFault: If there is no driver that knows the job's key.
+    """
+    text, key = environ.get(ELASTIC_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
+    addresses = _addresses(text)
+    if not addresses or not key:
+        found = f"{ELASTIC_VARIABLE}={text!r}" if not addresses else f"{KEY_VARIABLE} is not set"
+        raise EnvironmentFault(
+            f"this process is a worker of an elastic job, and does not know its driver: {found}",
+            "horovodrun --min-np and `python -m hvdtrain elastic`, which start elastic jobs, set both. "
+            f"Unset {ELASTIC_VARIABLE} for a job that is not elastic.",
+        )
+    reasons: dict[str, str] = {}
+    until = time.monotonic() + seconds
+    while True:
+        for address in addresses:
+            left = max(_RETRY_SECONDS, min(_CONNECT_SECONDS, until - time.monotonic()))
+            try:
+                return _connect(address, key, environ.get(WORKER_VARIABLE, ""), left)
+            except OSError as error:
+                reasons[f"{address[0]}:{address[1]}"] = error.strerror or str(error)
+        if time.monotonic() > until:
+            break
+        time.sleep(_RETRY_SECONDS)
+    tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    raise EnvironmentFault(
+        f"host {socket.gethostname()} cannot connect to the driver of its elastic job ({tried})",
+        "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces option "
+        "chooses the network.",
+    )
+
+
+def _connect(address: tuple[str, int], key: str, worker: str, seconds: float) -> socket.socket:
+    """Connect to one address and carry out the handshake.
+
+    Raises:
+        OSError: If nothing answers there, or not the driver of this job.
+    """
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address, seconds))
+        prove_to_driver(connection, key, worker, seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if silence := silence_seconds():
+            end_if_silent(connection, silence)
+        # a process that is forked must not keep it open: the driver learns from its end that this one ended
+        os.register_at_fork(after_in_child=connection.close)
+        stack.pop_all()
+        return connection
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    """Return the addresses of the driver: host and port, as in "10.0.0.1:4000,10.1.0.1:4000"."""
+    parts = [part.strip().rpartition(":") for part in text.split(",")]
+    return [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]

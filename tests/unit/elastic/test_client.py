@@ -1,0 +1,549 @@
+"""A worker of an elastic job, led by a driver that each test scripts over a real socket."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.elastic import client as clients
+from hvdtrain.elastic import lease, member_thread
+from hvdtrain.elastic.client import connect, current
+from hvdtrain.elastic.driver_connection import open_connection
+from hvdtrain.elastic.handshake import DriverHandshake
+from hvdtrain.elastic.messages import (
+    Abort,
+    AskStack,
+    AskValues,
+    Beat,
+    ChangeWorld,
+    Done,
+    DriverBeat,
+    End,
+    EnterWorld,
+    Failed,
+    Formed,
+    KillProcess,
+    Leave,
+    Leaving,
+    LeftWorld,
+    Ready,
+    Refuse,
+    Retry,
+    Stack,
+    Stop,
+    Synced,
+    Values,
+    Wait,
+    Welcome,
+)
+from hvdtrain.elastic.orders import Orders
+from hvdtrain.elastic.world import Place, world_key
+from hvdtrain.errors import (
+    AgreementError,
+    EnvironmentFault,
+    JobEnded,
+    PeerLostError,
+    RefusedError,
+    Removed,
+    TaskError,
+    UsageError,
+)
+from tests.support.elastic_driver import KEY, ScriptedDriver, world
+
+VALUES = {"config": {"epochs": 3}, "size": 100}
+
+
+class Worker:
+    """A worker whose calls that wait run in a thread, and what was done to its process."""
+
+    def __init__(self, driver, *first, lease_seconds: float = 20.0, stall_timeout: float = 120.0) -> None:
+        self.aborted, self.ended = [], []
+        self.pool = ThreadPoolExecutor(1)
+        self.environ = dict(driver.environ)
+        accepted = self.pool.submit(driver.accept, *first, lease_seconds=lease_seconds)
+        self.client = connect(self.environ, stall_timeout=stall_timeout, abort=self.aborted.append)
+        self.client.on_end(self._end)
+        accepted.result(10)
+
+    def _end(self, error: JobEnded) -> None:
+        if not self.ended:
+            self.ended.append(error)
+
+    def ready(self, place=(0, 0), values=VALUES):
+        return self.pool.submit(self.client.next_world, Place(*place), valid=True, values=values)
+
+    def enter(self, driver, **fields):
+        """Bring the worker into a world."""
+        entered = self.ready()
+        driver.expect(Ready)
+        driver.say(EnterWorld(world=world(**fields)))
+        return entered.result(10)
+
+
+@pytest.fixture
+def driver():
+    with ScriptedDriver() as driver:
+        yield driver
+
+
+@pytest.fixture
+def join(driver):
+    joined = []
+
+    def start(*first, **options) -> Worker:
+        joined.append(Worker(driver, *first, **options))
+        return joined[-1]
+
+    yield start
+    for worker in joined:
+        worker.client._orders.end(JobEnded("the test is over"))
+        worker.client._thread.close()
+        worker.pool.shutdown(wait=False, cancel_futures=True)
+    clients._current.clear()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr(member_thread, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(clients, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "REGAINED_SECONDS", 0.3)
+
+
+def eventually(condition, seconds: float = 5.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_worker_learns_its_place_and_beats(driver, join):
+    client = join().client
+    assert (client.worker, client.job, client.slot, client.slots_on_host, client.most) == (
+        "w7",
+        "j1",
+        1,
+        2,
+        4,
+    )
+    assert client.is_joining
+    assert client.world is None
+    assert current() is client
+    driver.expect(Beat)
+    assert driver.expect(Beat).state[0]
+
+
+def test_it_trains_once(join, driver):
+    worker = join()
+    with pytest.raises(UsageError, match="a second time"):
+        connect(worker.environ, stall_timeout=1, abort=print)
+
+
+def test_what_comes_with_the_welcome_counts(driver, join):
+    welcome = Welcome(
+        worker="w1", job="j", slot=0, slots_on_host=1, most=2, is_training=False, lease_seconds=9
+    )
+    worker = join(welcome, Stop(signal=15))
+    assert worker.client.stop_wanted() == 15
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Refuse(problem="no slot"), RefusedError),
+        (End(problem="over", exit_code=4), JobEnded),
+    ],
+)
+def test_a_worker_that_is_not_welcome(driver, answer, error):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_accept_with, driver, answer)
+        with pytest.raises(error):
+            connect(dict(driver.environ), stall_timeout=1, abort=print)
+    assert current() is None
+
+
+def _accept_with(driver, answer) -> None:
+    from hvdtrain.elastic.handshake import accept_worker
+
+    driver.connection, _ = driver.listener.accept()
+    accept_worker(driver.connection, KEY)
+    driver.say(answer)
+
+
+def test_a_driver_that_does_not_know_the_key_is_not_followed(driver):
+    def pretend() -> None:
+        while True:
+            try:
+                connection, _ = driver.listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(DriverHandshake("another key").opening)
+                connection.recv(1024)
+                connection.sendall(b'{"proof": "00"}\n')
+
+    threading.Thread(target=pretend, daemon=True).start()
+    with pytest.raises(EnvironmentFault, match="does not know this job's key"):
+        open_connection(driver.environ, 0.2)
+    driver.listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"HVDTRAIN_ELASTIC": "nowhere"}, "'nowhere'"),
+        ({"HOROVOD_RENDEZVOUS_KEY": ""}, "HOROVOD_RENDEZVOUS_KEY is not set"),
+        ({"HVDTRAIN_ELASTIC": "127.0.0.1:1"}, "127.0.0.1:1: Connection refused"),
+    ],
+)
+def test_a_worker_without_a_driver_says_so(driver, changes, found):
+    with pytest.raises(EnvironmentFault, match=found):
+        open_connection({**driver.environ, **changes}, 0.2)
+
+
+def test_the_first_address_that_answers_counts(driver, join):
+    driver.environ["HVDTRAIN_ELASTIC"] = f"127.0.0.1:1,{driver.environ['HVDTRAIN_ELASTIC']}"
+    assert join().client.worker == "w7"
+
+
+def test_a_worker_enters_a_world(driver, join):
+    worker = join()
+    entered = worker.ready(place=(7, 1))
+    ready = driver.expect(Ready)
+    assert (ready.generation, ready.place, ready.valid, ready.stall_timeout) == (0, Place(7, 1), True, 120.0)
+    driver.say(EnterWorld(world=world(3)))
+    found = entered.result(10)
+    worker.client.enter(found)
+    assert worker.environ["HOROVOD_RANK"] == "0"
+    assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, 3, "salt")
+    assert worker.environ["HOROVOD_GLOO_IFACE"] == worker.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    worker.client.formed()
+    assert driver.expect(Formed).generation == 3
+    worker.client.synced(Place(7))
+    assert driver.expect(Synced).place == Place(7)
+    worker.ready()
+    assert driver.expect(Ready).generation == 3
+
+
+def test_the_key_of_a_later_world_is_that_of_the_job(driver, join):
+    worker = join()
+    for generation in (1, 2):
+        worker.client.enter(worker.enter(driver, generation=generation))
+        assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, generation, "salt")
+
+
+def test_an_interface_that_the_user_chose_stays(driver, join):
+    driver.environ["HOROVOD_GLOO_IFACE"] = "eth7"
+    worker = join()
+    worker.client.enter(worker.enter(driver))
+    assert worker.environ["HOROVOD_GLOO_IFACE"] == "eth7"
+
+
+def test_equal_values_have_equal_digests(driver, join):
+    worker = join()
+    digests = []
+    for values in (VALUES, dict(reversed(VALUES.items())), {**VALUES, "size": 101}):
+        entered = worker.ready(values=values)
+        digests.append(driver.expect(Ready).digest)
+        driver.say(EnterWorld(world=world(len(digests))))
+        entered.result(10)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_values_arrive_in_parts_that_fit(driver, join):
+    worker = join()
+    values = {f"fingerprint {n}": "\x00" * 1000 for n in range(300)} | {"long": "x" * 10**6, "bad": "\ud800"}
+    worker.ready(values=values)
+    driver.expect(Ready)
+    driver.say(AskValues())
+    first = driver.expect(Values)
+    parts = [first, *(driver.expect(Values) for _ in range(first.of - 1))]
+    assert [part.part for part in parts] == list(range(first.of))
+    found = {name: text for part in parts for name, text in part.values.items()}
+    assert found.keys() == values.keys()
+    assert "SHA-256" in found["long"]
+    assert first.of > 1
+
+
+def test_abort_reaches_a_training_thread_in_a_collective(driver, join):
+    worker = join()
+    worker.enter(driver, generation=2)
+    driver.say(Abort(generation=1, why="too late"))
+    assert worker.client.explain() is None
+    driver.say(Abort(generation=2, why="rank 1 on h2: killed"))
+    event = worker.client.explain()
+    assert event is not None
+    assert event.problem == "rank 1 on h2: killed"
+    assert eventually(lambda: len(worker.aborted) > 2)  # a start of Horovod forgets an abort before it
+    assert worker.client.change_wanted()
+    with pytest.raises(PeerLostError, match="rank 1 on h2"):
+        worker.client.enter(world(2))
+    worker.ready()
+    driver.expect(Ready)
+    count = len(worker.aborted)
+    time.sleep(0.3)
+    assert len(worker.aborted) == count
+    assert not worker.client.change_wanted()
+
+
+@pytest.mark.parametrize("order", [Abort(generation=1, why="x"), Retry(generation=1)])
+def test_a_world_that_is_given_up_before_it_is_taken_is_dropped(order):
+    orders = Orders(abort=pytest.fail)
+    orders.begin_waiting()
+    assert not orders.take(EnterWorld(world=world(1)))
+    assert orders.take(order)  # it says again that it is ready
+    assert not orders.take(EnterWorld(world=world(1)))
+    orders.take(EnterWorld(world=world(2)))
+    assert orders.wait().generation == 2
+
+
+def test_retry_asks_a_worker_that_waits_to_say_it_again(driver, join):
+    worker = join()
+    worker.enter(driver)
+    worker.ready(place=(5, 0))
+    driver.expect(Ready)
+    driver.say(Retry(generation=1))
+    assert driver.expect(Ready).place == Place(5)
+
+
+def test_a_change_is_for_one_world(driver, join):
+    worker = join()
+    worker.enter(driver)
+    driver.say(ChangeWorld(generation=0, why="late"))
+    driver.say(ChangeWorld(generation=1, why="w8 joins"))
+    assert eventually(worker.client.change_wanted)
+    assert worker.aborted == []
+    worker.enter(driver, generation=2)
+    assert not worker.client.change_wanted()
+
+
+def test_stop(driver, join):
+    worker = join()
+    assert worker.client.stop_wanted() == 0
+    driver.say(Stop(signal=signal.SIGTERM))
+    assert eventually(lambda: worker.client.stop_wanted() == signal.SIGTERM)
+
+
+def test_a_worker_leaves_when_the_driver_agrees(driver, join):
+    worker = join()
+    worker.enter(driver)
+    worker.client.leave("SIGTERM came")
+    worker.client.leave("SIGUSR2 came")
+    assert driver.expect(Leaving).why == "SIGTERM came"
+    driver.say(ChangeWorld(generation=1, why="rank 0 leaves"))
+    assert eventually(worker.client.change_wanted)
+    entered = worker.ready()
+    driver.expect(Ready)
+    driver.say(Leave(why="it asked for it"))
+    with pytest.raises(Removed):
+        entered.result(10)
+    worker.client.left()
+    driver.expect(LeftWorld)
+    assert worker.ended == []
+
+
+def test_a_worker_that_is_removed_before_it_is_ready(driver, join):
+    worker = join()
+    worker.enter(driver)
+    driver.say(Leave(why="its host is gone"))
+    assert eventually(worker.client.change_wanted)
+    with pytest.raises(Removed, match="host is gone"):
+        worker.client.next_world(Place(), valid=True, values={})
+
+
+def test_a_worker_that_differs_is_refused(driver, join):
+    entered = (worker := join()).ready()
+    driver.say(Refuse(problem="size: 100 and 101", remedy="the same data"))
+    with pytest.raises(RefusedError, match="100 and 101"):
+        entered.result(10)
+    worker.client.failed(RefusedError("x"))
+    assert not driver.hears(Failed, 0.3)
+
+
+def test_the_end_reaches_a_worker_that_waits(driver, join):
+    entered = join().ready()
+    driver.expect(Ready)
+    driver.say(End(problem="the task failed", remedy="mend it", exit_code=4, speaks=False))
+    with pytest.raises(JobEnded, match="the task failed") as caught:
+        entered.result(10)
+    assert (caught.value.exit_code, caught.value.speaks) == (4, False)
+
+
+def test_the_end_of_a_worker_that_hangs(driver, join):
+    worker = join()
+    worker.enter(driver)
+    driver.say(End(problem="over", exit_code=4, speaks=True))
+    assert eventually(lambda: bool(worker.ended))
+    assert worker.aborted[0] == "over"
+    assert (worker.ended[0].exit_code, worker.ended[0].speaks) == (4, True)
+
+
+def test_a_worker_that_notices_the_end_may_end_itself(driver, join):
+    worker = join()
+    worker.enter(driver)
+    driver.say(End(problem="over", exit_code=4, speaks=True))
+    assert eventually(worker.client.change_wanted)
+    with pytest.raises(JobEnded):
+        worker.client.next_world(Place(), valid=True, values={})
+    time.sleep(0.8)
+    assert worker.ended == []
+
+
+def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
+    worker = join()
+    worker.enter(driver)
+    driver.close()
+    assert eventually(lambda: bool(worker.ended))
+    assert (worker.ended[0].exit_code, worker.ended[0].speaks) == (3, True)
+    assert "launcher" in worker.ended[0].problem
+    assert worker.aborted
+    assert worker.client.lost_lease == ""  # a save that is under way may end
+
+
+def test_only_rank_0_reports_the_end_of_the_driver(driver, join):
+    worker = join()
+    worker.enter(driver, rank=1)
+    driver.close()
+    assert eventually(lambda: bool(worker.ended))
+    assert not worker.ended[0].speaks
+
+
+def test_after_the_end_nothing_is_ended(driver, join):
+    worker = join()
+    worker.client.done(0)
+    assert driver.expect(Done).exit_code == 0
+    driver.close()
+    time.sleep(0.8)
+    assert worker.ended == []
+
+
+@pytest.mark.parametrize(
+    ("error", "blame", "code"),
+    [(TaskError("no loss"), "code", 2), (EnvironmentFault("no disk"), "environment", 3)],
+)
+def test_an_error_is_told_once(driver, join, error, blame, code):
+    worker = join()
+    failed = worker.pool.submit(worker.client.failed, error)
+    message = driver.expect(Failed)
+    assert (message.blame, message.problem, message.exit_code) == (blame, error.problem, code)
+    driver.say(End(problem=error.problem, exit_code=code, speaks=True))
+    failed.result(10)
+    assert worker.client.ended.speaks
+    worker.client.failed(error)
+    assert not driver.hears(Failed, 0.3)
+
+
+def test_a_driver_that_does_not_answer_an_error_delays_it_a_moment(driver, join):
+    worker = join()
+    start = time.monotonic()
+    worker.client.failed(AgreementError("x"))
+    assert time.monotonic() - start < 2
+    assert worker.client.ended is None
+
+
+def test_the_stack_is_that_of_the_training_thread(driver, join):
+    join()
+    ACTIVITY.enter("testing")
+    driver.say(AskStack())
+    assert "expect(Stack)" in driver.expect(Stack).text
+
+
+def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join):
+    join()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command) as other:
+        os.kill(other.pid, signal.SIGSTOP)
+        started = psutil.Process(other.pid).create_time()
+        driver.say(KillProcess(pid=other.pid, process_seconds=started - 100))
+        driver.say(KillProcess(pid=os.getpid(), process_seconds=psutil.Process().create_time()))
+        time.sleep(0.3)
+        assert other.poll() is None
+        driver.say(KillProcess(pid=other.pid, process_seconds=started))
+        assert other.wait(10) == -signal.SIGKILL
+
+
+def test_waiting_is_shown(driver, join):
+    worker, shown = join(), []
+    worker.client.on_wait(shown.append)
+    driver.say(Wait(have=1, need=2, left_seconds=590))
+    assert eventually(lambda: bool(shown))
+    assert shown[0].need == 2
+
+
+def test_a_flood_of_what_is_no_message_does_nothing(driver, join):
+    worker = join()
+    driver.connection.settimeout(10)
+    for part in (b"x" * (1 << 20), b"\n{}\n[]\n" + b"[" * 5000 + b"\n", b'{"kind": "end"}\n\xff\xfe\n'):
+        driver.connection.sendall(part)
+    entered = worker.ready()
+    driver.expect(Ready)
+    driver.say(EnterWorld(world=world(4)))
+    assert entered.result(10).generation == 4
+
+
+def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
+    worker = join(lease_seconds=0.5, stall_timeout=1.5)
+    worker.enter(driver)
+    driver.say(DriverBeat())
+    assert worker.client.lost_lease == ""
+    assert eventually(lambda: worker.client._lease.is_lost)
+    assert "has not answered" in worker.client.lost_lease
+    assert eventually(lambda: bool(worker.ended), 8)
+    assert worker.aborted
+    assert worker.ended[0].exit_code == 3
+
+
+def test_a_signal_handler_may_leave_while_the_worker_waits(driver, join):
+    worker = join()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    before = signal.signal(signal.SIGUSR2, lambda *_: worker.client.leave("SIGUSR2 came"))
+    answer = worker.pool.submit(lambda: (driver.expect(Leaving), driver.say(Leave(why="as asked"))))
+    try:
+        with pytest.raises(Removed):
+            worker.client.next_world(Place(), valid=True, values={})
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    answer.result(10)
+
+
+FROZEN = """
+import os, sys, time
+from hvdtrain.elastic.client import connect
+client = connect(os.environ, stall_timeout=60.0, abort=lambda why: None)
+print("joined", flush=True)
+while True:
+    if not client.lost_lease:
+        open(sys.argv[1], "a").write("x")
+    time.sleep(0.02)
+"""
+
+
+def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver, tmp_path):
+    file = tmp_path / "log"
+    command = [sys.executable, "-c", FROZEN, str(file)]
+    environ = {**os.environ, **driver.environ}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as frozen:
+        driver.accept(lease_seconds=1.0)
+        driver.say(DriverBeat())
+        assert frozen.stdout.readline() == "joined\n"
+        assert eventually(file.exists)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        written = file.stat().st_size
+        for _ in range(3):  # what it finds when it wakes says nothing of now
+            driver.say(DriverBeat())
+            time.sleep(0.5)
+        driver.close()
+        os.kill(frozen.pid, signal.SIGCONT)
+        assert frozen.wait(10) == 3
+        assert file.stat().st_size == written
