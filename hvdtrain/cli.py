@@ -12,7 +12,7 @@ import click
 import hvdtrain
 from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
 from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_file
-from hvdtrain.errors import Interrupted, Stopped, UsageError
+from hvdtrain.errors import Interrupted, Removed, Stopped, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.printable import printable
@@ -352,17 +352,27 @@ def build_horovod(debug: bool, **request: Any) -> None:
 
 def main() -> None:
     """Run the command line and exit with a code that hvdtrain.errors lists."""
-    from hvdtrain.host.launches import output_rank
-
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
-        if not output_rank():
+        if _reports(error):
             error.show()
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except (Interrupted, Stopped, Exception) as error:
+    except (Interrupted, Stopped, Removed, Exception) as error:
         from hvdtrain.jobs.failures import end_worker
 
         end_worker(error, "--debug" in sys.argv)
+
+
+def _reports(error: click.ClickException) -> bool:
+    """Return whether this worker reports an error of the command line, which all of them have."""
+    from hvdtrain.host.launcher import is_elastic
+    from hvdtrain.host.launches import output_rank
+
+    if not is_elastic():
+        return not output_rank()
+    from hvdtrain.elastic.telling import tell_driver
+
+    return tell_driver(error) is error

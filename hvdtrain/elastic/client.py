@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
-from hvdtrain.elastic.driver_connection import DriverConnection, open_connection
+from hvdtrain.elastic.driver_connection import CONNECT_SECONDS, DriverConnection, open_connection
 from hvdtrain.elastic.interface import interface_for
 from hvdtrain.elastic.lease import Lease
 from hvdtrain.elastic.member_thread import MemberThread
@@ -35,7 +35,7 @@ from hvdtrain.watch.watch_events import Told
 
 _WELCOME_SECONDS = 30.0
 _LAST_SECONDS = 2.0  # in which the last message is sent
-_ANSWER_SECONDS = 3.0  # in which the driver says who reports an error
+_ANSWER_SECONDS = 1.0  # in which the driver says who reports an error
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 
 _current: list["Client"] = []
@@ -187,12 +187,11 @@ class Client:
         """Say that this worker ends because of an error, and wait for who reports it."""
         if self.is_over or isinstance(error, JobEnded | RefusedError):
             return
-        self._orders.is_ending = True
+        self._orders.is_ending = self._thread.is_over = True
         if self.ended is None:
             failure = failure_of(error)
-            self._send(failure)
+            self._thread.send_last(failure, _LAST_SECONDS)
             self._orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
-        self._thread.is_over = True
 
     def done(self, exit_code: int) -> None:
         """Say that training is complete, or stopped with its state saved."""
@@ -218,7 +217,11 @@ class Client:
 
 
 def connect(
-    environ: MutableMapping[str, str], *, stall_timeout: float, abort: Callable[[str], None]
+    environ: MutableMapping[str, str],
+    *,
+    stall_timeout: float,
+    abort: Callable[[str], None],
+    seconds: float = CONNECT_SECONDS,
 ) -> Client:
     """Join the elastic job that started this process.
 
@@ -227,6 +230,7 @@ def connect(
         stall_timeout: after so many seconds without the driver the process ends; 0 for never.
         abort: lets the collectives of this process fail, with a reason. Another thread calls it, maybe
             again and again; it does not wait.
+        seconds: how long to try to reach the driver.
 
     Raises:
         EnvironmentFault: If the driver does not answer.
@@ -240,7 +244,7 @@ def connect(
             "Start one job for each training.",
             everywhere=True,
         )
-    connection = DriverConnection(open_connection(environ))
+    connection = DriverConnection(open_connection(environ, seconds))
     connection.queue(hello(environ))
     try:
         welcome, more = _welcome(connection)

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, FromWorker, encode, from_driver
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import ELASTIC_VARIABLE
+from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 from hvdtrain.watch.watch_events import silence_seconds
 from hvdtrain.watch.worker_connections import end_if_silent
 
-WORKER_VARIABLE = "HVDTRAIN_WORKER"
+CONNECT_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
 
-_CONNECT_SECONDS = 5.0
-_ALL_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
+_ADDRESS_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 
 
@@ -85,7 +84,7 @@ class DriverConnection:
         self.socket.close()
 
 
-def open_connection(environ: Mapping[str, str], seconds: float = _ALL_SECONDS) -> socket.socket:
+def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
     """Connect to the driver at the first of its addresses that answers as the job's driver.
 
     Args:
@@ -108,7 +107,7 @@ def open_connection(environ: Mapping[str, str], seconds: float = _ALL_SECONDS) -
     until = time.monotonic() + seconds
     while True:
         for address in addresses:
-            left = max(_RETRY_SECONDS, min(_CONNECT_SECONDS, until - time.monotonic()))
+            left = max(_RETRY_SECONDS, min(_ADDRESS_SECONDS, until - time.monotonic()))
             try:
                 return _connect(address, key, environ.get(WORKER_VARIABLE, ""), left)
             except OSError as error:

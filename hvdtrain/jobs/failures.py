@@ -16,15 +16,19 @@ from types import TracebackType
 
 import click
 
+from hvdtrain.elastic.telling import tell_driver
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
     Interrupted,
+    JobEnded,
     PeerLostError,
+    Removed,
     Stopped,
     WorkerFailure,
 )
 from hvdtrain.host.deadline import deadline
+from hvdtrain.host.launcher import WORKER_VARIABLE, is_elastic, launched_rank
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.printable import printable
@@ -82,18 +86,37 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
         on_worker_lost: called with the problem first, in another thread, to write it down; it may hang.
     """
     if not isinstance(event, Told | Abandoned):
-
-        def write_down() -> None:
-            with suppress(Exception):
-                on_worker_lost(event.problem)
-
-        with suppress(RuntimeError):  # no thread can be started
-            do_in_time(write_down, _WRITE_DOWN_SECONDS)
+        _write_down_in_time(on_worker_lost, event.problem)
         if stacks:
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
     os._exit(EXIT_ENVIRONMENT)
+
+
+def end_of_job(error: JobEnded, on_worker_lost: Callable[[str], None] | None) -> None:
+    """End this process, whose elastic job has ended, from a thread: the training thread did not notice.
+
+    Args:
+        error: how the job ended.
+        on_worker_lost: called with the problem first, in another thread, to write it down; None if this
+            worker may not write.
+    """
+    if on_worker_lost is not None:
+        _write_down_in_time(on_worker_lost, error.problem)
+    if error.speaks:
+        _say(error, output_rank(), debug=False)
+    _flush()
+    os._exit(error.exit_code)
+
+
+def _write_down_in_time(on_worker_lost: Callable[[str], None], problem: str) -> None:
+    def write_down() -> None:
+        with suppress(Exception):
+            on_worker_lost(problem)
+
+    with suppress(RuntimeError):  # no thread can be started
+        do_in_time(write_down, _WRITE_DOWN_SECONDS)
 
 
 def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:
@@ -115,7 +138,7 @@ def end_if_uncaught() -> None:
 
 
 def _end_or_show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    if isinstance(error, HvdtrainError | Interrupted | Stopped):
+    if isinstance(error, HvdtrainError | Interrupted | Stopped | Removed):
         end_worker(error, debug=False)
     sys.__excepthook__(kind, error, where)
 
@@ -132,19 +155,22 @@ def end_worker(error: BaseException, debug: bool) -> None:
         may_end_it = number in (signal.SIGINT, signal.SIGTERM) and not stopped
         signal.signal(number, signal.SIG_DFL if may_end_it else signal.SIG_IGN)
     rank = output_rank()
-    if isinstance(error, PeerLostError):
+    if is_elastic():
+        error = tell_driver(error)  # it also says who reports it
+        rank = None
+    elif isinstance(error, PeerLostError):
         time.sleep(_ENDED_BY_LAUNCHER_SECONDS)
     elif rank and not stopped:
         time.sleep(_SPEAK_AFTER_SECONDS)
-    if not (rank and getattr(error, "everywhere", False)):
+    if not (rank and getattr(error, "everywhere", False)) and getattr(error, "speaks", True):
         _say(error, rank, debug)
     _flush()
     os._exit(getattr(error, "exit_code", 1))
 
 
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:
-    who = "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
-    if isinstance(error, Interrupted | Stopped):
+    who = _who(rank)
+    if isinstance(error, Interrupted | Stopped | Removed):
         return  # rank 0 has reported where it stood
     if isinstance(error, WorkerFailure) and isinstance(error.__cause__, RaisedInReader):
         _show(error.__cause__.traceback_text)
@@ -156,6 +182,14 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
         _write(f"{who}{error.problem}", error.remedy)
     else:
         _write(f"{who}{type(error).__name__}: {error}", "This is a bug in hvdtrain: please report it.")
+
+
+def _who(rank: int | None) -> str:
+    if rank is None and is_elastic():  # before the first world there are no ranks, and later other ones
+        rank = launched_rank()
+        name = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip()
+        return f"{name if rank is None else f'rank {rank}'} on {socket.gethostname()}: "
+    return "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
 
 
 def _write(problem: str, remedy: str) -> None:

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,20 @@ from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
 from hvdtrain.data.eval_sets import metric_prefixes
-from hvdtrain.errors import NOT_THE_TASKS, ConfigError, DataError, PeerLostError, TaskError, UsageError
+from hvdtrain.elastic.member import Membership
+from hvdtrain.errors import (
+    NOT_THE_TASKS,
+    ConfigError,
+    DataError,
+    HvdtrainError,
+    PeerLostError,
+    TaskError,
+    UsageError,
+)
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.horovod_build import installed_build, require_horovod
 from hvdtrain.host import environment
-from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
@@ -46,7 +55,7 @@ from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
-from hvdtrain.watch.worker_watch import watch_workers
+from hvdtrain.watch.worker_watch import WorkerWatch, watch_workers
 
 _FIRST_ANSWER_SECONDS = 30
 
@@ -163,7 +172,12 @@ def _join_launch() -> None:
 
 
 @contextmanager
-def started(job: JobSpec, signals: Signals, watching: Watching | None = None) -> Iterator[Backend]:
+def started(
+    job: JobSpec,
+    signals: Signals,
+    watching: Watching | None = None,
+    membership: Membership | None = None,
+) -> Iterator[Backend]:
     """Collective. Return a context with the job's backend, in which the job's workers are watched.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
@@ -172,28 +186,59 @@ def started(job: JobSpec, signals: Signals, watching: Watching | None = None) ->
         job: the job.
         signals: what signals asked of this worker.
         watching: what is done before the process ends because a worker does not answer.
+        membership: this worker's part in an elastic job, whose driver watches the workers; None in others.
+
+    Raises:
+        UsageError: If the launcher started an elastic job, and what this process does cannot be elastic.
     """
+    check_may_be_elastic(membership)
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
-    backend = load_backend(job.config)
-    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), "--debug" in sys.argv)
+    backend = load_backend(job.config, membership)
     try:
-        with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
-            watch, watching.note = watch_workers(
-                backend.workers,
-                limits,
-                lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost),
-            )
-        watching.explain = watch.explain
-        with watch:
+        with nullcontext() if membership else _watched(job, backend, watching):
+            if membership is not None:
+                watching.explain = membership.explain
             try:
                 yield backend
             except PeerLostError as error:
-                raise name_lost_worker(error, watch.explain) from error
-    except BaseException:
+                raise name_lost_worker(error, watching.explain) from error
+    except BaseException as error:
         signals.ignore()  # how this ends is settled
+        if membership is not None and isinstance(error, HvdtrainError):
+            membership.failed(error)  # the others need not wait
         do_in_time(backend.close)  # workers that wait for this one learn of it
         raise
+
+
+def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:
+    """Collective. Watch the workers of a job that is not elastic."""
+    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), "--debug" in sys.argv)
+    with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
+        watch, watching.note = watch_workers(
+            backend.workers,
+            limits,
+            lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost),
+        )
+    watching.explain = watch.explain
+    return watch
+
+
+def check_may_be_elastic(membership: Membership | None) -> None:
+    """Check that what needs a fixed number of workers was not started as an elastic job.
+
+    Args:
+        membership: this worker's part in an elastic job; None if what it does cannot be elastic.
+
+    Raises:
+        UsageError: If it was.
+    """
+    if membership is None and is_elastic():
+        raise UsageError(
+            "only training can be an elastic job; this needs a fixed number of workers",
+            "Start it without --min-np, --max-np and --host-discovery-script.",
+            everywhere=True,
+        )
 
 
 def new_task(job: JobSpec) -> Any:

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.errors import ENDINGS, Interrupted, WorkerFailure
+from hvdtrain.elastic.member import Membership
+from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
+from hvdtrain.host.launcher import is_elastic
 from hvdtrain.task import where_raised
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_LEAVES = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class Signals:
@@ -81,19 +84,53 @@ class Signals:
         raise Interrupted(number)
 
 
+class ElasticSignals(Signals):
+    """What signals asked of one worker of an elastic job: SIGTERM and SIGUSR2 mean that it leaves the job.
+
+    The others go on. While it trains it leaves at the next step, when the driver tells all workers of it;
+    before that, it leaves at once. A launcher that is to stop all workers tells them over the driver, so that
+    ``poll`` never asks for a stop. SIGINT and SIGUSR1 mean what they do in other jobs.
+
+    Attributes:
+        membership: this worker's part in the job; None until it has joined it: until then SIGTERM ends it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership: Membership | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal, in the main thread.
+
+        Raises:
+            Removed: If this worker leaves at once.
+            Interrupted: If a signal ends it at once.
+        """
+        if self.membership is None or number not in _LEAVES:
+            super().handle(number, frame)
+        elif not self.membership.stop_wanted():  # once all are to stop, it stops with them
+            why = f"{signal.Signals(number).name} came"
+            self.membership.leave(why)
+            if not self._waits_for_step:
+                self.ignore()
+                raise Removed(why)
+
+
 @contextmanager
 def interruptible() -> Iterator[Signals]:
     """Return a context in which signals stop training, in order or at once.
 
     SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
     SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
-    but kills its workers soon after a SIGTERM. A SystemExit of the task's code becomes an error: its exit
-    code would be 0 as after complete training. So does any other of its exceptions that is no Exception.
+    but kills its workers soon after a SIGTERM. In an elastic job they are ``ElasticSignals``.
+
+    A SystemExit of the task's code becomes an error: its exit code would be 0 as after complete training.
+    So does any other of its exceptions that is no Exception.
 
     Raises:
         WorkerFailure: If the task's code calls ``sys.exit()``, or raises such an exception.
     """
-    seen = Signals()
+    seen = ElasticSignals() if is_elastic() else Signals()
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {number: signal.signal(number, seen.handle) for number in HANDLED}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
-from hvdtrain.errors import Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.errors import Interrupted, PeerLostError, Removed, WorkerFailure
 from hvdtrain.jobs.signals import HANDLED, Signals, interruptible
 
 ORDERLY = [signal.SIGTERM, signal.SIGUSR2]
@@ -158,3 +158,70 @@ def test_the_exit_of_the_tasks_code_is_an_error():
     said = r"called sys.exit\(\): .*test_signals.py, line \d+: SystemExit: 0"
     with pytest.raises(WorkerFailure, match=said), interruptible():
         sys.exit(0)
+
+
+class Asked:
+    """A membership that notes what is asked of it."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.left: list[str] = []
+        self.stop = stop
+
+    def leave(self, why: str) -> None:
+        self.left.append(why)
+
+    def stop_wanted(self) -> int:
+        return self.stop
+
+
+@pytest.fixture
+def elastic(monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:4000")
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_one_worker_of_an_elastic_job_leaves_it(elastic, number):
+    with interruptible() as signals, signals.defer_to_step_boundary():
+        signals.membership = Asked()
+        signal.raise_signal(number)
+        assert signals.poll() == NO_FLAGS  # the driver tells all workers of it
+    assert signals.membership.left == [f"{number.name} came"]
+    assert signals.number is None
+
+
+@pytest.mark.parametrize("number", ORDERLY)
+def test_a_worker_that_is_alone_leaves_an_elastic_job_at_once(elastic, number):
+    asked = Asked()
+
+    def leave_early() -> None:
+        with interruptible() as signals:
+            signals.membership = asked
+            signal.raise_signal(number)
+
+    with pytest.raises(Removed, match=number.name):
+        leave_early()
+    assert asked.left == [f"{number.name} came"]
+
+
+def test_a_worker_that_has_not_joined_an_elastic_job_is_ended(elastic):
+    with pytest.raises(Interrupted), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_worker_that_is_to_stop_with_all_others_does_not_leave(elastic):
+    with interruptible() as signals, signals.defer_to_step_boundary():
+        signals.membership = Asked(stop=signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.membership.left == []
+
+
+def test_other_signals_mean_the_same_in_an_elastic_job(elastic):
+    def save_then_end() -> None:
+        with interruptible() as signals:
+            signals.membership = Asked()
+            signal.raise_signal(signal.SIGUSR1)
+            assert signals.poll() == ControlFlags(save=True)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        save_then_end()
