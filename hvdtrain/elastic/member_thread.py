@@ -30,6 +30,7 @@ from hvdtrain.watch.heartbeat import BEAT_SECONDS, state_of
 
 # The training thread ends the process in order if it can: so long it has to notice that the job has ended,
 _NOTICE_SECONDS = 5.0
+_NOTICE_ALONE_SECONDS = 1.0  # less before its first world: there is nothing to save
 _END_SECONDS = 40.0  # and so long to end, with a save that is under way
 _MAX_STACK = 30_000
 _GONE = "the launcher, which leads this elastic job, has ended or cannot be reached"
@@ -168,7 +169,8 @@ class MemberThread:
         """End the process if the training thread does not do so in time."""
         now = time.monotonic()
         self._ended_at = self._ended_at or now
-        if now - self._ended_at >= (_END_SECONDS if self._orders.is_ending else _NOTICE_SECONDS):
+        notice_seconds = _NOTICE_SECONDS if self._orders.generation else _NOTICE_ALONE_SECONDS
+        if now - self._ended_at >= (_END_SECONDS if self._orders.is_ending else notice_seconds):
             self.on_end(error)
 
     def _lost(self) -> None:

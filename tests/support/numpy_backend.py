@@ -61,7 +61,7 @@ class Mlp:
         return hidden, hidden @ w2 + b2
 
 
-def start(config: Config) -> "NumpyBackend":
+def start(config: Config, membership: Any = None) -> "NumpyBackend":
     """Return the backend; one worker needs no Horovod."""
     return NumpyBackend(one_worker())
 

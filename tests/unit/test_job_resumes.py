@@ -77,7 +77,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(opening.environment, "prepare", dict)
 
     def start(at=None, **fields):
-        monkeypatch.setattr(opening, "load_backend", lambda config: Learning(at))
+        monkeypatch.setattr(opening, "load_backend", lambda *_: Learning(at))
         return run_job([Layer("options", {**FIELDS, **fields})], Small)
 
     return start
@@ -395,7 +395,7 @@ def test_evaluation_has_the_split_that_training_drew(train, monkeypatch):
     for task in (Lazy, Unseeded):
         path = Path(task.__name__)
         given = [Layer("options", {**FIELDS, "run_dir": str(path)})]
-        monkeypatch.setattr(opening, "load_backend", lambda config: Learning())
+        monkeypatch.setattr(opening, "load_backend", lambda *_: Learning())
         expected = run_job(given, task).final
         layers = [Layer("evaluate()", {"task": "small"})]
         if task is Lazy:
