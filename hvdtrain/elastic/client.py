@@ -178,10 +178,12 @@ class Client:
             self._send(Leaving(why=sendable(why)))
 
     def left(self) -> None:
-        """Say that this worker has left, and end the connection."""
+        """Say that this worker has left and that its process ends.
+
+        The connection stays to the end of the process: the driver kills a worker that it cannot hear.
+        """
         if not self.is_over:
             self._thread.send_last(LeftWorld(), _LAST_SECONDS)
-            self._thread.close()
 
     def failed(self, error: BaseException) -> None:
         """Say that this worker ends because of an error, and wait for who reports it."""

@@ -79,7 +79,7 @@ class Membership(Protocol):
         ...
 
     def left(self) -> None:
-        """Say that this worker has left, and end the connection."""
+        """Say that this worker has left and that its process ends."""
         ...
 
     def failed(self, error: HvdtrainError) -> None:

@@ -151,7 +151,7 @@ class Orders:
             self._give_up(error.problem)
 
     def _raise_if_over(self) -> None:
-        for error in (self.ended, self._refused, Removed(self._leave) if self._leave else None):
+        for error in (self._refused, Removed(self._leave) if self._leave else None, self.ended):
             if error is not None:
                 self.is_ending = True
                 raise error

@@ -1,0 +1,125 @@
+"""How a job joins the elastic job that started it, and what its watch and its interface are then."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.config import Config
+from hvdtrain.elastic import client as clients
+from hvdtrain.elastic import interface
+from hvdtrain.elastic.interface import interface_for
+from hvdtrain.elastic.messages import End, Refuse
+from hvdtrain.elastic.orders import Orders
+from hvdtrain.elastic.world import MemberInfo
+from hvdtrain.errors import DataError, PeerLostError, RefusedError, UsageError
+from hvdtrain.jobs import setup
+from hvdtrain.jobs.elastic_member import join_elastic_job
+from hvdtrain.jobs.setup import JobSpec, started
+from hvdtrain.jobs.signals import ElasticSignals, Signals
+from hvdtrain.watch.watch_events import Told, Watching
+from tests.support.elastic_driver import ScriptedDriver, world
+
+CONFIG = Config(framework="torch", epochs=1)
+JOB = JobSpec(CONFIG, None, "build", {})
+
+
+def test_a_job_that_is_not_elastic_joins_nothing(monkeypatch):
+    monkeypatch.delenv("HVDTRAIN_ELASTIC", raising=False)
+    assert join_elastic_job(CONFIG, Signals(), Watching()) is None
+
+
+def test_a_worker_joins_the_job_that_started_it(monkeypatch):
+    signals = ElasticSignals()
+    with ScriptedDriver() as driver, ThreadPoolExecutor(1) as pool:
+        for name, value in driver.environ.items():
+            monkeypatch.setenv(name, value)
+        accepted = pool.submit(driver.accept)
+        membership = join_elastic_job(CONFIG, signals, Watching())
+        accepted.result(10)
+        assert signals.membership is membership
+        assert membership.worker == "w7"
+        membership._thread.close()
+    clients._current.clear()
+
+
+class Member:
+    """A membership that notes the error that it is told of."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(error)
+
+    def explain(self) -> Told:
+        return Told("rank 1 on h2: killed (SIGKILL)")
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    closed: list[bool] = []
+    backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True))
+    monkeypatch.setattr(setup, "load_backend", lambda config, membership: backend)
+    monkeypatch.setattr(setup, "watch_workers", pytest.fail)
+    return backend
+
+
+def test_the_driver_watches_the_workers_of_an_elastic_job(backend):
+    member, watching = Member(), Watching()
+    with started(JOB, ElasticSignals(), watching, member) as found:
+        assert found is backend
+        assert watching.explain() == member.explain()
+    assert member.errors == []
+    assert backend.closed == []
+
+
+def _raise_in(member, error):
+    with started(JOB, ElasticSignals(), None, member):
+        raise error
+
+
+def test_the_driver_is_told_of_an_error_before_horovod_is_stopped(backend):
+    member, error = Member(), DataError("no data")
+    with pytest.raises(DataError):
+        _raise_in(member, error)
+    assert member.errors == [error]
+    assert backend.closed == [True]
+
+
+def test_a_lost_worker_is_named_in_the_drivers_words(backend):
+    with pytest.raises(PeerLostError, match="rank 1 on h2: killed"):
+        _raise_in(Member(), PeerLostError("a collective failed"))
+
+
+def test_a_job_that_cannot_be_elastic_is_refused(backend, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:4000")
+    with pytest.raises(UsageError, match="fixed number of workers"):
+        _raise_in(None, AssertionError("it began"))
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ({"10.0.0.9": "10.0.0.1"}, "eth0"),
+        ({"10.0.0.9": "127.0.0.1", "h2": "10.1.0.1"}, "eth1"),  # the rendezvous is on this host
+        ({"10.0.0.9": "127.0.0.1", "h2": ""}, "eth0"),
+    ],
+)
+def test_several_hosts_connect_over_the_interface_between_them(monkeypatch, routes, expected):
+    found = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "eth1": ["10.1.0.1/24"]}
+    monkeypatch.setattr(interface, "interfaces", lambda loopback: found)
+    monkeypatch.setattr(interface, "own_addresses", lambda: {"eth0": [], "eth1": []})
+    monkeypatch.setattr(interface, "_address_towards", routes.__getitem__)
+    members = tuple(MemberInfo(worker=f"w{n}", rank=n, host=f"h{n + 1}", pid=1) for n in range(2))
+    one = world(one_host=False, store=("10.0.0.9", 1), members=members)
+    assert interface_for(one) == expected
+
+
+def test_a_refusal_is_not_taken_for_the_end_of_the_launcher():
+    orders = Orders(abort=lambda why: None)
+    orders.begin_waiting()
+    orders.take(Refuse(problem="it differs"))
+    orders.take(End(problem="the launcher is gone", exit_code=3))
+    with pytest.raises(RefusedError, match="it differs"):
+        orders.wait()
