@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.network import chosen_interfaces, interfaces
 
 _DOCTOR = "To check all hosts: python -m hvdtrain doctor --hostfile FILE"
@@ -21,7 +21,7 @@ def check_host(environ: Mapping[str, str] = os.environ) -> None:
     # Gloo, which is also used without a launcher, crashes if it cannot resolve its host's name
     if alone or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
         _check_name(host)
-    if not alone and (chosen := chosen_interfaces(environ)):
+    if (not alone or is_elastic(environ)) and (chosen := chosen_interfaces(environ)):
         _check_interfaces(host, chosen)
 
 

@@ -14,7 +14,7 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, UsageError
-from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.jobs.resume import same_task
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.task import built_in_names
@@ -56,7 +56,7 @@ def find_unverified(path: Path) -> Checkpoint:
     try:
         return verification.locate(path)
     except CheckpointError as error:
-        if launched_rank() is not None:
+        if launched_rank() is not None or is_elastic():
             shared = "Every worker reads the checkpoint: each host needs it, under this path."
             error = CheckpointError(error.problem, f"{shared} {error.remedy}".strip())
         raise error from None

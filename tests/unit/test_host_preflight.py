@@ -47,3 +47,9 @@ def test_without_a_launcher_gloo_needs_the_name_as_well(monkeypatch):
     monkeypatch.setattr(preflight.socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(EnvironmentFault, match=r"host no-such-host.invalid cannot resolve its own name"):
         check_host({})
+
+
+def test_a_worker_of_an_elastic_job_needs_the_interface_although_it_starts_alone(monkeypatch):
+    monkeypatch.delenv("HOROVOD_RANK", raising=False)
+    with pytest.raises(EnvironmentFault, match="no network interface nothere0"):
+        check_host({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_GLOO_IFACE": "nothere0"})
