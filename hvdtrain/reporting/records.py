@@ -1,0 +1,70 @@
+"""The lines of metrics.jsonl as values, and the last of them, which every worker keeps."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.jsonl import to_json
+
+KEPT = 64
+TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"
+
+Key = tuple[Any, ...]
+
+
+def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return a line of metrics.jsonl.
+
+    Args:
+        phase: what it is of: "train", "eval", "callback" or "event".
+        step: the last step before it.
+        values: its own values by name.
+        seconds: time spent training.
+    """
+    return {
+        "phase": phase,
+        "step": step.step,
+        "samples": step.samples,
+        "epoch": round(step.epoch, 6),
+        **values,
+        "workers": step.workers,
+        "seconds": round(seconds, 4),
+    }
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """Return a record as metrics.jsonl has it."""
+    return (to_json(record) + "\n").encode()
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """Return what tells a record from others: two workers' records of one thing have the same key."""
+    phase, step = record.get("phase"), record.get("step")
+    if phase == EVENT:
+        return phase, step, record.get("event"), record.get("generation")
+    if phase == CALLBACK:
+        return phase, step, *sorted(record)
+    return phase, step
+
+
+class RecentRecords:
+    """The last records of a run. Every worker keeps them, since any may become rank 0.
+
+    Args:
+        records: those that are there already.
+    """
+
+    def __init__(self, records: Iterable[dict[str, Any]] = ()) -> None:
+        self._records = deque(records, KEPT)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keep a record; the oldest is dropped for it."""
+        self._records.append(record)
+
+    def up_to(self, step: int) -> list[dict[str, Any]]:
+        """Return the records of steps up to this one, in order."""
+        return [record for record in self._records if record["step"] <= step]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._records)
