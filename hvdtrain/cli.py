@@ -21,7 +21,7 @@ from hvdtrain.schedule import Cadence
 # config fields that have their own option; --set sets any field
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
-    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs",
+    "learning_rate", "lr_scaling", "base_batch_size", "rescale_epochs", "lr_schedule", "warmup_epochs",
     "warmup_steps", "optimizer",
     "weight_decay", "momentum", "clip_norm", "compression", "label_smoothing", "ema_decay", "early_stopping",
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",

@@ -131,6 +131,12 @@ class Config(BaseModel):
         description="Batch size that the learning rate refers to; if not given, one worker's samples per "
         "step, or the global batch size if --global-batch-size is given.",
     )
+    rescale_epochs: float = Field(
+        0.0,
+        ge=0,
+        description="Epochs in which the peak of the learning rate moves to its new value when the number of "
+        "workers changes and the global batch with it; 0 for at once.",
+    )
     lr_schedule: Literal["constant", "cosine", "linear", "one_cycle", "step", "cyclic", "plateau"] = Field(
         "constant",
         description="Learning rate schedule after the warm-up; one_cycle has its own warm-up, and plateau "

@@ -11,6 +11,7 @@ from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
 from hvdtrain.metrics import Window
 from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.reporting.jsonl import finite
+from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
 
 
@@ -27,6 +28,10 @@ class RunState:
         early_stopping: how long there was no improvement; None if the run does not stop early.
         plateau: what the learning rate was lowered to; None if its schedule is another than plateau.
         best_value: value of the metric that keep_best names, of the best checkpoint so far.
+        workers: how many did the last step; 0 before the first.
+        rescale: where the peak learning rate comes from since their number changed; None if it did not.
+        changes: how often the workers of an elastic job changed while this job trained.
+        paused_seconds: the time without training that this took.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -37,6 +42,10 @@ class RunState:
     early_stopping: EarlyStoppingState | None = None
     plateau: PlateauState | None = None
     best_value: float | None = None
+    workers: int = 0
+    rescale: Rescale | None = None
+    changes: int = 0
+    paused_seconds: float = 0.0
 
     @classmethod
     def from_manifest(
@@ -70,6 +79,8 @@ class RunState:
             early_stopping=early_stopping_from(config.early_stopping, manifest.waiting),
             plateau=plateau_from(config.plateau_goal, manifest.plateau),
             best_value=best_value,
+            workers=manifest.workers,
+            rescale=manifest.rescale,
         )
 
     def to_manifest(
@@ -108,6 +119,7 @@ class RunState:
             window_weights=self.window.weights,
             waiting=self.early_stopping,
             plateau=self.plateau,
+            rescale=self.rescale,
             data=dict(data),
         )
 

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hvdtrain.wire_types import travels
 
 _MAX_DIGITS = 100
 _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
@@ -95,6 +100,36 @@ def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:
     return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
+@travels
+class Rescale(BaseModel):
+    """Where the peak learning rate comes from since the number of workers changed; a checkpoint keeps it.
+
+    Attributes:
+        peak: the peak learning rate when it changed.
+        samples: samples seen until then.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    peak: float
+    samples: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A straight way of the peak learning rate from an old value to the new one.
+
+    Args:
+        peak: the old value.
+        epoch: where the way begins, in epochs since the start.
+        epochs: its length.
+    """
+
+    peak: float
+    epoch: float
+    epochs: float
+
+
 @dataclass(frozen=True)
 class LearningRate:
     """The learning rate as a function of progress.
@@ -125,6 +160,7 @@ class LearningRate:
         step_epochs: boundaries of step, in epochs since the start.
         step_factor: what step multiplies by at each boundary.
         cycle_epochs: length of one cycle of cyclic, in epochs.
+        ramp: how the peak gets to ``peak`` after the number of workers has changed; None if it is there.
     """
 
     peak: float
@@ -135,6 +171,14 @@ class LearningRate:
     step_epochs: tuple[float, ...] = ()
     step_factor: float = 0.1
     cycle_epochs: float = 1.0
+    ramp: Ramp | None = None
+
+    def peak_at(self, epoch: float) -> float:
+        """Return the peak at a point of the training: on its way from an old one, or ``peak``."""
+        if self.ramp is None or epoch >= self.ramp.epoch + self.ramp.epochs:
+            return self.peak
+        done = max(0.0, epoch - self.ramp.epoch) / self.ramp.epochs
+        return self.ramp.peak + (self.peak - self.ramp.peak) * done
 
     def at(self, epoch: float, plateau_fraction: float = 1.0) -> float:
         """Return the learning rate at a point of the training.
@@ -144,9 +188,10 @@ class LearningRate:
             plateau_fraction: what plateau has lowered the learning rate to, as a fraction of ``peak``.
         """
         lowered = max(plateau_fraction, self.final_fraction) if self.schedule == "plateau" else 1.0
+        peak = self.peak_at(epoch)
         if epoch < self.warmup_epochs:
-            return self.peak * epoch / self.warmup_epochs * lowered
-        return self.peak * self._decay(epoch) * lowered
+            return peak * epoch / self.warmup_epochs * lowered
+        return peak * self._decay(epoch) * lowered
 
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs

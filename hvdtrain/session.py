@@ -21,7 +21,7 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
-from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 
 @dataclass
@@ -90,7 +90,15 @@ class Session:
 
     def plan(self) -> TrainingPlan:
         """Return what follows from the current number of workers."""
-        return TrainingPlan.of(self.config, self.backend.workers.size, self.data_size, self.state.progress)
+        workers = self.backend.workers
+        return TrainingPlan.of(
+            self.config,
+            workers.size,
+            self.data_size,
+            self.state.progress,
+            most=most_workers(workers),
+            rescale=self.state.rescale,
+        )
 
     def learning_rate(self, plan: TrainingPlan) -> float:
         """Return the learning rate of the next step."""

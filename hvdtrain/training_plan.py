@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
-from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
+from hvdtrain.schedule import Cadence, LearningRate, Ramp, Rescale, scaling_factor
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,14 @@ class TrainingPlan:
 
     @classmethod
     def of(
-        cls, config: Config, workers: int, data_size: int, progress: Progress = Progress()
+        cls,
+        config: Config,
+        workers: int,
+        data_size: int,
+        progress: Progress = Progress(),
+        *,
+        most: int | None = None,
+        rescale: Rescale | None = None,
     ) -> "TrainingPlan":
         """Work it out.
 
@@ -57,11 +65,15 @@ class TrainingPlan:
             workers: number of workers.
             data_size: samples in the training data.
             progress: where training stands, perhaps after steps of another size.
+            most: the most workers that an elastic job may have; None if their number is fixed. Then
+                micro-batches have one size at any number of workers.
+            rescale: where the peak learning rate comes from since the number of workers changed.
 
         Raises:
             ConfigError: If the global batch has fewer samples than slots.
         """
-        global_batch = _global_batch(config, workers)
+        batch = _batch(config, workers, most)
+        global_batch = batch.global_batch
         base_batch = config.base_batch_size or (
             global_batch if config.global_batch_size else config.batch_size * config.accumulate
         )
@@ -72,7 +84,6 @@ class TrainingPlan:
         warmup_epochs = config.warmup_epochs
         if config.warmup_steps is not None:
             warmup_epochs = config.warmup_steps * global_batch / data_size
-        batch = BatchPlan(global_batch, workers, config.accumulate)
         local_eval_batch = config.eval_batch_size or batch.micro_batch
         return cls(
             batch=batch,
@@ -87,6 +98,7 @@ class TrainingPlan:
                 step_epochs=config.lr_step_epochs,
                 step_factor=config.lr_step_factor,
                 cycle_epochs=config.lr_cycle_epochs,
+                ramp=_ramp(config, rescale, data_size),
             ),
             data_size=data_size,
             last_sample=last_sample,
@@ -125,19 +137,38 @@ class TrainingPlan:
         return at.samples >= self.last_sample
 
 
-def _global_batch(config: Config, workers: int) -> int:
-    """Return the samples of a step.
+def most_workers(workers: Workers) -> int | None:
+    """Return the most workers that an elastic job may have; None if their number is fixed."""
+    return workers.most if workers.is_elastic else None
+
+
+def _batch(config: Config, workers: int, most: int | None) -> BatchPlan:
+    """Return how a step is sharded.
 
     Raises:
-        ConfigError: If they are fewer than the slots that they are sharded to.
+        ConfigError: If its samples are fewer than the slots that they are sharded to.
     """
-    slots = workers * config.accumulate
-    global_batch = config.global_batch_size or config.batch_size * slots
-    if global_batch < slots:
+    slots = (most or workers) * config.accumulate
+    if config.global_batch_size is None:
+        return BatchPlan(config.batch_size * workers * config.accumulate, workers, config.accumulate)
+    if config.global_batch_size < slots:
+        if most is None:
+            what, remedy = f"workers x accumulate = {workers}", "or fewer workers"
+        else:
+            what, remedy = f"most workers x accumulate = {most}", "or a lower --max-np"
         raise ConfigError(
-            f"global_batch_size {global_batch} is smaller than workers x accumulate = "
-            f"{workers} x {config.accumulate}; each worker needs a sample for each micro-batch",
-            f"Use a global batch of at least {slots}, or fewer workers.",
+            f"global_batch_size {config.global_batch_size} is smaller than {what} x {config.accumulate}; "
+            "each worker needs a sample for each micro-batch",
+            f"Use a global batch of at least {slots}, {remedy}.",
             everywhere=True,
         )
-    return global_batch
+    if most is None:
+        return BatchPlan(config.global_batch_size, workers, config.accumulate)
+    micro = BatchPlan(config.global_batch_size, most, config.accumulate).micro_batch
+    return BatchPlan.of_size(config.global_batch_size, workers, micro)
+
+
+def _ramp(config: Config, rescale: Rescale | None, data_size: int) -> Ramp | None:
+    if rescale is None or not config.rescale_epochs:
+        return None
+    return Ramp(rescale.peak, rescale.samples / data_size, config.rescale_epochs)

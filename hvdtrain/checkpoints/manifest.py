@@ -13,6 +13,7 @@ from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.plateau import PlateauState
 from hvdtrain.regular_files import NotAFileError, read_regular
+from hvdtrain.schedule import Rescale
 from hvdtrain.wire_types import travels
 
 _FORMAT = 1
@@ -53,6 +54,8 @@ class Manifest(BaseModel):
         window_weights: the same of each name whose values have weights of their own.
         waiting: how long early stopping has waited; None if the run does not stop early.
         plateau: what the schedule plateau has lowered the learning rate to; None with another schedule.
+        rescale: where the peak learning rate came from when the number of workers last changed, with
+            rescale_epochs; None if it did not.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         files: size and SHA-256 of the other files, by name.
     """
@@ -73,6 +76,7 @@ class Manifest(BaseModel):
     window_weights: dict[str, float] = {}
     waiting: EarlyStoppingState | None = None
     plateau: PlateauState | None = None
+    rescale: Rescale | None = None
     data: dict[str, Fingerprint] = {}
     files: dict[str, FileInfo] = {}
 

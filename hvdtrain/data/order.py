@@ -138,22 +138,39 @@ class BatchPlan:
     """How one global batch is sharded over workers and micro-batches.
 
     The batch is split into ``workers * accumulate`` slots, as evenly as possible, and each slot is
-    padded to the length of the longest. Padding has weight 0.
+    padded to the length of the longest, or to ``micro``. Padding has weight 0.
 
     Args:
-        global_batch: samples per step on all workers together; at least one per slot.
+        global_batch: samples per step on all workers together; at least one per slot, unless ``micro`` is
+            given.
         workers: number of workers.
         accumulate: micro-batches per worker and step.
+        micro: samples per worker and micro-batch, which all slots together must hold; by default as few as
+            possible.
+
+    Raises:
+        ValueError: If the slots do not hold the batch.
     """
 
     global_batch: int
     workers: int
     accumulate: int = 1
+    micro: int | None = None
+
+    def __post_init__(self) -> None:
+        slots = self.workers * self.accumulate
+        if self.micro is not None and slots * self.micro < self.global_batch:
+            raise ValueError(f"{slots} slots of {self.micro} do not hold {self.global_batch} samples")
+
+    @classmethod
+    def of_size(cls, global_batch: int, workers: int, micro: int) -> "BatchPlan":
+        """Return how a batch is sharded in micro-batches of this size, as few as hold it."""
+        return cls(global_batch, workers, -(-global_batch // (workers * micro)), micro)
 
     @property
     def micro_batch(self) -> int:
         """Samples per worker and micro-batch, padding included."""
-        return -(-self.global_batch // (self.workers * self.accumulate))
+        return self.micro or -(-self.global_batch // (self.workers * self.accumulate))
 
     @property
     def is_even(self) -> bool:

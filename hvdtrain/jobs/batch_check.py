@@ -13,7 +13,7 @@ from hvdtrain.data.fingerprint import differing_keys, sample_reader
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.errors import AgreementError
 from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
-from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 _SAME_SAMPLE = (
     "__getitem__ must return the same sample at every reading. Give a random transform a generator that is "
@@ -41,7 +41,7 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     if not config.check_data:
         return []
     size = len(data.datasets["train_data"])
-    plan = TrainingPlan.of(config, workers.size, size, progress)
+    plan = TrainingPlan.of(config, workers.size, size, progress, most=most_workers(workers))
     train_order = ShuffledOrder(size, config.seed)
     ranges: dict[str, tuple[Order, int, int, int]] = {
         "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)

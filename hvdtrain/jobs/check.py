@@ -24,7 +24,7 @@ from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.reporting.console import counted
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import readers_for
-from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 _WIDTH = 11
 _MEBIBYTE = 1 << 20
@@ -55,7 +55,12 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             options = notes_on_options(
                 job.config,
                 job.given,
-                TrainingPlan.of(job.config, backend.workers.size, len(task_data.train_data)),
+                TrainingPlan.of(
+                    job.config,
+                    backend.workers.size,
+                    len(task_data.train_data),
+                    most=most_workers(backend.workers),
+                ),
                 own_optimizer=model.own_rates is not None,
                 has_eval_data=task_data.eval_data is not None,
             )

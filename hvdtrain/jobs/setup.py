@@ -53,7 +53,7 @@ from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
-from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
 from hvdtrain.watch.worker_watch import WorkerWatch, watch_workers
 
@@ -358,7 +358,7 @@ def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> Ta
 def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     """Check that the batches and the length of the training can be meant. Local: no collective."""
     workers = backend.workers
-    plan = TrainingPlan.of(config, workers.size, len(task_data.train_data))
+    plan = TrainingPlan.of(config, workers.size, len(task_data.train_data), most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)
     check_eval_batch(config, plan, task_data.eval_data, workers.local_size)

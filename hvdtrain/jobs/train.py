@@ -45,6 +45,7 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.unused_options import notes_on_options
+from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.loop import run
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import SUMMARY_FILE, SilentReport
@@ -217,7 +218,7 @@ def new_session(
     config: Config, backend: Backend, task_data: TaskData, point: ResumePoint, readers: Readers
 ) -> Session:
     """Return the run as it stands before anything is written."""
-    return Session(
+    session = Session(
         config=config,
         backend=backend,
         train_data=task_data.train_data,
@@ -228,6 +229,8 @@ def new_session(
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
     )
+    follow_workers(session)
+    return session
 
 
 def _train_session(

@@ -83,6 +83,12 @@ _OTHERS = (
         lambda config: bool(config.global_batch_size and not config.base_batch_size),
         "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set",
     ),
+    _Rule(("rescale_epochs",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
+    _Rule(
+        ("rescale_epochs",),
+        lambda config: config.global_batch_size is not None,
+        "with global_batch_size, the peak does not depend on the number of workers",
+    ),
     _Rule(("read_threads",), lambda config: config.read_workers > 0, "read_workers reads the samples"),
 )
 

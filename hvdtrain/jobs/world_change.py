@@ -1,7 +1,9 @@
 """What follows from another number of workers: the learning rate's way to its new peak, a line in the log."""
 
 from hvdtrain.elastic.world import World
+from hvdtrain.schedule import Rescale
 from hvdtrain.session import Session
+from hvdtrain.training_plan import TrainingPlan, most_workers
 
 
 def follow_workers(session: Session) -> None:
@@ -10,7 +12,27 @@ def follow_workers(session: Session) -> None:
     The same on every worker that has the same state. Called when a run starts or resumes, and in each new
     world when the state is there; it does nothing if the number is the same.
     """
-    raise NotImplementedError
+    config, state, now = session.config, session.state, session.backend.workers.size
+    before, state.workers = state.workers, now
+    if (
+        before in (0, now)
+        or not config.rescale_epochs
+        or config.global_batch_size
+        or not state.progress.samples
+    ):
+        return
+    old = TrainingPlan.of(
+        config,
+        before,
+        session.data_size,
+        state.progress,
+        most=most_workers(session.backend.workers),
+        rescale=state.rescale,
+    )
+    peak = old.learning_rate.peak_at(session.epoch)
+    state.rescale = None
+    if peak != session.plan().learning_rate.peak:
+        state.rescale = Rescale(peak=peak, samples=state.progress.samples)
 
 
 def report_change(session: Session, world: World, pause_seconds: float) -> None:

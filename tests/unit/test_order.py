@@ -128,6 +128,63 @@ def test_padded_places_can_be_read(plan, data):
         assert (places[~real] == 0).all()
 
 
+@st.composite
+def elastic_plans(draw: st.DrawFn) -> BatchPlan:
+    """Draw how a batch is sharded over some of the workers of a job whose micro-batches have one size."""
+    most, accumulate = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    slots = most * accumulate
+    global_batch = draw(st.integers(slots, slots + 60))
+    micro = BatchPlan(global_batch, most, accumulate).micro_batch
+    return BatchPlan.of_size(global_batch, draw(st.integers(1, most)), micro)
+
+
+@given(plan=elastic_plans(), data=st.data())
+def test_micro_batches_of_one_size_deal_every_sample_exactly_once(plan, data):
+    count = data.draw(st.integers(1, plan.global_batch))
+    parts = [plan.part(rank, count) for rank in range(plan.workers)]
+    assert {places.shape for places, _ in parts} == {(plan.accumulate, plan.micro)}
+    dealt = np.concatenate([places[real] for places, real in parts])
+    assert sorted(dealt.tolist()) == list(range(count))
+    assert all((places[~real] == 0).all() for places, real in parts)
+
+
+@given(plan=elastic_plans())
+def test_there_are_as_few_micro_batches_of_one_size_as_hold_the_batch(plan):
+    assert plan.workers * plan.accumulate * plan.micro >= plan.global_batch
+    assert plan.workers * (plan.accumulate - 1) * plan.micro < plan.global_batch
+
+
+def test_slots_that_do_not_hold_the_batch_are_refused():
+    with pytest.raises(ValueError, match="2 slots of 3 do not hold 7 samples"):
+        BatchPlan(7, 2, 1, 3)
+
+
+@given(
+    size=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    global_batch=st.integers(8, 40),
+    worlds=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=6),
+)
+def test_every_epoch_holds_each_sample_once_whatever_the_workers_are(size, seed, global_batch, worlds):
+    """The steps of worlds of several sizes, one after another, take the stream's positions in order."""
+    order, micro, end = ShuffledOrder(size, seed), BatchPlan(global_batch, 4, 2).micro_batch, 3 * size
+    sample, steps, fixed = 0, [], []
+    for workers, count in [*worlds, (1, 100)]:
+        plan = BatchPlan.of_size(global_batch, workers, micro)
+        shares = [Shard(plan, rank, 0, sample, end) for rank in range(workers)]
+        for step in range(min(count, shares[0].steps)):
+            parts = [share.positions(step)[:2] for share in shares]
+            indices = [order.indices(positions)[weights > 0] for positions, weights in parts]
+            steps.append(sorted(np.concatenate(indices).tolist()))
+            sample = min(sample + global_batch, end)
+    share = Shard(BatchPlan(global_batch, 1), 0, 0, 0, end)
+    for step in range(share.steps):
+        positions, weights, _ = share.positions(step)
+        fixed.append(sorted(order.indices(positions)[weights > 0].tolist()))
+    assert steps == fixed
+    assert sorted(index for step in steps for index in step) == sorted(list(range(size)) * 3)
+
+
 @given(plan=plans(), size=st.integers(1, 40), epochs=st.integers(1, 4), seed=st.integers(0, 99))
 def test_the_stream_holds_every_epoch_exactly_once(plan, size, epochs, seed):
     order = ShuffledOrder(size, seed)

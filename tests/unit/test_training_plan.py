@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
+from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 
@@ -115,6 +116,56 @@ def test_a_global_batch_smaller_than_its_slots_is_refused(fields, slots):
         ConfigError, match=rf"global_batch_size {slots - 1} is smaller .*\nUse .* at least {slots}, or"
     ):
         layout(global_batch_size=slots - 1, **fields)
+
+
+def elastic(workers: int, most: int = 8, **fields: object) -> TrainingPlan:
+    """Give the layout of an elastic job while it has this many workers."""
+    return TrainingPlan.of(Config(**{"framework": "torch", "epochs": 2, **fields}), workers, 1000, most=most)
+
+
+@pytest.mark.parametrize(
+    ("workers", "accumulate", "passes"), [(8, 1, 1), (4, 1, 2), (3, 1, 3), (1, 1, 8), (8, 2, 2), (3, 2, 6)]
+)
+def test_an_elastic_job_has_micro_batches_of_one_size(workers, accumulate, passes):
+    batch = elastic(workers, global_batch_size=64, accumulate=accumulate).batch
+    assert (batch.global_batch, batch.micro_batch, batch.accumulate) == (64, 8 // accumulate, passes)
+
+
+@pytest.mark.parametrize("fields", [{"global_batch_size": 50}, {"batch_size": 7}, {"eval_batch_size": 9}])
+def test_batches_of_an_elastic_job_have_one_shape_at_any_number_of_workers(fields):
+    plans = [elastic(workers, **fields) for workers in range(1, 9)]
+    assert len({plan.batch.micro_batch for plan in plans}) == 1
+    assert len({(plan.eval_batch.micro_batch, plan.eval_batch.accumulate) for plan in plans}) == 1
+
+
+def test_all_else_is_as_with_a_fixed_number_of_workers():
+    for workers in range(1, 9):
+        found, fixed = (
+            elastic(workers, global_batch_size=50, warmup_epochs=1),
+            layout(workers, 1000, global_batch_size=50, warmup_epochs=1),
+        )
+        assert (found.learning_rate, found.steps) == (fixed.learning_rate, fixed.steps)
+    assert elastic(3, batch_size=7, accumulate=2) == layout(3, 1000, batch_size=7, accumulate=2)
+
+
+def test_a_batch_that_is_too_small_for_the_most_workers_is_refused():
+    assert elastic(1, global_batch_size=16, accumulate=2).batch.micro_batch == 1
+    with pytest.raises(
+        ConfigError, match=r"smaller than most workers .* 8 x 2.*\n.* 16, or a lower --max-np"
+    ):
+        elastic(1, global_batch_size=15, accumulate=2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "peak"), [(500, 0.1), (1000, 0.1), (2000, 0.2), (3000, 0.3), (3500, 0.3)]
+)
+def test_the_peak_moves_to_its_new_value_over_rescale_epochs(samples, peak):
+    config = Config(framework="torch", epochs=9, learning_rate=0.1, rescale_epochs=2, batch_size=1)
+    plan = TrainingPlan.of(config, 3, 1000, rescale=Rescale(peak=0.1, samples=1000))
+    assert plan.learning_rate.at(samples / 1000) == pytest.approx(peak)
+    at_once = config.model_copy(update={"rescale_epochs": 0.0})
+    plan = TrainingPlan.of(at_once, 3, 1000, rescale=Rescale(peak=0.1, samples=1000))
+    assert plan.learning_rate.at(samples / 1000) == pytest.approx(0.3)
 
 
 def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:
