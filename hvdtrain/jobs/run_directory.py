@@ -14,18 +14,12 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
 from hvdtrain.regular_files import check_link
+from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
-from hvdtrain.reporting.report import (
-    METRICS_FILE,
-    SUMMARY_FILE,
-    CallbackReport,
-    Report,
-    RunReport,
-    SilentReport,
-)
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport
 
 CHECKPOINTS = "checkpoints"
-INDICES = "indices"
 
 
 def open_run(
@@ -160,6 +154,6 @@ def _make_new(config: Config) -> Path:
 
 def _cut_back(path: Path, step: int) -> None:
     """Remove from a run's logs what came after a step, which is going to be repeated."""
-    for log in (path / METRICS_FILE, *sorted((path / INDICES).glob("rank-*.jsonl"))):
+    for log in (path / METRICS_FILE, *trace_files(path)):
         if log.exists():
             cut_log(log, step)

@@ -69,6 +69,11 @@ class Console(Callback):
             shown = f"{name}  {describe_means(of_set)}" if name else describe_means(of_set)
             self.say(f"eval  step {step.step:>6,}  epoch {step.epoch:6.2f}  {shown}")
 
+    def on_change(self, text: str, steps: int) -> None:
+        """Show that other workers go on, and the progress in this number of steps from now on."""
+        self.say(text)
+        self._progress.resize(steps)
+
     def on_end(self, summary: Summary) -> None:
         """Show how training ended."""
         self._progress.stop()
@@ -103,6 +108,9 @@ class _Lines:
         self._last_seconds = float("-inf")
 
     def start(self, steps: int, done: int) -> None:
+        self._steps = steps
+
+    def resize(self, steps: int) -> None:
         self._steps = steps
 
     def advance(self, step: StepInfo) -> None:
@@ -159,6 +167,10 @@ class _Bar:
         self._step = done
         self._task = self._bar.add_task("train", total=steps, completed=done, values="")
         self._bar.start()
+
+    def resize(self, steps: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=steps)
 
     def advance(self, step: StepInfo) -> None:
         self._step, self._status = step.step, ""

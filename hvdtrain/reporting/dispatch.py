@@ -28,9 +28,14 @@ class Dispatcher:
         self._callbacks = list(callbacks)
         self._built_in = {id(callback) for callback in started}
         self._hooks: dict[str, list[tuple[Any, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
+        self._called: dict[int, set[str]] = {}  # by callback that was started, its hooks that are called
         for callback in started:
             self._add_hooks(callback)
         self._ended = False
+
+    def go_on_from(self, other: "Dispatcher") -> None:
+        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up."""
+        self._called = {known: set(hooks) for known, hooks in other._called.items()}
 
     def start(self, context: RunContext) -> None:
         """Call ``on_start``; the other hooks of a callback are called from then on.
@@ -41,8 +46,11 @@ class Dispatcher:
         self.call("on_start", context)
         for callback in self._callbacks:
             method = hook_of(callback, "on_start")
-            if method is None or self._succeeds(callback, "on_start", method, context):
+            is_known = id(callback) in self._called
+            if method is None or is_known or self._succeeds(callback, "on_start", method, context):
                 self._add_hooks(callback)
+            else:
+                self._called[id(callback)] = set()
         self._callbacks = []
 
     def call(self, hook: str, *args: Any) -> None:
@@ -80,8 +88,9 @@ class Dispatcher:
             self._note(failure.problem)
 
     def _add_hooks(self, callback: Any) -> None:
+        called = self._called.setdefault(id(callback), set(HOOKS))
         for hook in HOOKS:
-            if (method := hook_of(callback, hook)) is not None:
+            if hook in called and (method := hook_of(callback, hook)) is not None:
                 self._hooks[hook].append((callback, method))
 
     def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:
@@ -96,6 +105,7 @@ class Dispatcher:
             if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
                 raise WorkerFailure(problem) from error
             self._note(f"{problem}; {_consequence(hook)}")
+            self._called.get(id(callback), set()).discard(hook)
             return False
         return True
 

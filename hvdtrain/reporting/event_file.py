@@ -10,9 +10,10 @@ data of each is an ``Event``, a protocol buffer, of which seven fields are used:
 
 import math
 import os
+import re
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # fields of Event
 _VALUE = 1  # of Summary
 _TAG, _SIMPLE_VALUE = 1, 2  # of Summary.Value
+_NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\..*")
 _STATUS, _START = 1, 1  # of SessionLog, and its value
 
 
@@ -31,14 +33,20 @@ class EventFile:
     Args:
         folder: where the file goes.
         resumed_step: steps done, if the run resumed: readers drop what older files have of later ones.
+        may_write: as of ``AppendFile``.
 
     Raises:
         OSError: If the file cannot be opened.
     """
 
-    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
-        self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.hvdtrain"
-        self._file = AppendFile(self.path)
+    def __init__(
+        self, folder: Path, resumed_step: int | None = None, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        seconds = int(time.time())
+        if resumed_step is not None:  # readers take files by name, and another host's clock may be ahead
+            seconds = max(seconds, _newest_seconds(folder) + 1)
+        self.path = folder / f"events.out.tfevents.{seconds}.{os.getpid()}.hvdtrain"
+        self._file = AppendFile(self.path, may_write=may_write)
         self._write(0, _bytes(_FILE_VERSION, b"brain.Event:2"))
         if resumed_step is not None:
             self._write(resumed_step + 1, _bytes(_SESSION_LOG, _varint(_STATUS, _START)))
@@ -60,6 +68,12 @@ class EventFile:
         at_step = _varint(_STEP, step) if step else b""  # zero is the default, and left out
         event = _key(_WALL_TIME, _DOUBLE) + struct.pack("<d", time.time()) + at_step + content
         return self._file.append(_record(event))
+
+
+def _newest_seconds(folder: Path) -> int:
+    """Return the time in the name of the newest event file in a folder; 0 if there is none."""
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def _scalar(tag: str, value: float) -> bytes:

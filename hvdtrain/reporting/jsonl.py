@@ -6,13 +6,13 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.regular_files import not_followed, open_regular
 
-_LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in one line
+LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in one line
 
 
 class AppendFile:
@@ -25,14 +25,18 @@ class AppendFile:
         path: the file; made if need be.
         follow: whether it can be a symbolic link, a pipe or a device. In a run directory that came from
             somebody else, a link may lead to any file of the user, and a pipe may have no reader.
+        may_write: returns whether this process may write now; records wait in memory while it may not.
 
     Raises:
         OSError: If it cannot be opened.
     """
 
-    def __init__(self, path: Path, follow: bool = False) -> None:
+    def __init__(
+        self, path: Path, follow: bool = False, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self.path = path
         self._follow = follow
+        self._may_write = may_write
         self._descriptor: int | None = _open_to_append(path, follow)
         # one attribute, so that a signal's exception cannot come between its parts
         self._size_and_waiting = (os.fstat(self._descriptor).st_size, b"")
@@ -43,6 +47,8 @@ class AppendFile:
         size, waiting = self._size_and_waiting
         waiting += record
         self._size_and_waiting = size, waiting
+        if not self._may_write():
+            return None
         written = 0
         try:
             while written < len(waiting):
@@ -79,6 +85,8 @@ class AppendFile:
             OSError: If it cannot be.
         """
         assert self._descriptor is not None  # not closed
+        if not self._may_write():
+            return ""
         size, waiting = self._size_and_waiting
         try:
             if os.path.samestat(os.stat(self.path), os.fstat(self._descriptor)):
@@ -147,12 +155,12 @@ def cut_log(path: Path, step: int) -> None:
     Raises:
         OSError: If it cannot be rewritten.
     """
-    if all(_is_kept(line, step) for line in _lines_of(path)):
+    if all(_is_kept(line, step) for line in lines_of(path)):
         return
     if step == 0:
         path.replace(path.with_name(path.name + ".old"))
         return
-    _write_parts(path, (line for line in _lines_of(path) if _is_kept(line, step)))
+    write_parts(path, (line for line in lines_of(path) if _is_kept(line, step)))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -161,11 +169,15 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    _write_parts(path, [text.encode()])
+    write_parts(path, [text.encode()])
 
 
-def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file of these parts whole, or leave what is there as it is."""
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of these parts whole, or leave what is there as it is.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     beside = path.with_name(path.name + ".new")
     try:
         beside.unlink(missing_ok=True)  # left by a killed run, or a link to somewhere else
@@ -200,16 +212,16 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, to_json(values, indent=2) + "\n")
 
 
-def _lines_of(path: Path) -> Iterator[bytes]:
+def lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines of a log.
 
     Raises:
         OSError: If it cannot be read, is no regular file, or has a line that none of hvdtrain's can be.
     """
     with open_regular(path, follow=False) as file:
-        while line := file.readline(_LONGEST_LINE + 1):
-            if len(line) > _LONGEST_LINE:
-                raise OSError(errno.EINVAL, f"it has a line of more than {_LONGEST_LINE:,} bytes", str(path))
+        while line := file.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise OSError(errno.EINVAL, f"it has a line of more than {LONGEST_LINE:,} bytes", str(path))
             yield line
 
 

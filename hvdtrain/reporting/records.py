@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.metrics import StepInfo
@@ -11,6 +12,46 @@ KEPT = 64
 TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"
 
 Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class WorkersChange:
+    """That other workers go on with an elastic job.
+
+    Attributes:
+        left: who is no longer there, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)".
+        joined: who came, in words.
+        generation: the number of the world that goes on.
+        pause_seconds: the time without training.
+    """
+
+    left: tuple[str, ...]
+    joined: tuple[str, ...]
+    generation: int
+    pause_seconds: float
+
+    def values(self) -> dict[str, Any]:
+        """Return what its line in metrics.jsonl says."""
+        return {
+            "event": "changed",
+            "left": list(self.left),
+            "joined": list(self.joined),
+            "generation": self.generation,
+            "pause_seconds": round(self.pause_seconds, 3),
+        }
+
+    def describe(self, workers: int, step: int) -> str:
+        """Return it in words.
+
+        Args:
+            workers: number of workers from now on.
+            step: steps done.
+        """
+        now = "1 worker" if workers == 1 else f"{workers} workers"
+        parts = [f"{now} from step {step + 1:,} on"]
+        parts += [f"left: {', '.join(self.left)}"] if self.left else []
+        parts += [f"joined: {', '.join(self.joined)}"] if self.joined else []
+        return "; ".join([*parts, f"{self.pause_seconds:.1f} s without training"])
 
 
 def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:

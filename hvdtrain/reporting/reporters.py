@@ -4,14 +4,18 @@ A file that cannot be written, on a full disk for instance, does not end trainin
 what could not be written is written with the next record.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.event_file import EventFile
-from hvdtrain.reporting.jsonl import AppendFile, to_json, write_json
+from hvdtrain.reporting.jsonl import AppendFile, write_json
+from hvdtrain.reporting.records import EVENT, line_of, record_of
 from hvdtrain.reporting.run_folder import RunFolder
 from hvdtrain.reporting.summary import Summary
 
@@ -29,7 +33,7 @@ class JsonlLog(Callback):
     """
 
     def __init__(self, path: Path, note: Callable[[str], None], folder: RunFolder) -> None:
-        self._file = AppendFile(path)
+        self._file = AppendFile(path, may_write=folder.may_write)
         self._in_place = InPlace(folder, self._file, note)
         self._note_error = WriteErrors(note)
         self._seconds: Callable[[], float] = lambda: 0.0
@@ -50,18 +54,13 @@ class JsonlLog(Callback):
         """Look once more whether the file is there."""
         self._note_error(self._file.path, self._in_place.restore())
 
-    def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
+    def write(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
         """Write a line with values by name."""
-        record = {
-            "phase": phase,
-            "step": step.step,
-            "samples": step.samples,
-            "epoch": round(step.epoch, 6),
-            **values,
-            "workers": step.workers,
-            "seconds": round(self._seconds(), 4),
-        }
-        error = self._file.append((to_json(record) + "\n").encode())
+        self.append(record_of(phase, step, values, self._seconds()))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a line."""
+        error = self._file.append(line_of(record))
         self._note_error(self._file.path, self._in_place.restore() or error)
 
     def sync(self) -> None:
@@ -89,7 +88,7 @@ class TensorBoard(Callback):
     def __init__(
         self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None], folder: RunFolder
     ) -> None:
-        self._file = EventFile(run_dir, resumed_step)
+        self._file = EventFile(run_dir, resumed_step, folder.may_write)
         self._in_place = InPlace(folder, self._file, note)
         self._note_error = WriteErrors(note)
 
@@ -103,8 +102,22 @@ class TensorBoard(Callback):
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write values by name, which TensorBoard groups by the phase."""
+        self._add(phase, step.step, values)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a line of metrics.jsonl."""
+        values = {
+            name: math.nan if value is None else value
+            for name, value in record.items()
+            if name not in LINE_FIELDS and (value is None or isinstance(value, int | float))
+        }
+        if record["phase"] == EVENT:
+            values = {"workers": record["workers"], "pause_seconds": record["pause_seconds"]}
+        self._add(record["phase"], record["step"], values)
+
+    def _add(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         tagged = {f"{phase}/{name}": value for name, value in values.items()}
-        error = self._file.add(tagged, step.step)
+        error = self._file.add(tagged, step)
         self._note_error(self._file.path, self._in_place.restore() or error)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ class RunFolder:
     Args:
         path: the directory.
         on_made_anew: called with the path when the directory was made anew.
+        lost_lease: returns why this process may no longer write files; empty while it may.
 
     Attributes:
         replaced: what happened to the directory, in words, if another one has its name; empty otherwise.
@@ -23,8 +24,14 @@ class RunFolder:
         OSError: If it cannot be opened.
     """
 
-    def __init__(self, path: Path, on_made_anew: Callable[[Path], None] = lambda path: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_made_anew: Callable[[Path], None] = lambda path: None,
+        lost_lease: Callable[[], str] = lambda: "",
+    ) -> None:
         self.replaced = ""
+        self.lost_lease = lost_lease
         self._path = path
         self._on_made_anew = on_made_anew
         self._lock = threading.Lock()
@@ -36,8 +43,10 @@ class RunFolder:
 
         Returns:
             Where to write: the directory's path, or the one that it was moved to if another has its name;
-            None if it was removed and another has its name.
+            None if it was removed and another has its name, or if this process may not write.
         """
+        if self.lost_lease():
+            return None
         with self._lock:
             try:
                 if not self.replaced and not self._is_at(self._path):
@@ -48,6 +57,14 @@ class RunFolder:
                 return self._path
             moved = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
             return moved if self._is_at(moved) else None
+
+    def may_write(self) -> bool:
+        """Return whether this process may write files now."""
+        return not self.lost_lease()
+
+    def why_not(self) -> str:
+        """Return why ``check`` gives no place to write to, in words; empty if it gives one."""
+        return self.lost_lease() or self.replaced
 
     def take_notes(self) -> list[str]:
         """Return what to tell the user since the last call."""

@@ -150,6 +150,14 @@ class NumpyBackend:
     def broadcast_state(self, root: int) -> None:
         pass
 
+    def enter_world(self) -> None:
+        pass
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        self.train_step(batch, 0.0)
+        if eval_batch is not None:
+            self.eval_step(eval_batch)
+
     def close(self) -> None:
         pass
 

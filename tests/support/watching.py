@@ -9,7 +9,7 @@ from hvdtrain.backends.base import StepMetrics
 from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.report import RunReport
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.reporting.summary import Summary
 
 METRICS = StepMetrics({"loss": 1.0}, 4.0)

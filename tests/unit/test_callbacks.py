@@ -17,7 +17,8 @@ from hvdtrain.callbacks import HOOKS, Callback, RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.errors import DataError, PeerLostError, TaskError, WorkerFailure
 from hvdtrain.jobs.run_directory import open_run
-from hvdtrain.reporting.report import CallbackReport, RunReport, SilentReport
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport
 
 RATES = {"learning_rate": 0.03125, "samples_per_second": 2000.0}
 

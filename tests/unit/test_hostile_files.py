@@ -77,7 +77,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, make, reader):
 
 @pytest.mark.parametrize("reader", ["read", "cut"])
 def test_a_file_of_a_terabyte_is_not_read(tmp_path, monkeypatch, reader):
-    monkeypatch.setattr(jsonl, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(jsonl, "LONGEST_LINE", 1 << 20)
     terabyte(tmp_path / "file")
     with pytest.raises(OSError, match=r"1,099,511,627,776 bytes|it has a line of more than 1,048,576 bytes"):
         READERS[reader](tmp_path / "file")

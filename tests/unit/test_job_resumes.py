@@ -21,7 +21,7 @@ from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
-from hvdtrain.reporting.report import RunReport
+from hvdtrain.reporting.run_report import RunReport
 
 FIELDS = {
     "framework": "torch",

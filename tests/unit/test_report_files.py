@@ -23,9 +23,9 @@ from hvdtrain.reporting import event_file
 from hvdtrain.reporting import jsonl as logs
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import write_json
-from hvdtrain.reporting.report import RunReport
 from hvdtrain.reporting.reporters import JsonlLog
 from hvdtrain.reporting.run_folder import RunFolder
+from hvdtrain.reporting.run_report import RunReport
 
 
 def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):

@@ -12,7 +12,8 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.jobs import run_directory as rundir
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.report import RunReport, SilentReport
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.run_report import RunReport
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.reporting.index_trace import IndexTrace
+from hvdtrain.reporting.index_trace import IndexTrace, cut_traces, read_indices
 
 
 def batch(step: int) -> HostBatch:
@@ -52,3 +52,47 @@ def test_a_run_that_goes_on_elsewhere_starts_its_trace_there(tmp_path):
     path = tmp_path / "rank-0000.jsonl"
     trace_steps(path, 7, 9)
     assert traced(path) == [8, 9]
+
+
+def trace_world(run_dir, generation: int, ranks: int, first: int, last: int) -> None:
+    """Trace the steps of a world, counted from 0; rank r has the indices r of each."""
+    for rank in range(ranks):
+        path = run_dir / "indices" / f"rank-{rank:04d}.jsonl"
+        with IndexTrace(path, first, generation) as trace:
+            for step in range(first, last):
+                made = HostBatch(step, {}, np.ones((1, 1), np.float32), 1.0, np.asarray([[10 * step + rank]]))
+                list(trace.watch([made]))
+                trace.trained(step)
+
+
+def test_the_indices_of_all_ranks_of_all_worlds_are_read_by_step(tmp_path):
+    trace_world(tmp_path, 1, ranks=3, first=0, last=4)
+    trace_world(tmp_path, 2, ranks=1, first=4, last=5)
+    trace_world(tmp_path, 3, ranks=2, first=5, last=6)
+    assert read_indices(tmp_path) == {
+        **{step + 1: [10 * step, 10 * step + 1, 10 * step + 2] for step in range(4)},
+        5: [40],
+        6: [50, 51],
+    }
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_step_that_a_broken_world_began_counts_once(tmp_path, is_cut):
+    """Without the cut, such as of a file that rank 0 does not see, the later world tells."""
+    trace_world(tmp_path, 1, ranks=3, first=0, last=4)
+    if is_cut:
+        cut_traces(tmp_path, 3)
+        assert list(read_indices(tmp_path)) == [1, 2, 3]
+    trace_world(tmp_path, 2, ranks=1, first=3, last=5)
+    assert {step: len(indices) for step, indices in read_indices(tmp_path).items()} == {
+        1: 3, 2: 3, 3: 3, 4: 1, 5: 1
+    }  # fmt: skip
+
+
+def test_a_worker_that_may_not_write_leaves_no_line(tmp_path):
+    path, may_write = tmp_path / "indices" / "rank-0000.jsonl", True
+    with IndexTrace(path, 0, 1, may_write=lambda: may_write) as trace:
+        for made in trace.watch(map(batch, range(3))):
+            may_write = made.step < 1
+            trace.trained(made.step)
+    assert traced(path) == [1]

@@ -1,0 +1,180 @@
+"""Reports that call callbacks: those of other ranks, and that of rank 0, which shows and writes the run."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.callbacks import RunContext
+from hvdtrain.metric_names import LINE_FIELDS
+from hvdtrain.metrics import StepInfo
+from hvdtrain.printable import printable
+from hvdtrain.reporting.console import Console
+from hvdtrain.reporting.dispatch import Dispatcher
+from hvdtrain.reporting.records import CALLBACK, EVENT, WorkersChange
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
+from hvdtrain.reporting.run_folder import RunFolder
+from hvdtrain.reporting.summary import Summary
+
+if TYPE_CHECKING:
+    import rich.console
+
+
+class CallbackReport(SilentReport):
+    """A report that passes on what it is told to callbacks. On other ranks than 0 it shows nothing itself.
+
+    Args:
+        context: what callbacks can use of the run; the report adds steps, functions and the clock.
+        callbacks: those that this rank calls, in order.
+        built_in: those that come before them and need no ``on_start``.
+    """
+
+    def __init__(self, context: RunContext, callbacks: Sequence[Any], built_in: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self._context = replace(context, note=self.note, log=self._log, seconds=self.seconds)
+        self._dispatcher = Dispatcher(callbacks, self._note_failure, built_in)
+
+    def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
+        """Start the clock and call the callbacks' ``on_start``."""
+        super().on_start(steps, done, seconds_before)
+        self._dispatcher.start(replace(self._context, steps=steps, steps_done=done))
+
+    def go_on_from(self, report: Report, steps: int, done: int) -> None:
+        """Take the place of this worker's report until now, whose rank was another.
+
+        Callbacks that were told of the start of training are not told again.
+
+        Args:
+            report: the other report.
+            steps: number of steps of the whole training.
+            done: steps that are done.
+        """
+        self.recent = report.recent
+        self.set_clock(report.seconds())
+        if isinstance(report, CallbackReport):
+            self._dispatcher.go_on_from(report._dispatcher)
+        self.on_start(steps, done)
+
+    def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
+        """Report a step."""
+        self._dispatcher.call("on_step", step, metrics)
+
+    def _take_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        super()._take_window(step, values)
+        self._dispatcher.call("on_window", step, values)
+
+    def _take_evaluation(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        super()._take_evaluation(step, values)
+        self._dispatcher.call("on_evaluation", step, values)
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Report that a checkpoint is complete on the disk."""
+        self._dispatcher.call("on_checkpoint", step, path)
+
+    def on_end(self, summary: Summary) -> None:
+        """Report how training ended."""
+        self._dispatcher.end(summary)
+
+    def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Keep a callback's numbers; rank 0 writes them."""
+        self._keep(CALLBACK, step, values)
+
+    def _note_failure(self, text: str) -> None:
+        print(printable(f"note: rank {self._context.rank}: {text}"), file=sys.stderr, flush=True)
+
+
+class RunReport(CallbackReport):
+    """The report of rank 0: console, metrics.jsonl, TensorBoard events, summary.json, then users' callbacks.
+
+    Args:
+        console: rich's console for the terminal or the output.
+        context: what callbacks can use of the run; its run directory exists.
+        resumed_step: steps done, if the run resumed in this directory.
+        callbacks: users' callbacks, in order.
+        on_made_anew: called with the run directory if it was removed and is made anew.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
+
+    Raises:
+        OSError: If a file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        console: "rich.console.Console",
+        context: RunContext,
+        resumed_step: int | None = None,
+        callbacks: Sequence[Any] = (),
+        *,
+        on_made_anew: Callable[[Path], None] = lambda path: None,
+        lost_lease: Callable[[], str] = lambda: "",
+    ) -> None:
+        run_dir = context.run_dir
+        folder = RunFolder(run_dir, on_made_anew, lost_lease)
+        self._console = Console(console, run_dir)
+        self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
+        self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
+        self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
+        built_in = (self._metrics, self._events, self._summary, self._console)
+        super().__init__(context, callbacks, built_in)
+        self.folder = folder
+
+    def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write records that the log has already to TensorBoard, whose file this report has begun anew."""
+        for record in records:
+            self._events.write_record(record)
+
+    def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
+        """Report that other workers go on with an elastic job."""
+        super().on_change(step, change, steps)
+        self._metrics.write(EVENT, step, change.values())
+        self._events.write(EVENT, step, {"workers": step.workers, "pause_seconds": change.pause_seconds})
+        self._console.on_change(change.describe(step.workers, step.step), steps)
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records that the log lacks."""
+        for record in records:
+            self._metrics.append(record)
+
+    def say(self, text: str) -> None:
+        """Show text."""
+        self._console.say(text)
+
+    def note(self, text: str) -> None:
+        """Show something that the user should know."""
+        self._console.note(text)
+
+    def status(self, text: str) -> None:
+        """Show what the run does until its next step."""
+        self._console.status(text)
+
+    def sync(self) -> None:
+        """Wait until what was logged is on the disk."""
+        self._metrics.sync()
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write how the run stands."""
+        self._summary.write(summary)
+
+    def close(self) -> None:
+        """Close files and the progress bar."""
+        self._console.close()
+        self._metrics.close()
+        self._events.close()
+        if self.folder is not None:
+            self.folder.close()
+
+    def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        if not LINE_FIELDS.isdisjoint(values):
+            names = ", ".join(sorted(LINE_FIELDS & set(values)))
+            raise ValueError(f"log(): {names} are names that every line of metrics.jsonl has; use others")
+        # numbers of numpy and of the frameworks become Python's
+        values = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
+        super()._log(step, values)
+        self._metrics.write(CALLBACK, step, values)
+        self._events.write(CALLBACK, step, values)
+
+    def _note_failure(self, text: str) -> None:
+        self.note(text)
