@@ -210,7 +210,7 @@ class BackgroundSaver(NoSaver):
     def _write_with_room(self, state: PortableState, manifest: Manifest) -> Path:
         """Write one checkpoint; if there is no room, remove the oldest that may go, and try once more."""
         try:
-            return storage.write(self._folder, state, manifest)
+            return storage.write(self._folder, state, manifest, self._check_folder)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._keep_last is None:
                 raise
@@ -219,24 +219,26 @@ class BackgroundSaver(NoSaver):
             oldest = next((path for path in paths if path not in spared), None)
             if oldest is None or (error.errno == errno.ENOSPC and not _makes_room(oldest, state)):
                 raise
+            self._check_folder()
             storage.remove(oldest)
             self._notes.append(
                 f"there is no room for {self._keep_last} checkpoints: {oldest.name} was removed to make room "
                 f"for that of step {manifest.step:,}"
             )
-            return storage.write(self._folder, state, manifest)
+            return storage.write(self._folder, state, manifest, self._check_folder)
 
     def _check_folder(self) -> None:
         """Follow a run directory that was moved.
 
         Raises:
-            FileNotFoundError: If it was removed and another directory has its name.
+            FileNotFoundError: If it was removed and another directory has its name, or if this process may
+                not write any more.
         """
         if (run_folder := self._report.folder) is None:
             return
         where = run_folder.check()
         if where is None:
-            raise FileNotFoundError(errno.ENOENT, run_folder.replaced)
+            raise FileNotFoundError(errno.ENOENT, run_folder.why_not())
         self._folder = where / self._folder.name
 
     def _check_finite(self, state: PortableState) -> None:
@@ -249,6 +251,7 @@ class BackgroundSaver(NoSaver):
     def _retain(self) -> None:
         if self._keep_last is None:
             return
+        self._check_folder()
         paths = storage.checkpoints_in(self._folder)
         best = self._best_of(paths)
         storage.retain(self._folder, {*paths[-self._keep_last :], *([best] if best else [])})

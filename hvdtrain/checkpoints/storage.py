@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,13 +65,16 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
+def write(
+    folder: Path, state: PortableState, manifest: Manifest, check: Callable[[], None] = lambda: None
+) -> Path:
     """Write a checkpoint into ``folder``, which is made if need be. Atomic: all of it, or nothing.
 
     Args:
         folder: where checkpoints lie.
         state: portable state.
         manifest: what is known of it; ``files`` is filled in here.
+        check: called before what is written takes its name; raises an OSError if it must not.
 
     Returns:
         The checkpoint's directory. One of the same step that was there is replaced.
@@ -82,7 +87,8 @@ def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
         _sync(folder.parent)
     remove_leftovers(folder)
     path = folder / name_of(manifest.step)
-    beside = folder / f"{_UNFINISHED}{path.name}"
+    # nobody else's: a worker of an elastic job that was given up may be writing the same step
+    beside = folder / f"{_UNFINISHED}{path.name}-{secrets.token_hex(4)}"
     beside.mkdir()
     try:
         parts: dict[str, PortableState] = {MODEL_FILE: {}, OPTIMIZER_FILE: {}}
@@ -93,6 +99,7 @@ def write(folder: Path, state: PortableState, manifest: Manifest) -> Path:
             beside / MANIFEST_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files}))
         )
         _sync(beside)
+        check()
         if path.exists():
             _delete(path)
         beside.rename(path)

@@ -1,6 +1,6 @@
 """The run directory, which rank 0 makes and writes into, and the report of each rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ def open_run(
     context: RunContext | None = None,
     *,
     lock: RunLock | None = None,
+    lost_lease: Callable[[], str] = lambda: "",
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back to where training resumes, and the report.
 
@@ -40,6 +41,7 @@ def open_run(
         callbacks: the user's callbacks, which ``find_callbacks`` has checked. Each rank has its own objects.
         context: what callbacks can use of the run; the run directory is added here.
         lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
 
     Returns:
         The report of this rank, and the run directory.
@@ -50,11 +52,6 @@ def open_run(
     """
     context = context or RunContext(workers.rank, workers.size, config)
     report: Report = SilentReport()
-
-    def fill_anew(path: Path) -> None:
-        if lock is not None:
-            lock.move(path)
-        write_whole(path / "config.yaml", config.to_yaml())
 
     def prepare() -> Path:
         nonlocal report
@@ -80,7 +77,8 @@ def open_run(
                 replace(context, run_dir=path),
                 resumed_step,
                 callbacks,
-                on_made_anew=fill_anew,
+                on_made_anew=lambda made: fill_anew(made, config, lock),
+                lost_lease=writing_check(lock, lost_lease),
             )
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:
@@ -88,10 +86,43 @@ def open_run(
         return path
 
     path = run_on_rank_zero(workers, prepare)
+    if lock is not None and lock.job:
+        lock.note = lock.note or _note_on_sharing(workers, path, lock)
     own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
     if workers.rank != 0 and own:
         report = CallbackReport(replace(context, run_dir=path), own)
     return report, path
+
+
+def fill_anew(path: Path, config: Config, lock: RunLock | None) -> None:
+    """Lock a run directory that was made anew, and write the config there.
+
+    Raises:
+        EnvironmentFault: If another job holds the lock.
+        OSError: If it cannot be written.
+    """
+    if lock is not None:
+        lock.move(path)
+    write_whole(path / "config.yaml", config.to_yaml())
+
+
+def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
+    """Collective. Return a note if some workers of an elastic job do not see its run directory."""
+    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
+    hosts = sorted({host for host, is_seen in gathered if not is_seen})
+    if not hosts:
+        return ""
+    return (
+        f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker there takes "
+        "its place, it is made anew there, without what was written before; put it on a shared file system"
+    )
+
+
+def writing_check(lock: RunLock | None, lost_lease: Callable[[], str]) -> Callable[[], str]:
+    """Return what tells why this worker may no longer write the run directory; it returns "" while it may."""
+    if lock is None or not lock.job:
+        return lost_lease
+    return lambda: lost_lease() or lock.lost()
 
 
 def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.regular_files import not_followed
+from hvdtrain.regular_files import not_followed, read_regular
 
 LOCK_FILE = ".lock"
 _HELD = {errno.EACCES, errno.EAGAIN}
@@ -27,41 +27,93 @@ class RunLock:
     It is a POSIX lock, since these work over NFS and a process that is forked does not inherit them. The
     file itself stays: it says who held the lock last.
 
+    In an elastic job, the lock goes from one rank 0 to another. A worker that was given up, but keeps the
+    lock because it is frozen or its host is cut off, does not keep out its successor; the file tells it, if
+    it goes on, that it has one.
+
     Attributes:
-        note: why nothing is locked, if the file system has no locks; empty otherwise.
+        job: the name of the elastic job; empty if the number of workers is fixed.
+        generation: the number of the world that this worker is in; 0 if the number is fixed.
+        note: why nothing is locked, or who keeps the lock, if it is not held as it should be; else empty.
     """
 
     def __init__(self) -> None:
+        self.job = ""
+        self.generation = 0
         self.note = ""
         self._file: int | None = None
+        self._signed = 0
 
     def acquire(self, run_dir: Path) -> None:
-        """Lock a run directory; do nothing if this object has locked it.
+        """Lock a run directory; if this object has locked it, only note there a new generation.
 
         Raises:
-            EnvironmentFault: If another job holds the lock, naming it.
+            EnvironmentFault: If another job holds the lock, naming it, or a later world of this job.
             OSError: If the file cannot be made.
         """
         if self._file is not None:
+            if self.generation != self._signed:
+                self._sign(self._file)
             return
         path = run_dir / LOCK_FILE
         file = _open(path)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = _Holder.of(os.read(file, _MAX_BYTES)) if error.errno in _HELD else _Holder()
+        reason = _lock(file)
+        holder = _Holder.of(os.pread(file, _MAX_BYTES, 0))
+        if holder.follows(self.job, self.generation):
             os.close(file)
-            if error.errno in _HELD:
+            raise EnvironmentFault(f"run_dir: {run_dir} was taken over{holder.describe()}")
+        if reason is not None and reason.errno in _HELD:
+            if not holder.precedes(self.job, self.generation):
+                os.close(file)
                 raise EnvironmentFault(
                     f"run_dir: {run_dir} is in use by another job{holder.describe()}",
                     "\n".join(filter(None, [_REMEDY, holder.remedy(path)])),
-                ) from None
-            self.note = f"{run_dir} is not locked against other jobs: {error.strerror or error}"
-            return
+                )
+            self.note = (
+                f"a worker that is no longer in the job keeps the lock of {run_dir}{holder.describe()}"
+            )
+        elif reason is not None:
+            self.note = f"{run_dir} is not locked against other jobs: {reason.strerror or reason}"
+            if not self.job:
+                os.close(file)
+                return
         self._file = file
+        self._sign(file)
+
+    def is_of_job(self, run_dir: Path) -> bool:
+        """Return whether a run directory was last locked by a worker of this elastic job.
+
+        Not to be called while this object holds the lock, which reading the file would release.
+        """
+        with suppress(OSError):
+            return (
+                bool(self.job) and _Holder.of(read_regular(run_dir / LOCK_FILE, _MAX_BYTES)).job == self.job
+            )
+        return False
+
+    def lost(self) -> str:
+        """Return which worker of this job, or which other job, took the directory over; empty if none did.
+
+        Costs a system call or two, and a request to the server of a network file system.
+        """
+        if self._file is None or not self.job:
+            return ""
+        reason = _lock(self._file)  # this also makes a network file system look whether the file has changed
+        holder = _Holder.of(os.pread(self._file, _MAX_BYTES, 0))
+        is_held = reason is not None and reason.errno in _HELD
+        if holder.follows(self.job, self.generation) or (is_held and holder.process and not holder.is_self()):
+            return f"the run directory was taken over{holder.describe()}"
+        return ""
+
+    def _sign(self, file: int) -> None:
+        """Write into the file who holds the lock."""
+        self._signed = self.generation
+        content = _own(self.job, self.generation).encode()
         with suppress(OSError):  # on a full disk the lock holds without a name
-            os.ftruncate(file, 0)
-            os.write(file, _own().encode())
+            os.pwrite(file, content, 0)
+            os.ftruncate(file, len(content))
+            if self.job:  # workers on other hosts look there
+                os.fsync(file)
 
     def move(self, run_dir: Path) -> None:
         """Lock another directory in place of the one that is locked; raises as ``acquire`` does."""
@@ -83,10 +135,20 @@ class RunLock:
         self.release()
 
 
-def _own() -> str:
+def _lock(file: int) -> OSError | None:
+    """Lock a file if nobody else holds its lock; return why it is not locked."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None
+
+
+def _own(job: str, generation: int) -> str:
     """Return what the lock file says of this process."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
+    of_job = {"job": job, "generation": generation} if job else {}
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, **of_job}) + "\n"
 
 
 @dataclass(frozen=True)
@@ -96,15 +158,30 @@ class _Holder:
     process: int = 0
     host: str = ""
     since: str = ""
+    job: str = ""
+    generation: int = 0
 
     @classmethod
     def of(cls, content: bytes) -> "_Holder":
         """Return what a lock file says."""
         try:
             found = json.loads(content)
-            return cls(int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}")
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            of_job = str(found.get("job", "")), int(found.get("generation", 0))
+            return cls(int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}", *of_job)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
+
+    def precedes(self, job: str, generation: int) -> bool:
+        """Return whether it is of an earlier world of a job."""
+        return bool(job) and self.job == job and self.generation < generation
+
+    def follows(self, job: str, generation: int) -> bool:
+        """Return whether it is of a later world of a job."""
+        return bool(job) and self.job == job and self.generation > generation
+
+    def is_self(self) -> bool:
+        """Return whether it is this process."""
+        return self.process == os.getpid() and self.host == socket.gethostname()[:80]
 
     def describe(self) -> str:
         """Return who it is, in words that follow those of the message."""

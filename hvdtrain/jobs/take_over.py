@@ -1,12 +1,26 @@
 """Another rank 0: the run directory goes from one worker of an elastic job to another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.callbacks import RunContext
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.config import Config
 from hvdtrain.elastic.world import World
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.run_directory import CHECKPOINTS, fill_anew, writing_check
 from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.regular_files import check_link
+from hvdtrain.reporting.index_trace import INDICES, cut_traces
+from hvdtrain.reporting.records import EVAL, RecentRecords, key_of
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.tail import Tail, cut_tail
 from hvdtrain.session import Session
 
 _HAND_OVER_SECONDS = 10.0
@@ -34,10 +48,11 @@ class RunServices:
 def take_over_run(session: Session, world: World, services: RunServices) -> list[str]:
     """Local. Become the worker that writes the run directory: rank 0 of a world whose rank 0 was another.
 
-    Called when ``session.state`` is what the world goes on from, before the world's first step; on a rank 0
-    that had been rank 0 it does nothing but cut the traces of indices. Locks the directory, cuts its logs
-    back to ``session.state``, appends what this worker knows and the logs lack, sets aside checkpoints of
-    later steps. Sets ``session.report`` and ``session.saver``.
+    Called when ``session.state`` is what the world goes on from, before the world's first step and before
+    another worker of the world writes; on a rank 0 that was rank 0 before, it only signs the lock anew and
+    cuts the traces of indices. Locks the directory, cuts its logs back to ``session.state``, appends what
+    this worker knows and the log lacks, sets aside checkpoints of later steps. Sets ``session.report``, which
+    has then been told of the start of training, and ``session.saver``.
 
     Args:
         session: the run.
@@ -48,9 +63,20 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
         What to tell the user, in words.
 
     Raises:
-        EnvironmentFault: If the directory cannot be written, or another job's run is in it.
+        EnvironmentFault: If the directory cannot be written, or another run is in it.
     """
-    raise NotImplementedError
+    services.lock.generation = world.generation
+    try:
+        if isinstance(session.report, RunReport):
+            services.lock.acquire(session.run_dir)
+            _cut_traces(session)
+            notes: list[str] = []
+        else:
+            notes = _take_over(session, world, services)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot go on with the run directory {session.run_dir}: {error}") from None
+    forget_causes(session.run_dir)
+    return notes
 
 
 def hand_over_run(
@@ -68,4 +94,119 @@ def hand_over_run(
         services: what was needed to write.
         timeout_seconds: how long to wait for the checkpoint.
     """
-    raise NotImplementedError
+    old = session.report
+    if not isinstance(old, RunReport):
+        return
+    session.saver.finish(timeout_seconds)
+    saver = NoSaver()
+    saver.newest, saver.failures = session.saver.newest, session.saver.failures
+    session.saver = saver
+    old.close()
+    if old.folder is not None:  # a checkpoint that is still being written must not take its name
+        old.folder.lost_lease = lambda: "the run directory was handed over"
+    services.lock.release()
+    own = [callback for callback in services.callbacks if getattr(callback, "every_rank", False)]
+    if own:
+        context = replace(services.context, rank=world.rank, workers=world.size, run_dir=session.run_dir)
+        session.report = report = CallbackReport(context, own)
+        report.go_on_from(old, session.plan().steps, session.state.progress.step)
+    else:
+        session.report = silent = SilentReport()
+        silent.recent = old.recent
+        silent.set_clock(old.seconds())
+
+
+def _take_over(session: Session, world: World, services: RunServices) -> list[str]:
+    """Lock, cut and open the run directory; return what to tell the user.
+
+    Raises:
+        EnvironmentFault: If another run is in it.
+        OSError: If it can be neither read nor written.
+    """
+    path, lock, step = session.run_dir, services.lock, session.state.progress.step
+    notes = _lock(path, session.config, lock, world.host)
+    check_link(path / INDICES, path)
+    is_evaluated = session.state.last_eval_step == step
+    tail = cut_tail(path / METRICS_FILE, step, redone=() if is_evaluated else (EVAL,))
+    missing = _missing(session.report.recent, tail, step)
+    first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
+    _cut_traces(session)
+    newest, values, set_aside = _find_checkpoints(session)
+    old = session.report
+    session.report = report = RunReport(
+        open_console(),
+        replace(services.context, rank=0, workers=world.size, run_dir=path),
+        first - 1,
+        services.callbacks,
+        on_made_anew=lambda made: fill_anew(made, session.config, lock),
+        lost_lease=writing_check(lock, services.lost_lease),
+    )
+    (path / SUMMARY_FILE).unlink(missing_ok=True)
+    report.append(missing)
+    again = [record for record in (*tail.records, *missing) if record["step"] >= first]
+    report.add_events(sorted(again, key=lambda record: int(record["step"])))
+    session.saver = BackgroundSaver(
+        path / CHECKPOINTS,
+        report,
+        keep_last=session.config.keep_last,
+        best=session.config.keep_best,
+        stop_on_error=session.config.on_save_error == "stop",
+        newest=newest,
+        values=values,
+        parameters=services.parameters,
+    )
+    report.go_on_from(old, session.plan().steps, step)
+    return [*notes, *set_aside]
+
+
+def _lock(path: Path, config: Config, lock: RunLock, host: str) -> list[str]:
+    """Lock the run directory of this job; make it anew if this worker does not see one.
+
+    Raises:
+        EnvironmentFault: If another run is in it, or another job holds the lock.
+        OSError: If it can be neither read nor made.
+    """
+    lock.note = ""
+    if lock.is_of_job(path):
+        lock.acquire(path)
+        return [lock.note] if lock.note else []
+    if path.exists() and (not path.is_dir() or {found.name for found in path.iterdir()} - {INDICES}):
+        raise EnvironmentFault(
+            f"run_dir: {path} on {host} is not the run directory of this job",
+            "Put the run directory of an elastic job on a file system that all hosts share.",
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    fill_anew(path, config, lock)
+    return [
+        f"{host} cannot see the run directory {path} of the earlier rank 0; it is made anew here, without "
+        "what was written until now"
+    ]
+
+
+def _missing(recent: RecentRecords, tail: Tail, step: int) -> list[dict[str, Any]]:
+    """Return this worker's records that the log lacks; of steps that the end of the log covers."""
+    known = {key_of(record) for record in tail.records}
+    first = -1 if tail.is_all else min(record["step"] for record in tail.records)
+    return [record for record in recent.up_to(step) if record["step"] > first and key_of(record) not in known]
+
+
+def _find_checkpoints(session: Session) -> tuple[Path | None, dict[Path, float | None], list[str]]:
+    """Set aside checkpoints of later steps; return the newest, values of the best metric, and notes."""
+    step, best = session.state.progress.step, session.config.keep_best
+    paths = storage.checkpoints_in(session.run_dir / CHECKPOINTS)
+    good = [path for path in paths if storage.step_of(path) <= step]
+    notes = [
+        f"checkpoint {path} is of a later step; {storage.quarantine(path)}"
+        for path in paths
+        if path not in good
+    ]
+    values: dict[Path, float | None] = {}
+    if best is not None:
+        manifests = {path: verification.read_manifest(path) for path in good}
+        values = {path: found.metrics.get(best.metric) for path, found in manifests.items() if found}
+    return (good[-1] if good else None), values, notes
+
+
+def _cut_traces(session: Session) -> None:
+    if session.config.trace_indices:
+        cut_traces(session.run_dir, session.state.progress.step)

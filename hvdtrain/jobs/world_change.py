@@ -1,6 +1,7 @@
 """What follows from another number of workers: the learning rate's way to its new peak, a line in the log."""
 
 from hvdtrain.elastic.world import World
+from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.schedule import Rescale
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -45,4 +46,13 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
         world: the new world.
         pause_seconds: the time without training.
     """
-    raise NotImplementedError
+    if world.change is None:
+        return
+    session.state.changes += 1
+    session.state.paused_seconds += pause_seconds
+    plan = session.plan()
+    session.report.on_change(
+        session.step_info(session.learning_rate(plan)),
+        WorkersChange(world.change.left, world.change.joined, world.generation, pause_seconds),
+        plan.steps,
+    )

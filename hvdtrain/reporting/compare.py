@@ -21,7 +21,7 @@ _MAX_SHOWN = 1000  # characters of a line
 _TAIL_BYTES = 1_000_000  # of metrics.jsonl
 # facts of a run: those that are equal in all runs are shown once, below the table, and the short ones of
 # the others are columns
-_FACTS = ("framework", "task", "status", "workers", "steps", "eval sets")
+_FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")
 _COLUMNS = ("framework", "status")
 # fields of the config that are not shown as differences: facts, and where a run starts from
 _NOT_COMPARED = {"framework", "task", "epochs", "steps"}

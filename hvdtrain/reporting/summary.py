@@ -31,6 +31,8 @@ class Summary:
         stopped_early: why training ended before its length, where early stopping ended it.
         eval_sets: names of the sets of evaluation data, the one whose metrics have plain names first; empty
             where the data have no names.
+        changes: how often the workers of an elastic job changed while it trained.
+        paused_seconds: the time without training that this took.
     """
 
     status: str
@@ -51,8 +53,13 @@ class Summary:
     error: str | None = None
     stopped_early: str | None = None
     eval_sets: list[str] = field(default_factory=list)
+    changes: int = 0
+    paused_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is."""
-        rare = ("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets")
+        rare = (
+            *("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets"),
+            *("changes", "paused_seconds"),
+        )
         return {name: value for name, value in asdict(self).items() if name not in rare or value}

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,7 +266,8 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
 
     monkeypatch.setattr(storage.os, "fsync", fsync)
     saved(tmp_path)
-    unfinished = str(tmp_path / ".new-step-00000120")
+    unfinished = str(Path(synced[0]).parent)
+    assert unfinished.startswith(str(tmp_path / ".new-step-00000120-"))
     assert synced == [*(f"{unfinished}/{name}" for name in FILES), unfinished, str(tmp_path)]
 
 

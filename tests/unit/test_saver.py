@@ -105,10 +105,10 @@ def room_for_two(monkeypatch):
     """A disk that has room for two checkpoints."""
     write = storage.write
 
-    def write_if_there_is_room(folder, state, manifest):
+    def write_if_there_is_room(folder, *rest):
         if len(storage.checkpoints_in(folder)) >= 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(folder, state, manifest)
+        return write(folder, *rest)
 
     monkeypatch.setattr(storage, "write", write_if_there_is_room)
 
@@ -217,10 +217,10 @@ def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
     writing, most = set(), []
     write = storage.write
 
-    def watched(folder, state, manifest):
+    def watched(folder, state, manifest, check):
         writing.add(manifest.step)
         most.append(len(writing))
-        path = write(folder, state, manifest)
+        path = write(folder, state, manifest, check)
         writing.remove(manifest.step)
         return path
 
@@ -389,7 +389,7 @@ def test_a_failure_that_repeats_is_said_once_and_counted(job, disk):
 def test_a_failure_that_names_its_file_is_said_once_too(job, monkeypatch):
     """The file's name has the step in it."""
 
-    def refuse(folder, state, manifest):
+    def refuse(folder, state, manifest, check):
         raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/.new-step-{manifest.step}/model")
 
     monkeypatch.setattr(saving.storage, "write", refuse)

@@ -5,9 +5,14 @@ import threading
 
 import pytest
 from support.fakes import FakeBackend, FakeWorkers, make_loop_session
+from support.watching import Watched, records, summary
 
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.elastic.world import Change, World
+from hvdtrain.jobs.world_change import follow_workers, report_change
+from hvdtrain.reporting.compare import print_table
+from hvdtrain.reporting.jsonl import cut_log
+from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
@@ -21,6 +26,14 @@ def session_of(tmp_path, size: int, samples: int = 0, **fields):
     follow_workers(session)
     session.state.progress = Progress(samples // size, samples)
     return session
+
+
+def next_world(generation: int, size: int, **change: object) -> World:
+    return World(
+        generation=generation, rank=0, size=size, local_rank=0, local_size=size, cross_rank=0, cross_size=1,
+        host="here", store=("127.0.0.1", 1), one_host=True, salt="",
+        change=Change(**change) if change else None,
+    )  # fmt: skip
 
 
 def resize(session, size: int, samples: int) -> None:
@@ -82,3 +95,80 @@ def test_a_run_that_resumes_goes_on_with_the_way_of_its_rate(tmp_path):
         follow_workers(resumed)
         assert peak(resumed) == pytest.approx(0.2)
         assert (resumed.state.workers, resumed.state.rescale.samples) == (size, 300 if size == 3 else 400)
+
+
+LEFT = "rank 2 on h2: killed (SIGKILL)"
+EVENT = {
+    "phase": "event",
+    "step": 100,
+    "samples": 300,
+    "epoch": 3.0,
+    "event": "changed",
+    "left": [LEFT],
+    "joined": [],
+    "generation": 2,
+    "pause_seconds": 0.812,
+    "workers": 2,
+}
+
+
+def without_clock(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def test_a_change_is_a_line_a_record_and_a_sum(tmp_path):
+    session = session_of(tmp_path, 3, samples=300)
+    watched = Watched(tmp_path)
+    watched.report.on_start(334, 0)
+    silent = SilentReport()
+    session.backend.workers.size = 2
+    for report in (watched.report, silent):
+        session.report = report
+        report_change(session, next_world(2, 2, left=(LEFT,)), 0.81234)
+    watched.report.close()
+    assert [without_clock(record) for record in records(tmp_path)] == [EVENT]
+    assert [without_clock(record) for record in silent.recent] == [EVENT]
+    assert watched.lines == [f"2 workers from step 101 on; left: {LEFT}; 0.8 s without training"]
+    assert (session.state.changes, session.state.paused_seconds) == (2, pytest.approx(1.625, abs=1e-3))
+
+
+def test_the_first_world_is_no_change(tmp_path):
+    session = session_of(tmp_path, 3)
+    report_change(session, next_world(1, 3), 5.0)
+    assert (session.state.changes, list(session.report.recent)) == (0, [])
+
+
+def test_the_bar_goes_to_the_new_number_of_steps(tmp_path):
+    session, watched = session_of(tmp_path, 2, samples=300), Watched(tmp_path, terminal=True)
+    watched.report.on_start(500, 150)
+    session.report = watched.report
+    session.backend.workers.size = 1
+    report_change(session, next_world(2, 1, joined=("rank 0 on h1",)), 2.0)
+    watched.report.close()
+    assert (
+        "1 worker from step 151 on; joined: rank 0 on h1; 2.0 s without training" in watched.file.getvalue()
+    )
+    assert "150/850" in watched.file.getvalue().replace(" ", "")
+
+
+def test_readers_of_the_log_take_the_line(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps(line) + "\n"
+            for line in (
+                {"phase": "eval", "step": 5, "epoch": 1.0, "f1": 0.5, "learning_rate": 0.1},
+                {**EVENT, "seconds": 1.5},
+            )
+        )
+    )
+    print_table([tmp_path])
+    shown = capsys.readouterr().out
+    assert "0.5000" in shown
+    assert "workers 2" in shown
+    cut_log(tmp_path / "metrics.jsonl", 5)
+    assert [record["phase"] for record in records(tmp_path)] == ["eval"]
+
+
+def test_the_summary_counts_changes_where_there_were_some():
+    assert "changes" not in summary().as_dict()
+    assert summary(changes=2, paused_seconds=1.5).as_dict()["paused_seconds"] == 1.5

@@ -1,0 +1,395 @@
+"""Another rank 0: what it finds, cuts, appends and writes from then on, on real files."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.fakes import FakeBackend, FakeWorkers, make_loop_session
+from support.states import make_record, make_state
+from support.watching import run_context
+
+from hvdtrain.callbacks import Callback
+from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.elastic.world import World
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.jobs.run_directory import open_run
+from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+from hvdtrain.jobs.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.training_plan import Progress
+
+JOB = "job-1"
+
+
+def world(generation: int, rank: int = 0, size: int = 2) -> World:
+    return World(
+        generation=generation, rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0,
+        cross_size=1, host="here", store=("127.0.0.1", 1), one_host=True, salt="",
+    )  # fmt: skip
+
+
+def step_info(step: int) -> StepInfo:
+    return StepInfo(step, (step - 1) * 8, step * 8, step * 0.8, 2, 0.1, 0.0)
+
+
+class Worker:
+    """A worker of an elastic job: its session and what it needs to be rank 0."""
+
+    def __init__(self, run_dir: Path, rank: int, callbacks=(), **fields) -> None:
+        workers = FakeWorkers(rank, ["here"] * 2, threading.Barrier(1), [b""])
+        self.session = make_loop_session(run_dir, FakeBackend(workers), train_size=100, **fields)
+        self.session.config = self.session.config.model_copy(update={"run_dir": str(run_dir)})
+        lock = RunLock()
+        lock.job, lock.generation = JOB, 1
+        context = run_context(run_dir, rank=rank)
+        self.services = RunServices(context, callbacks, (), lock)
+        own = [callback for callback in callbacks if callback.every_rank]
+        self.session.report = CallbackReport(context, own) if own else SilentReport()
+        if rank == 0:
+            single = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
+            self.session.report, _ = open_run(
+                self.session.config, single, None, callbacks, context, lock=lock
+            )
+        self.session.report.on_start(25, 0)
+
+    def stand_at(self, step: int, evaluated: int | None = None) -> None:
+        self.session.state.progress = Progress(step, step * 8)
+        self.session.state.last_eval_step = evaluated
+
+    def log(self, *steps: int) -> None:
+        for step in steps:
+            self.session.report.on_window(step_info(step), {"loss": 1.0 / step}, 100.0)
+
+    def evaluate(self, step: int) -> None:
+        self.session.report.on_evaluation(step_info(step), {"loss": 0.5}, 100.0)
+
+    def take_over(self, generation: int = 2) -> list[str]:
+        return take_over_run(self.session, world(generation), self.services)
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def pair(run_dir):
+    """Rank 0 and rank 1 of a job; rank 0 is killed by ``die``, without closing anything."""
+    both = Worker(run_dir, 0), Worker(run_dir, 1)
+    yield both
+    for worker in both:
+        worker.session.report.close()
+        worker.services.lock.release()
+
+
+def die(worker: Worker) -> None:
+    """Do what the system does for a process that was killed."""
+    worker.services.lock.release()
+
+
+def logged(run_dir: Path) -> list[tuple[str, int]]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [(line["phase"], line["step"]) for line in lines]
+
+
+def test_a_new_rank_0_cuts_the_log_and_goes_on_with_it(run_dir, pair):
+    old, new = pair
+    old.log(1, 2, 3, 4)
+    new.log(1, 2, 3)
+    new.stand_at(3)
+    die(old)
+    assert new.take_over() == []
+    assert isinstance(new.session.report, RunReport)
+    assert isinstance(new.session.saver, BackgroundSaver)
+    new.log(4, 5)
+    assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4, 5)]
+
+
+def test_what_the_lost_rank_0_did_not_write_is_appended(run_dir, pair):
+    old, new = pair
+    old.log(1, 2)
+    with (run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"phase": "train", "st')
+    new.log(1, 2, 3, 4)
+    new.evaluate(4)
+    new.stand_at(4, evaluated=4)
+    die(old)
+    new.take_over()
+    assert logged(run_dir) == [("train", 1), ("train", 2), ("train", 3), ("train", 4), ("eval", 4)]
+
+
+@pytest.mark.parametrize("evaluated", [None, 4])
+def test_an_evaluation_that_is_done_again_is_in_the_log_once(run_dir, pair, evaluated):
+    old, new = pair
+    for worker in pair:
+        worker.log(1, 2, 3, 4)
+    old.evaluate(4)
+    if evaluated:
+        new.evaluate(4)
+    new.stand_at(4, evaluated)
+    die(old)
+    new.take_over()
+    if not evaluated:
+        new.evaluate(4)
+    assert logged(run_dir)[3:] == [("train", 4), ("eval", 4)]
+
+
+def test_a_long_log_gets_nothing_twice(run_dir, pair):
+    old, new = pair
+    for step in range(1, 201):
+        old.log(step)
+        old.session.report._log(step_info(step), {"mine": step})
+        new.log(step)
+    new.stand_at(200)
+    die(old)
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    new.take_over()
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_clock_goes_on(run_dir, pair):
+    old, new = pair
+    new.session.report.set_clock(1000.0)
+    new.stand_at(1)
+    die(old)
+    new.take_over()
+    assert 1000.0 <= new.session.report.seconds() < 1100.0
+
+
+def events(run_dir: Path, monkeypatch) -> dict[str, list[int]]:
+    """Give the steps that TensorBoard, without TensorFlow, shows of each tag."""
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run_dir)).Reload()
+    return {tag: [event.step for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_tensorboard_has_each_step_once(run_dir, pair, monkeypatch):
+    old, new = pair
+    old.log(1, 2, 4)  # what rank 0 wrote of step 3 was lost with its host
+    old.evaluate(4)
+    new.log(1, 2, 3, 4)
+    new.stand_at(4)
+    die(old)
+    # the new rank 0's clock is behind
+    monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)
+    new.take_over()
+    new.evaluate(4)
+    new.log(5)
+    new.session.report.close()
+    found = events(run_dir, monkeypatch)
+    assert found["train/loss"] == [1, 2, 3, 4, 5]
+    assert found["eval/loss"] == [4]
+
+
+def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_dir):
+    old, new = Worker(run_dir, 0), Worker(run_dir, 1, keep_best="loss", eval_every=1)
+    for step in (2, 3, 5):
+        made = make_record(step).model_copy(update={"metrics": {"loss": float(step)}})
+        storage.write(run_dir / "checkpoints", make_state(), made)
+    (run_dir / "checkpoints" / "step-00000003" / "model.safetensors").chmod(0)  # nothing is hashed
+    new.stand_at(4)
+    die(old)
+    notes = new.take_over()
+    assert len(notes) == 1
+    assert "step-00000005 is of a later step; set aside as set-aside-step-00000005" in notes[0]
+    assert new.session.saver.newest == run_dir / "checkpoints" / "step-00000003"
+    best = new.session.saver._best_of(storage.checkpoints_in(run_dir / "checkpoints"))
+    assert best == run_dir / "checkpoints" / "step-00000002"
+    for worker in (old, new):
+        worker.session.report.close()
+
+
+class Told(Callback):
+    """A callback that remembers what it was told."""
+
+    def __init__(self, every_rank: bool = False) -> None:
+        self.every_rank, self.told = every_rank, []
+
+    def on_start(self, context) -> None:
+        self.told.append(f"start {context.rank}")
+
+    def on_window(self, step, values) -> None:
+        self.told.append(f"window {step.step}")
+
+
+def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(run_dir):
+    alone, of_every_rank = Told(), Told(every_rank=True)
+    old, new = Worker(run_dir, 0), Worker(run_dir, 1, [of_every_rank, alone])
+    new.log(1)
+    new.stand_at(1)
+    die(old)
+    new.take_over()
+    new.log(2)
+    hand_over_run(new.session, world(3, rank=1), new.services)
+    new.log(3)
+    assert isinstance(new.session.report, CallbackReport)
+    new.stand_at(3)
+    new.take_over(generation=4)
+    new.log(4)
+    assert of_every_rank.told == ["start 1", "window 1", "window 2", "window 3", "window 4"]
+    assert alone.told == ["start 0", "window 2", "window 4"]
+    assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
+    for worker in (old, new):
+        worker.session.report.close()
+
+
+def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
+    old, new = pair
+    for worker in pair:
+        worker.log(1, 2)
+        worker.stand_at(2)
+    folder = old.session.report.folder
+    hand_over_run(old.session, world(2, rank=1), old.services)
+    assert type(old.session.report) is SilentReport
+    assert type(old.session.saver) is NoSaver
+    assert folder.check() is None  # a save that is under way does not end there
+    new.take_over()
+    old.log(3), new.log(3)
+    new.stand_at(3), old.stand_at(3)
+    hand_over_run(new.session, world(3, rank=1), new.services)
+    old.take_over(generation=3)
+    old.log(4)
+    assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
+
+
+def test_a_rank_0_that_stays_signs_the_lock_and_cuts_all_traces(run_dir):
+    worker = Worker(run_dir, 0, trace_indices=True)
+    (run_dir / "indices").mkdir()
+    for rank in (0, 3):
+        text = "".join(json.dumps({"step": step, "indices": [step]}) + "\n" for step in (1, 2, 3))
+        (run_dir / "indices" / f"rank-{rank:04d}.jsonl").write_text(text)
+    worker.stand_at(2)
+    report = worker.session.report
+    worker.take_over(generation=5)
+    assert worker.session.report is report
+    assert json.loads((run_dir / LOCK_FILE).read_text())["generation"] == 5
+    for path in (run_dir / "indices").iterdir():
+        assert len(path.read_text().splitlines()) == 2
+    report.close()
+
+
+def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_path):
+    old, new = Worker(run_dir, 0), Worker(run_dir, 1)
+    for worker in (old, new):
+        worker.log(1, 2)
+    new.session.run_dir = elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "indices").mkdir(parents=True)  # this worker's own trace
+    new.stand_at(2)
+    notes = new.take_over()
+    assert notes[0].startswith(
+        f"here cannot see the run directory {elsewhere} of the earlier rank 0; it is made"
+    )
+    assert logged(elsewhere) == [("train", 1), ("train", 2)]
+    assert (elsewhere / "config.yaml").is_file()
+    for worker in (old, new):
+        worker.session.report.close()
+
+
+@pytest.mark.parametrize(
+    "lock", [None, {"pid": 1, "host": "h", "since": "", "job": "job-2", "generation": 1}]
+)
+def test_a_directory_of_another_run_is_not_touched(run_dir, tmp_path, lock):
+    new = Worker(run_dir, 1)
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text("of another run\n")
+    if lock:
+        (run_dir / LOCK_FILE).write_text(json.dumps(lock))
+    new.stand_at(2)
+    with pytest.raises(EnvironmentFault, match="is not the run directory of this job"):
+        new.take_over()
+    assert (run_dir / "metrics.jsonl").read_text() == "of another run\n"
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hvdtrain.jobs.run_lock import RunLock
+lock = RunLock()
+lock.job, lock.generation = sys.argv[2], 1
+lock.acquire(Path(sys.argv[1]))
+print("locked", flush=True)
+for _ in sys.stdin:
+    print(lock.lost(), flush=True)
+"""
+
+
+@pytest.fixture
+def frozen(run_dir):
+    """A rank 0 that is given up, and keeps its lock; a line tells it to go on."""
+    run_dir.mkdir()
+    command = [sys.executable, "-c", HOLDER, str(run_dir), JOB]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run_dir, frozen):
+    new = Worker(run_dir, 1)
+    new.stand_at(0)
+    (note,) = new.take_over()
+    assert note.startswith(
+        f"a worker that is no longer in the job keeps the lock of {run_dir}: process {frozen.pid}"
+    )
+    assert new.services.lock.lost() == ""
+    frozen.stdin.write("go on\n")
+    frozen.stdin.flush()
+    assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
+    new.session.report.close()
+    new.services.lock.release()
+
+
+def test_another_job_is_kept_out_whatever_its_generation_is(run_dir, frozen):
+    lock = RunLock()
+    for lock.job in ("", "job-2"):
+        lock.generation = 9
+        with pytest.raises(EnvironmentFault, match="is in use by another job: process"):
+            lock.acquire(run_dir)
+
+
+def test_a_worker_that_was_given_up_does_not_lock_again(run_dir):
+    run_dir.mkdir()
+    first, late = RunLock(), RunLock()
+    first.job = late.job = JOB
+    first.generation, late.generation = 3, 2
+    first.acquire(run_dir)
+    first.release()
+    with pytest.raises(EnvironmentFault, match="was taken over: process"):
+        late.acquire(run_dir)
+
+
+def test_a_worker_without_a_lease_writes_nothing(run_dir):
+    worker, lost = Worker(run_dir, 1), []
+    Worker(run_dir, 0).services.lock.release()
+    worker.services = replace(worker.services, lost_lease=lambda: lost[0] if lost else "")
+    worker.stand_at(1)
+    worker.take_over()
+    worker.log(1)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    lost.append("the driver was not heard for 20 s")
+    worker.log(2, 3)
+    worker.session.report.write_summary(None)
+    worker.session.backend.workers = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
+    worker.session.saver.save(worker.session.backend, make_record(3))
+    worker.session.saver.finish()
+    assert "the driver was not heard for 20 s" in worker.session.saver.failures[0]
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    lost.clear()  # it was a pause
+    worker.log(4)
+    assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
+    lost.append("again")
+    worker.log(5)
+    worker.session.report.close()
+    assert logged(run_dir)[-1] == ("train", 4)
