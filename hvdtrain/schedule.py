@@ -129,6 +129,11 @@ class Ramp:
     epoch: float
     epochs: float
 
+    @property
+    def end(self) -> float:
+        """Where the way ends, in epochs since the start."""
+        return self.epoch + self.epochs
+
 
 @dataclass(frozen=True)
 class LearningRate:
@@ -175,7 +180,7 @@ class LearningRate:
 
     def peak_at(self, epoch: float) -> float:
         """Return the peak at a point of the training: on its way from an old one, or ``peak``."""
-        if self.ramp is None or epoch >= self.ramp.epoch + self.ramp.epochs:
+        if self.ramp is None or epoch >= self.ramp.end:
             return self.peak
         done = max(0.0, epoch - self.ramp.epoch) / self.ramp.epochs
         return self.ramp.peak + (self.peak - self.ramp.peak) * done

@@ -1,7 +1,7 @@
 """One run: its state, its services, and the data that it reads."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Session:
         speeds: samples/s of every logged window of training.
         stopped: whether training ended because a worker asked for it.
         stopped_early: why and where training ended because nothing got better; empty otherwise.
+        generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
     """
 
     config: Config
@@ -77,6 +79,8 @@ class Session:
     speeds: list[float] = field(default_factory=list)
     stopped: bool = False
     stopped_early: str = ""
+    generation: int = 0
+    lost_lease: Callable[[], str] = lambda: ""
 
     @property
     def data_size(self) -> int:
@@ -194,7 +198,9 @@ class Session:
         if not self.config.trace_indices:
             return IndexTrace(None)
         path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
-        return IndexTrace(path, self.state.progress.step)
+        return IndexTrace(
+            path, self.state.progress.step, self.generation, may_write=lambda: not self.lost_lease()
+        )
 
 
 def _first(reader: Reader) -> HostBatch | None:

@@ -1,7 +1,10 @@
 """What a config asks of a backend, and whether the framework's backend can do it."""
 
+from collections.abc import Mapping
+
+from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError
+from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.frameworks import (
     ACTIVATION_CHECKPOINTING,
     COMPILE,
@@ -27,6 +30,48 @@ _ASKS = (
     ("parameter_groups", (), PARAMETER_GROUPS),
     ("decay_norms_and_biases", True, PARAMETER_GROUPS),
 )
+
+_MOST_WORKERS = 256  # each one has a place in a vector that travels with every step
+# settings of Horovod that keep what they learned, or their groups of workers, for the life of a process
+_FIXED_WORLD_SETTINGS = (
+    "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "HOROVOD_HIERARCHICAL_ALLGATHER",
+    "HOROVOD_TORUS_ALLREDUCE",
+    "HOROVOD_AUTOTUNE",
+)
+
+
+def check_elastic(workers: Workers, environ: Mapping[str, str], uses_nccl: bool) -> None:
+    """Check that a job whose number of workers may change can be one; nothing if it is fixed.
+
+    Args:
+        workers: the workers.
+        environ: the environment.
+        uses_nccl: whether Horovod reduces gradients by NCCL.
+
+    Raises:
+        ConfigError: If it may have too many workers.
+        EnvironmentFault: If a setting or a library needs a fixed number.
+    """
+    if not workers.is_elastic:
+        return
+    if workers.most > _MOST_WORKERS:
+        raise ConfigError(
+            f"an elastic job can have at most {_MOST_WORKERS} workers; this one may have {workers.most}",
+            f"Lower --max-np to {_MOST_WORKERS} or less.",
+            everywhere=True,
+        )
+    for name in _FIXED_WORLD_SETTINGS:
+        if environ.get(name, "").strip().lower() not in ("", "0", "false"):
+            raise EnvironmentFault(
+                f"{name}={environ[name]} needs a fixed number of workers, and this job is elastic",
+                f"Leave {name} out, or start the job without --min-np and --host-discovery-script.",
+            )
+    if uses_nccl:
+        raise EnvironmentFault(
+            f"{workers.host}: gradients on GPUs travel by NCCL, which elastic jobs cannot use yet",
+            "Use --device cpu, a Horovod that is built without --gpu nccl, or a fixed number of workers.",
+        )
 
 
 def check_capabilities(config: Config) -> None:

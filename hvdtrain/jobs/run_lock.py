@@ -3,9 +3,11 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import socket
 import stat
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from hvdtrain.regular_files import not_followed, read_regular
 LOCK_FILE = ".lock"
 _HELD = {errno.EACCES, errno.EAGAIN}
 _MAX_BYTES = 4096
+_LOOK_SECONDS = 1.0
 _REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
 
 
@@ -43,6 +46,7 @@ class RunLock:
         self.note = ""
         self._file: int | None = None
         self._signed = 0
+        self._looked_seconds, self._lost = -math.inf, ""
 
     def acquire(self, run_dir: Path) -> None:
         """Lock a run directory; if this object has locked it, only note there a new generation.
@@ -85,21 +89,30 @@ class RunLock:
 
         Not to be called while this object holds the lock, which reading the file would release.
         """
+        if not self.job:
+            return False
         with suppress(OSError):
-            return (
-                bool(self.job) and _Holder.of(read_regular(run_dir / LOCK_FILE, _MAX_BYTES)).job == self.job
-            )
+            return _Holder.of(read_regular(run_dir / LOCK_FILE, _MAX_BYTES)).job == self.job
         return False
 
     def lost(self) -> str:
         """Return which worker of this job, or which other job, took the directory over; empty if none did.
 
-        Costs a system call or two, and a request to the server of a network file system.
+        It looks at most once a second: that may be a request to a file server, and a worker that has a
+        successor was given up longer ago.
         """
         if self._file is None or not self.job:
             return ""
-        reason = _lock(self._file)  # this also makes a network file system look whether the file has changed
-        holder = _Holder.of(os.pread(self._file, _MAX_BYTES, 0))
+        now_seconds = time.clock_gettime(
+            time.CLOCK_BOOTTIME
+        )  # goes on while the process, or the host, sleeps
+        if now_seconds >= self._looked_seconds + _LOOK_SECONDS:
+            self._looked_seconds, self._lost = now_seconds, self._look(self._file)
+        return self._lost
+
+    def _look(self, file: int) -> str:
+        reason = _lock(file)  # this also makes a network file system look whether the file has changed
+        holder = _Holder.of(os.pread(file, _MAX_BYTES, 0))
         is_held = reason is not None and reason.errno in _HELD
         if holder.follows(self.job, self.generation) or (is_held and holder.process and not holder.is_self()):
             return f"the run directory was taken over{holder.describe()}"
@@ -107,7 +120,7 @@ class RunLock:
 
     def _sign(self, file: int) -> None:
         """Write into the file who holds the lock."""
-        self._signed = self.generation
+        self._signed, self._looked_seconds = self.generation, -math.inf
         content = _own(self.job, self.generation).encode()
         with suppress(OSError):  # on a full disk the lock holds without a name
             os.pwrite(file, content, 0)

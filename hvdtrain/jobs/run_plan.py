@@ -10,12 +10,13 @@ from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.host.cores import threads_per_worker
+from hvdtrain.jobs import elastic_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.plateau import PlateauState
 from hvdtrain.reporting.console import counted
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
-from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.training_plan import TrainingPlan, most_workers
 
 _WIDTH = 14
 _GROUPS = 8  # parameter groups whose learning rates are shown
@@ -46,17 +47,18 @@ def describe_plan(
     """
     config = session.config
     lines = {
-        "workers": _workers(session, hosts),
+        "workers": _workers(session, hosts) + elastic_plan.workers(session),
         "starts from": start.origin,
         "weights": start.weights.replace("\n", f"\n  {'':<{_WIDTH}} "),
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
         "data": found or _data(session),
         "evaluation": _eval_sets(session),
-        "batch": _batch(config, plan),
+        "batch": _batch(config, plan) + elastic_plan.batch(session, plan),
         "batch norm": _batch_norm(session, model, plan),
         "length": _length(session, plan),
-        "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau),
+        "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau)
+        + elastic_plan.learning_rate(session, plan),
         "optimizer": _optimizer(config, model.own_rates),
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
@@ -149,6 +151,8 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
     if not layers:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
     together = batch.global_batch // batch.accumulate
+    if (most := most_workers(session.backend.workers)) is not None:
+        return elastic_plan.batch_norm(layers, batch.micro_batch, most, is_synchronised)
     if is_synchronised:
         return (
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"

@@ -35,7 +35,7 @@ from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
-from hvdtrain.jobs.capabilities import check_capabilities
+from hvdtrain.jobs.capabilities import check_capabilities, check_elastic
 from hvdtrain.jobs.data_identity import (
     DATA,
     NO_DATA,
@@ -358,6 +358,9 @@ def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> Ta
 def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     """Check that the batches and the length of the training can be meant. Local: no collective."""
     workers = backend.workers
+    build = installed_build()
+    on_cpu = backend.info.description.endswith(" on the CPU")
+    check_elastic(workers, os.environ, uses_nccl=build is not None and build.nccl and not on_cpu)
     plan = TrainingPlan.of(config, workers.size, len(task_data.train_data), most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hvdtrain import session
 from hvdtrain.errors import ConfigError
 
 
@@ -22,6 +23,16 @@ def test_accumulated_micro_batches_give_the_same_curve(train, tmp_path):
     train(steps=20, batch_size=32, log_every=1, run_dir="whole")
     train(steps=20, batch_size=8, accumulate=4, base_batch_size=32, log_every=1, run_dir="parts")
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_micro_batches_for_the_most_workers_give_the_same_curve(train, tmp_path, monkeypatch, most):
+    """One worker of an elastic job does the micro-batches of all that there may be, the last one padded."""
+    train(steps=20, global_batch_size=50, log_every=1, run_dir="fixed")
+    monkeypatch.setattr(session, "most_workers", lambda workers: most)
+    train(steps=20, global_batch_size=50, log_every=1, run_dir="elastic")
+    assert losses(tmp_path / "elastic") == pytest.approx(losses(tmp_path / "fixed"), rel=1e-5)
+    assert losses(tmp_path / "elastic") != losses(tmp_path / "fixed")  # sums of other parts
 
 
 def test_a_job_that_was_stopped_continues_to_the_same_curve(train, tmp_path):

@@ -19,6 +19,7 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.jobs import run_lock
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
 from hvdtrain.jobs.take_over import RunServices, hand_over_run, take_over_run
@@ -349,6 +350,19 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
     new.session.report.close()
     new.services.lock.release()
+
+
+def test_the_lock_is_looked_at_once_a_second(run_dir, monkeypatch):
+    run_dir.mkdir()
+    looked, lock_file, now = [], run_lock._lock, [0.0]
+    monkeypatch.setattr(run_lock, "_lock", lambda file: looked.append(file) or lock_file(file))
+    monkeypatch.setattr(run_lock.time, "clock_gettime", lambda clock: now[0])
+    with RunLock() as lock:
+        lock.job, lock.generation = JOB, 1
+        lock.acquire(run_dir)
+        for now[0] in (0.0, 0.5, 0.9, 1.1, 1.5):
+            assert lock.lost() == ""
+    assert len(looked) == 1 + 2
 
 
 def test_another_job_is_kept_out_whatever_its_generation_is(run_dir, frozen):
