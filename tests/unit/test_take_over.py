@@ -10,22 +10,27 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.fakes import FakeBackend, FakeWorkers, make_loop_session
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes import FakeBackend, FakeWorkers, make_loop_session, on_every_rank
 from support.states import make_record, make_state
 from support.watching import run_context
 
 from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.config import Config
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs import run_lock
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
-from hvdtrain.jobs.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.take_over import RunServices, _missing, hand_over_run, take_over_run
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.records import RecentRecords, line_of
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.tail import cut_tail
 from hvdtrain.training_plan import Progress
 
 JOB = "job-1"
@@ -101,6 +106,51 @@ def die(worker: Worker) -> None:
 def logged(run_dir: Path) -> list[tuple[str, int]]:
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [(line["phase"], line["step"]) for line in lines]
+
+
+def of_step(step: int) -> list[dict]:
+    """Give what is written of a step: every third is evaluated, and then a callback of rank 0 logs."""
+    phases = ["train", "eval", "callback"] if step % 3 == 0 else ["train"]
+    return [{"phase": phase, "step": step} for phase in phases]
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_whenever_rank_0_is_lost_each_line_is_there_once(tmp_path_factory, data):
+    """It may be a step ahead, may have evaluated or not, and its host may have lost what it wrote last."""
+    path = tmp_path_factory.mktemp("lost") / "metrics.jsonl"
+    last = 40 if data.draw(st.booleans()) else 9
+    step = data.draw(st.integers(1, last))
+    is_evaluated = step % 3 == 0 and data.draw(st.booleans())
+    written = [record for k in range(1, step + 2) for record in of_step(k)]
+    ahead = data.draw(st.integers(0, 3))  # what rank 0 wrote and this worker does not know
+    known = [
+        r
+        for r in written
+        if r["step"] < step or (r["step"] == step and (r["phase"] == "train" or is_evaluated))
+    ]
+    lost = data.draw(st.integers(0, 6))
+    lines = [line_of(record) for record in written[: max(0, len(known) + ahead - lost)]]
+    torn = data.draw(st.binary(max_size=20).filter(lambda text: b"\n" not in text))
+    path.write_bytes(b"".join(lines) + torn)
+
+    recent = RecentRecords(record for record in known if record["phase"] != "callback")
+    tail = cut_tail(path, step, redone=() if is_evaluated else ("eval",))
+    again = _missing(recent, tail, step)
+    if step % 3 == 0 and not is_evaluated:
+        again += of_step(step)[1:]
+    again += [record for k in range(step + 1, 61) for record in of_step(k)]
+    with path.open("ab") as file:
+        file.writelines(map(line_of, again))
+
+    found = [(line["phase"], line["step"]) for line in map(json.loads, path.read_text().splitlines())]
+    assert len(set(found)) == len(found)
+    own = {
+        (record["phase"], k) for k in range(1, 61) for record in of_step(k) if record["phase"] != "callback"
+    }
+    assert own <= set(found)
+    trained = [k for phase, k in found if phase == "train"]
+    assert trained == sorted(trained)
 
 
 def test_a_new_rank_0_cuts_the_log_and_goes_on_with_it(run_dir, pair):
@@ -407,3 +457,29 @@ def test_a_worker_without_a_lease_writes_nothing(run_dir):
     worker.log(5)
     worker.session.report.close()
     assert logged(run_dir)[-1] == ("train", 4)
+
+
+def test_a_checkpoint_that_was_begun_before_the_lease_was_lost_gets_no_name(tmp_path):
+    storage.write(tmp_path, make_state(), make_record(1))
+
+    def check() -> None:
+        raise FileNotFoundError("the run directory was taken over")
+
+    with pytest.raises(FileNotFoundError, match="was taken over"):
+        storage.write(tmp_path, make_state(), make_record(2), check)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+def test_hosts_that_do_not_see_the_directory_are_named(run_dir, tmp_path):
+    def opened(workers):
+        lock = RunLock()
+        lock.job, lock.generation = JOB, 1
+        if workers.rank:  # its host has another disk
+            lock.is_of_job = lambda path: workers.rank == 1
+        fields = {"framework": "torch", "epochs": 1, "run_dir": str(run_dir)}
+        report, _ = open_run(Config(**fields), workers, lock=lock)
+        report.close()
+        return lock.note
+
+    notes = on_every_rank(["alpha", "alpha", "beta"], opened)
+    assert notes[0].startswith(f"beta cannot see the run directory {run_dir}: if rank 0 is lost")
