@@ -56,13 +56,13 @@ class Session:
         saver: what writes checkpoints.
         readers: the processes that read samples, if there are any.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
+        generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
         state: what a checkpoint keeps of the run.
         skipped: samples that could not be read.
         speeds: samples/s of every logged window of training.
         stopped: whether training ended because a worker asked for it.
         stopped_early: why and where training ended because nothing got better; empty otherwise.
-        generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
     """
 
     config: Config
@@ -74,13 +74,13 @@ class Session:
     saver: Saver = field(default_factory=NoSaver)
     readers: Readers | None = None
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    generation: int = 0
+    lost_lease: Callable[[], str] = lambda: ""
     state: RunState = field(default_factory=RunState)
     skipped: SkippedSamples = field(default_factory=SkippedSamples)
     speeds: list[float] = field(default_factory=list)
     stopped: bool = False
     stopped_early: str = ""
-    generation: int = 0
-    lost_lease: Callable[[], str] = lambda: ""
 
     @property
     def data_size(self) -> int:
