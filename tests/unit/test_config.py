@@ -208,6 +208,7 @@ OUT_OF_RANGE = [
     ("base_batch_size", 0, "should be greater than 0"),
     ("base_batch_size", 10**9 + 1, f"should be less than or equal to {10**9}"),
     ("warmup_steps", -1, "should be greater than or equal to 0"),
+    ("rescale_epochs", -1.0, "should be greater than or equal to 0"),
     ("warmup_epochs", -0.5, "should be greater than or equal to 0"),
     ("lr_final_fraction", -0.1, "should be greater than or equal to 0"),
     ("lr_final_fraction", 1.5, "should be less than or equal to 1"),
