@@ -148,11 +148,21 @@ class StepMetrics:
         weighted: Sequence[str] = (),
         *,
         timed: int = 0,
+        workers: int | None = None,
     ) -> "StepMetrics":
         """Return what a reduced vector says.
 
         It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
-        ``timed`` ranks (all or none), ``FINDINGS`` numbers and the signals.
+        ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
+
+        Args:
+            names: "loss" and the metrics.
+            vector: the reduced vector.
+            weight: sum of the samples' weights over all workers.
+            unused_names: this worker's parameters without a gradient.
+            weighted: those of the names that have weights of their own.
+            timed: see above.
+            workers: how many ranks there were in the step; None if as many as are timed.
         """
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, *signals = vector[ends[2] :]
@@ -164,7 +174,7 @@ class StepMetrics:
             overflow > 0,
             *decode_signals(signals),
             weights=dict(zip(weighted, vector[ends[0] : ends[1]], strict=True)),
-            busy_seconds=tuple(vector[ends[1] : ends[2]]),
+            busy_seconds=tuple(vector[ends[1] : ends[2]][:workers]),
         )
 
     def mean(self, name: str) -> float:

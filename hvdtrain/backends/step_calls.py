@@ -18,12 +18,10 @@ class CallsBase(ABC, Generic[Check]):
 
     Args:
         names: the optimizers.
-        size: number of workers.
     """
 
-    def __init__(self, names: Sequence[str], size: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
-        self._size = size
         self._number = 0
 
     def begin(self) -> None:

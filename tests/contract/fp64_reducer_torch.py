@@ -6,14 +6,17 @@ import horovod.torch as hvd
 class Fp64AllReduce:
     """All gradients summed in fp64, after the backward pass."""
 
-    def __init__(self, size, passes, scaled):
-        self.size = size
+    def __init__(self, workers, scaled):
+        self.workers = workers
 
     def attach(self, parameters):
         self.names = list(parameters)
 
+    def expect(self, passes):
+        pass
+
     def finish(self, gradients):
-        if self.size == 1:
+        if self.workers.size == 1:
             return list(gradients)
         return [
             hvd.allreduce(gradient.double(), op=hvd.Sum, name=f"fp64.{name}").to(gradient.dtype)

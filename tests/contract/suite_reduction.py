@@ -115,7 +115,7 @@ def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
     size = started.workers.size
     if size == 1:
         return
-    reducer = reduction.REDUCERS["fp16"](size, 1, False)
+    reducer = make(reduction, "fp16", started.workers)
     assert reduced(reducer, 1.2345e-4 / size) == pytest.approx(1.2345e-4, rel=2**-10)
 
 
@@ -125,8 +125,15 @@ def test_gradients_with_a_loss_scale_are_not_multiplied_again(started, reduction
     if size == 1:
         return
     settings = config(precision="fp16", compression="fp16")
-    assert reduced(reduction.choose_reducer(settings, size), 40_000 / size) == 40_000
-    assert reduced(reduction.REDUCERS["fp16"](size, 1, False), 40_000 / size) == np.inf
+    whose = started.workers if FRAMEWORK == "torch" else size
+    assert reduced(reduction.choose_reducer(settings, whose), 40_000 / size) == 40_000
+    assert reduced(make(reduction, "fp16", started.workers), 40_000 / size) == np.inf
+
+
+def make(reduction, compression, workers):
+    """Make a reducer of gradients that no loss scale has multiplied."""
+    arguments = (workers, False) if FRAMEWORK == "torch" else (workers.size, 1, False)
+    return reduction.REDUCERS[compression](*arguments)
 
 
 def reduced(reducer, part):
@@ -151,7 +158,8 @@ def test_reduction_begins_in_the_last_backward_pass(started, reduction, accumula
     size = started.workers.size
     if size == 1:
         return
-    reducer = reduction.AllReduce(size, accumulate)
+    reducer = reduction.AllReduce(started.workers)
+    reducer.expect(accumulate)
     weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
     reducer.attach(weights)
     for i in range(accumulate):
@@ -171,7 +179,7 @@ def test_sparse_gradients_are_summed(started, reduction):
     import torch
 
     size, rank = started.workers.size, started.workers.rank
-    reducer = reduction.AllReduce(size)
+    reducer = reduction.AllReduce(started.workers)
     weight = torch.nn.Parameter(torch.zeros(4 + size, 2))
     reducer.attach({"embedding": weight})
     rows = torch.tensor([0, 1 + rank])
@@ -190,7 +198,7 @@ def test_a_failed_reduction_leaves_nothing_behind(started, reduction):
     size, rank = started.workers.size, started.workers.rank
     if size == 1:
         return
-    reducer = reduction.AllReduce(size)
+    reducer = reduction.AllReduce(started.workers)
     reducer.attach({name: torch.nn.Parameter(torch.ones(2)) for name in "abc"})
     with pytest.raises(Exception, match="Mismatched"):
         reducer.finish([torch.ones(2), torch.ones(2 + rank), torch.ones(2)])

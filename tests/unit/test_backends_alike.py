@@ -12,7 +12,7 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"optimizer_broadcast.py"},  # Keras keeps everything in variables
+    "torch": {"optimizer_broadcast.py", "moving_state.py"},  # Keras keeps everything in variables
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         "task_model.py",

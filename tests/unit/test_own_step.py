@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from support.fakes import one_worker
 
 from hvdtrain.backends import named_optimizers, own_step
 from hvdtrain.backends.base import OwnRates
@@ -150,7 +151,9 @@ class Side:
         )
         own = own_step.own_step_of(SimpleNamespace(torch_step=step), config(**values))
         ema = ExponentialMovingAverage(tensors, None)
-        self.step = torch_step.OwnStep(own, self.optimizers, tensors.entries, config(**values), ema, size=1)
+        self.step = torch_step.OwnStep(
+            own, self.optimizers, tensors.entries, config(**values), ema, workers=one_worker()
+        )
         self.samples = StepPart(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
 
     def run(self, dry=False):

@@ -189,7 +189,7 @@ class TensorFlowBackend:
         self._state = TrainingState(tensors, self._optimizers, self._ema)
         reducer = choose_reducer(config, self.workers.size)
         measured = step is None and not config.sync_batch_norm and self._is_cpu
-        self._clock = StepClock(self.workers.rank, self.workers.size, measured)
+        self._clock = StepClock(self.workers, measured)
         self._own_step = None
         if step is not None:
             self._own_step = OwnStep(step, chosen, factors, config, size=self.workers.size)

@@ -24,7 +24,8 @@ class Calls(CallsBase[list[Any]]):
     """
 
     def __init__(self, names: Sequence[str], size: int) -> None:
-        super().__init__(names, size)
+        super().__init__(names)
+        self._size = size
         self._errors: list[TaskError] = []  # of all steps traced so far, by what their messages give
         self._zero = tf.Variable(0.0, trainable=False, name="zero", dtype=tf.float64)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.step_clock import StepClockBase
 
 Tensor = Any
@@ -19,8 +20,8 @@ class StepClock(StepClockBase):
     is taken inside of the compiled step, by the system's clock: a step in which that is set back counts 0.
     """
 
-    def __init__(self, rank: int, size: int, is_measured: bool) -> None:
-        super().__init__(rank, size, is_measured)
+    def __init__(self, workers: Workers, is_measured: bool) -> None:
+        super().__init__(workers, is_measured)
         if self._is_measured:
             self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
             self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)
@@ -35,7 +36,7 @@ class StepClock(StepClockBase):
         """Return what the vector of a step says of the step before: a number for each rank, or nothing."""
         if not self._is_measured:
             return []
-        before, after = self._rank * [0.0], (self._size - 1 - self._rank) * [0.0]
+        before, after = self._workers.rank * [0.0], (self.timed - 1 - self._workers.rank) * [0.0]
         return [before, [self._seconds.read_value()], after]
 
     def ready(self, tensors: Sequence[Tensor]) -> None:

@@ -49,6 +49,7 @@ from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
 from hvdtrain.backends.torch.optimizers import choose_optimizer
@@ -69,6 +70,9 @@ from hvdtrain.data.order import mix
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
+
+# of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
+_WARM_UP_RATE = 1e-6
 
 
 def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
@@ -137,16 +141,18 @@ class TorchBackend:
             fill_slots(self._optimizers[MAIN])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizers, self._ema)
-        reducer = choose_reducer(config, self.workers.size)
+        reducer = choose_reducer(config, self.workers)
         measured = step is None and not config.sync_batch_norm and self._device.type == "cpu"
-        self._clock = StepClock(self.workers.rank, self.workers.size, measured)
+        self._clock = StepClock(self.workers, measured)
         self._own_step = None
         if step is None:
             self._make_update(trainable, reducer, config)
         else:
             self._own_step = OwnStep(
-                step, self._optimizers, trainable, config, self._ema, size=self.workers.size
+                step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
+        changed_early = self._optimizers.values() if self._own_step is not None else ()
+        self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
         return ModelInfo(
@@ -201,14 +207,18 @@ class TorchBackend:
         self._seed_step(batch.step)
         if not self.model.training:
             self.model.train()
-        if self._own_step is not None:
-            return self._train_own_step(self._own_step, batch, learning_rate, signals)
-        self._optimizer.zero_grad()
+        if self.workers.is_elastic:
+            self._moving.keep()
         try:
             with peer_errors():
+                if self._own_step is not None:
+                    return self._train_own_step(self._own_step, batch, learning_rate, signals)
+                self._optimizer.zero_grad()
                 return self._train_step(batch, learning_rate, signals)
         except BaseException:
-            self._update.begin()
+            self._forget_step()
+            if self.workers.is_elastic:
+                self._moving.restore()
             raise
 
     def restart_clock(self) -> None:
@@ -255,10 +265,18 @@ class TorchBackend:
         """Collective. Average the moving statistics of batch norm over workers."""
         if self.workers.size == 1:
             return
-        with peer_errors():
-            for entry in self._state.model.entries:
-                if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point():
-                    hvd.allreduce_(entry.tensor, op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
+        own = [
+            entry
+            for entry in self._state.model.entries
+            if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point()
+        ]
+        with peer_errors():  # all of them before the first is assigned
+            means = [
+                hvd.allreduce_(entry.tensor.clone(), op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
+                for entry in own
+            ]
+        for entry, mean in zip(own, means, strict=True):
+            entry.tensor.copy_(mean)
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
@@ -287,14 +305,24 @@ class TorchBackend:
                     broadcast_optimizer(optimizer, self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
+            if self._loss_scale is not None:
+                found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
+                self._loss_scale.follow(found)
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
-        raise NotImplementedError
+        self._forget_step()
+        self._evaluation.begin()
+        self._clock.enter_world()
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
-        raise NotImplementedError
+        with state_kept(self.model, self._device):
+            self.train_step(self._wrap(batch), _WARM_UP_RATE).read()
+            if eval_batch is not None:
+                with self.ema_weights():
+                    self.eval_step(self._wrap(eval_batch))
+        self.enter_world()
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
@@ -345,7 +373,7 @@ class TorchBackend:
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
         model = model.to(self._device)
-        self._batch_norm = BatchNormSync(self.workers.size)
+        self._batch_norm = BatchNormSync(self.workers)
         if config.sync_batch_norm:
             self._batch_norm.take_over(model)
         self._precision = config.precision
@@ -365,6 +393,7 @@ class TorchBackend:
 
     def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
         update = self._update
+        self._reducer.expect(len(batch.weights))
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
@@ -382,21 +411,39 @@ class TorchBackend:
             update.update(learning_rate)
         update.ema(batch.step + 1)
         return TorchPending(
-            self._names, vector, batch.total_weight, unused, self._weighted, timed=self._clock.timed
+            self._names,
+            vector,
+            batch.total_weight,
+            unused,
+            self._weighted,
+            timed=self._clock.timed,
+            workers=self.workers.size,
         )
+
+    def _forget_step(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        if self._own_step is not None:
+            self._own_step.begin()
+        else:
+            self._update.begin()
+            self._optimizer.zero_grad()
+
+    @property
+    def _loss_scale(self) -> LossScale | None:
+        return None if self._own_step is not None else self._update.loss_scale
 
     def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
         """Make the update of a step that is not the task's own."""
-        self._optimizer = self._optimizers[MAIN]
+        self._optimizer, self._reducer = self._optimizers[MAIN], reducer
         self._update = Update(
             trainable,
             self._optimizer,
             reducer,
             self._ema,
             self._clock,
-            size=self.workers.size,
+            workers=self.workers,
             clip_norm=config.clip_norm,
-            loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
+            loss_scale=LossScale(self.workers) if config.precision == "fp16" else None,
         )
 
     def _train_own_step(
@@ -405,16 +452,11 @@ class TorchBackend:
         """Collective. Do the task's own step."""
         micro_batch, weights, gradient_weights = batch.counted(0)
         samples = StepPart(weights, gradient_weights, batch.total_weight, learning_rate)
-        try:
-            with peer_errors():
-                rows = self._rows_of_own_step(step, micro_batch, batch.step, samples)
-                unused = step.unused()
-                numbers = self._numbers(unused, signals)
-                sums = torch.cat((torch.mv(rows, weights), numbers))
-                vector = step.reduce(sums, self._names, self._weighted)
-        except BaseException:
-            step.begin()
-            raise
+        rows = self._rows_of_own_step(step, micro_batch, batch.step, samples)
+        unused = step.unused()
+        numbers = self._numbers(unused, signals)
+        sums = torch.cat((torch.mv(rows, weights), numbers))
+        vector = step.reduce(sums, self._names, self._weighted)
         step.ema(batch.step + 1)
         return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
 

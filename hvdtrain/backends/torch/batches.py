@@ -135,7 +135,8 @@ class TorchPending:
         weighted: the names that have weights of their own.
         computed: metrics of a whole evaluation, by name.
         order: the names of the task's metrics in its order, if there are such.
-        timed: the number of ranks whose busy seconds are in the vector; all or none.
+        timed: the number of ranks whose busy seconds are in the vector: all that there may be, or none.
+        workers: number of workers in the step.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class TorchPending:
         computed: Mapping[str, float] = MappingProxyType({}),
         order: Sequence[str] = (),
         timed: int = 0,
+        workers: int = 1,
     ) -> None:
         self._names = names
         self._weighted = weighted
@@ -157,6 +159,7 @@ class TorchPending:
         self._order = order
         self._unused_names = unused_names
         self._timed = timed
+        self._workers = workers if workers > 1 else 0  # one worker waits for nobody
         self._event: torch.cuda.Event | None = None
         if vector.is_cuda:
             # only a copy into pinned memory lets the host continue
@@ -172,6 +175,12 @@ class TorchPending:
             self._event.synchronize()
         vector = self._vector.tolist()
         metrics = StepMetrics.from_vector(
-            self._names, vector, self._weight, self._unused_names, self._weighted, timed=self._timed
+            self._names,
+            vector,
+            self._weight,
+            self._unused_names,
+            self._weighted,
+            timed=self._timed,
+            workers=self._workers,
         )
         return metrics.with_computed(self._computed, self._order)

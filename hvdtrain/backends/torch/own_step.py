@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.named_optimizers import (
     check_named_optimizers,
@@ -84,7 +85,7 @@ class OwnStep:
         trainable: the trainable parameters.
         config: the config.
         ema: the moving average of the weights.
-        size: number of workers.
+        workers: the job's workers.
     """
 
     def __init__(
@@ -95,20 +96,22 @@ class OwnStep:
         config: Config,
         ema: ExponentialMovingAverage,
         *,
-        size: int,
+        workers: Workers,
     ) -> None:
         self._step = step
         self._ema = ema
-        self._size = size
+        self._workers = workers
         self._is_running = False
-        self._calls = Calls(list(optimizers), size)
+        self._calls = Calls(list(optimizers), workers)
         for entry in trainable:  # before the hooks of reducers
             entry.tensor.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
         self._optimizers: dict[str, StepOptimizer] = {}
         for name, optimizer in optimizers.items():
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             entries = [entry for entry in trainable if id(entry.tensor) in own]
-            self._optimizers[name] = StepOptimizer(name, optimizer, entries, config, self._calls, size=size)
+            self._optimizers[name] = StepOptimizer(
+                name, optimizer, entries, config, self._calls, workers=workers
+            )
         self._given = Optimizers(self._optimizers)
 
     def begin(self) -> None:
@@ -155,7 +158,7 @@ class OwnStep:
             names: "loss" and the metrics.
             weighted: those of them that are Weighted.
         """
-        if self._size > 1:
+        if self._workers.size > 1:
             check = self._calls.announce_end(names, weighted)
             handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
             check()

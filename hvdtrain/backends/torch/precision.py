@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,7 +61,7 @@ class LossScale:
     Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
 
     Args:
-        size: number of workers.
+        workers: the job's workers.
         initial: the first scale.
         growth_interval: steps without an overflow after which the scale doubles.
 
@@ -72,12 +73,12 @@ class LossScale:
     """
 
     def __init__(
-        self, size: int = 1, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+        self, workers: Workers, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
     ) -> None:
         self.value = initial
         self.skipped = 0
         self.is_exhausted = False
-        self._size = size
+        self._workers = workers
         self._growth_interval = growth_interval
         self._steps_since_change = 0
 
@@ -87,7 +88,16 @@ class LossScale:
 
         A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
         """
-        return self.value * self._size
+        return self.value * self._workers.size
+
+    def to_broadcast(self) -> torch.Tensor:
+        """Return what differs from step to step, for another worker to go on from."""
+        return torch.tensor([self.value, self._steps_since_change, self.skipped], dtype=torch.float64)
+
+    def follow(self, found: torch.Tensor) -> None:
+        """Go on from what ``to_broadcast`` returned."""
+        self.value, steps, skipped = found.tolist()
+        self._steps_since_change, self.skipped = round(steps), round(skipped)
 
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
@@ -23,6 +24,10 @@ class GradientReducer(Protocol):
 
         Called again, it forgets whatever a step that failed has begun.
         """
+        ...
+
+    def expect(self, passes: int) -> None:
+        """Say how many backward passes complete the gradients of the next step. Local: no collective."""
         ...
 
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,17 +60,16 @@ class AllReduce:
     has multiplied them already.
 
     Args:
-        size: number of workers.
-        passes: backward passes per step.
+        workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
         fp16: whether floating-point gradients travel as fp16.
     """
 
-    def __init__(self, size: int, passes: int = 1, scaled: bool = False, *, fp16: bool = False) -> None:
-        self._size = size
-        self._passes = passes
+    def __init__(self, workers: Workers, scaled: bool = False, *, fp16: bool = False) -> None:
+        self._workers = workers
+        self._passes = 1
         self._fp16 = fp16
-        self._factor = 1 if scaled else size
+        self._scaled = scaled
         self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[Any] = []
         self._left: dict[str, int] = {}  # backward passes until a gradient is complete
@@ -75,7 +79,7 @@ class AllReduce:
         """Begin an all-reduce whenever the last backward pass has completed a gradient."""
         for hook in self._hooks:
             hook.remove()
-        self._parameters = dict(parameters) if self._size > 1 else {}
+        self._parameters = dict(parameters) if self._workers.size > 1 else {}
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._count, name)
@@ -83,6 +87,12 @@ class AllReduce:
             for name, parameter in self._parameters.items()
         ]
         self._forget()
+
+    def expect(self, passes: int) -> None:
+        """Begin an all-reduce when that many backward passes have added to a gradient; 1 until it is said."""
+        if passes != self._passes:
+            self._passes = passes
+            self._forget()
 
     def start(self, gradients: Sequence[torch.Tensor]) -> None:
         """Begin what no backward pass has completed; ``finish`` does it, too. Local: no collective."""
@@ -92,7 +102,7 @@ class AllReduce:
 
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Collective. Begin what no backward pass has completed, and wait for all."""
-        if self._size == 1:
+        if self._workers.size == 1:
             return list(gradients)
         try:
             self.start(gradients)
@@ -124,13 +134,14 @@ class AllReduce:
 
     def _begin(self, name: str, gradient: torch.Tensor) -> Wait:
         name = f"hvdtrain.gradient.{name}"
+        factor = 1 if self._scaled else self._workers.size
         if gradient.is_sparse:
             wait: Wait = hvd.sparse_allreduce_async(gradient, name=name, op=hvd.Sum)
             return wait
         if not (self._fp16 and gradient.is_floating_point()):
             return partial(hvd.synchronize, hvd.allreduce_async_(gradient, op=hvd.Sum, name=name))
-        small = (gradient * self._factor).to(torch.float16)
-        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=1 / self._factor, name=name)
+        small = (gradient * factor).to(torch.float16)
+        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=1 / factor, name=name)
         return lambda: hvd.synchronize(handle).to(gradient.dtype)
 
     def _forget(self) -> None:
@@ -151,19 +162,19 @@ def _wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     return sums
 
 
-# by the config's compression: number of workers, backward passes per step, whether a loss scale has
-# multiplied the gradients by the number of workers -> the reducer
-REDUCERS: dict[str, Callable[[int, int, bool], GradientReducer]] = {
+# by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number
+# -> the reducer
+REDUCERS: dict[str, Callable[[Workers, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
 }
 
 
-def choose_reducer(config: Config, size: int) -> GradientReducer:
+def choose_reducer(config: Config, workers: Workers) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
-        config: the job's config; its ``compression``, ``accumulate`` and ``precision`` are used.
-        size: number of workers.
+        config: the job's config; its ``compression`` and ``precision`` are used.
+        workers: the job's workers.
     """
-    return REDUCERS[config.compression](size, config.accumulate, config.precision == "fp16")
+    return REDUCERS[config.compression](workers, config.precision == "fp16")

@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.step_clock import StepClockBase
 
 
@@ -13,10 +14,15 @@ class StepClock(StepClockBase):
     The time of a step travels with the next one, since that of a step ends when its gradients are sent.
     """
 
-    def __init__(self, rank: int, size: int, is_measured: bool) -> None:
-        super().__init__(rank, size, is_measured)
-        self._seconds = torch.zeros(size)
+    def __init__(self, workers: Workers, is_measured: bool) -> None:
+        super().__init__(workers, is_measured)
+        self._seconds = torch.zeros(self.timed)
         self._begun_seconds = time.perf_counter()
+
+    def enter_world(self) -> None:
+        """Forget what a rank of the world before had measured. Local."""
+        self._seconds.zero_()
+        self.restart()
 
     def restart(self) -> None:
         """Begin the time of the next step now."""
@@ -29,7 +35,7 @@ class StepClock(StepClockBase):
     def ready(self) -> None:
         """Note that this worker has computed its gradients."""
         if self._is_measured:
-            self._seconds[self._rank] = time.perf_counter() - self._begun_seconds
+            self._seconds[self._workers.rank] = time.perf_counter() - self._begun_seconds
 
     def reduced(self) -> None:
         """Note that the sums over workers have arrived."""

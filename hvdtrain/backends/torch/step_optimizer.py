@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.own_step import (
     NotCalled,
     check_gradients,
@@ -48,7 +49,7 @@ class StepOptimizer(NotCalled):
         entries: the parameters that it trains.
         config: the config.
         calls: those of the step so far, of all its optimizers.
-        size: number of workers.
+        workers: the job's workers.
 
     Attributes:
         unused: names of the parameters that no call of this step has reached; empty without a call.
@@ -63,7 +64,7 @@ class StepOptimizer(NotCalled):
         config: Config,
         calls: Calls,
         *,
-        size: int,
+        workers: Workers,
     ) -> None:
         check_takes_no_closure(name, optimizer)
         self.unused: set[str] = set()
@@ -73,8 +74,8 @@ class StepOptimizer(NotCalled):
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor for entry in entries]
         self._clip_norm = config.clip_norm
-        self._size = size
-        self._new_reducer = partial(choose_reducer, config, size)
+        self._workers = workers
+        self._new_reducer = partial(choose_reducer, config, workers)
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
         self._calls = calls
         self._own_calls = 0
@@ -164,6 +165,8 @@ class StepOptimizer(NotCalled):
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         self._samples = None
+        for reducer in self._reducers:
+            reducer.attach({})  # takes its hooks off
         self._reducers.clear()
 
     def _of_step(self) -> StepPart:
@@ -181,7 +184,7 @@ class StepOptimizer(NotCalled):
     ) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients over workers, divided by the share that counted."""
         call, self._own_calls = self._own_calls, self._own_calls + 1
-        if self._size > 1 and samples.learning_rate is not None:
+        if self._workers.size > 1 and samples.learning_rate is not None:
             check = self._calls.announce(self._name, is_weighted=counted is not None)
             reducer = self._reducer(call)
             if isinstance(reducer, AllReduce):  # the check then waits for no round of its own

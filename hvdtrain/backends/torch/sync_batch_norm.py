@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hvdtrain.agreement import Workers
 from hvdtrain.errors import TaskError
 
 MARK = "synchronises"  # the attribute of a layer's class whose forward pass may be replaced in training
@@ -27,16 +28,16 @@ class BatchNormSync:
     """What the synchronised layers of a model share.
 
     Args:
-        size: number of workers.
+        workers: the job's workers.
 
     Attributes:
         weights: of the samples that the model is called with next, (samples,); set before each
             micro-batch.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, workers: Workers) -> None:
         self.weights: Tensor | None = None
-        self._size = size
+        self._workers = workers
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
@@ -60,7 +61,7 @@ class BatchNormSync:
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""
-        return hvd.allreduce_(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
+        return hvd.allreduce_(vector, op=hvd.Sum, name=name) if self._workers.size > 1 else vector
 
     def weights_of(self, x: Tensor) -> Tensor:
         """Return the weights of a tensor's rows, (rows,), fp64.

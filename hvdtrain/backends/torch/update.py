@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry
@@ -25,7 +26,7 @@ class Update:
         reducer: sums gradients over workers.
         ema: the moving average of the weights.
         clock: measures how long this worker is busy.
-        size: number of workers.
+        workers: the job's workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
     """
@@ -38,7 +39,7 @@ class Update:
         ema: ExponentialMovingAverage,
         clock: StepClock,
         *,
-        size: int,
+        workers: Workers,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
@@ -49,7 +50,7 @@ class Update:
         self._reducer = reducer
         self._ema = ema
         self._clock = clock
-        self._size = size
+        self._workers = workers
         self._clip_norm = clip_norm
         self.begin()
 
@@ -84,7 +85,7 @@ class Update:
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
         handle = None
-        if self._size > 1:
+        if self._workers.size > 1:
             handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
         self._clock.ready()
         try:
