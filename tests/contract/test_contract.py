@@ -8,6 +8,7 @@ from support.jobs import FRAMEWORKS
 from support.pool import run_suite
 
 SUITE = Path(__file__).with_name("suite_backend.py")
+TRANSACTION = Path(__file__).with_name("suite_transaction.py")
 REDUCTION = Path(__file__).with_name("suite_reduction.py")
 
 
@@ -16,6 +17,11 @@ REDUCTION = Path(__file__).with_name("suite_reduction.py")
 def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
     marks = "" if (workers, controller) in {(1, "none"), (2, "mpi")} else "not local"
     run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240, marks=marks)
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_a_step_is_a_transaction(framework, tmp_path):
+    run_suite(TRANSACTION, 2, "mpi", framework, cwd=tmp_path, timeout=240)
 
 
 # two of them in jobs of their own, which also show that a backend closes
