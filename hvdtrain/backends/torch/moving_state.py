@@ -15,6 +15,9 @@ from hvdtrain.backends.torch.model_state import Entry
 
 _Tensors = dict[str, Any]
 
+# Up to this size a buffer is copied at every step: those of batch norm move without a trace that Python sees.
+_SMALL_BYTES = 1 << 18
+
 
 @dataclass(eq=False, slots=True)
 class _Place:
@@ -37,7 +40,7 @@ class _Place:
     always: bool
     tensor: torch.Tensor | None = None
     mark: tuple[int, int] | None = None
-    total: float | None = None
+    total: complex | None = None
     copy: torch.Tensor | None = None
 
     def look(self, thoroughly: bool) -> bool:
@@ -46,6 +49,8 @@ class _Place:
         if not isinstance(tensor, torch.Tensor):
             self.tensor = self.mark = self.total = self.copy = None
             return False
+        if self.is_copied and tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
+            self.always = True
         mark = _mark(tensor)
         is_new, has_moved = self.mark is None, mark != self.mark or tensor is not self.tensor
         before = None if has_moved else self.total
@@ -65,8 +70,8 @@ class MovingState:
     Those are the buffers that a forward pass changes, such as the statistics of batch norm. A task's own step
     also updates parameters before its last reduction; of it, all that the optimizers change is copied.
 
-    A tensor that never changes, such as a mask, is copied once. A frozen parameter is copied when it has been
-    seen to change.
+    Small buffers are copied at every step, large ones, such as masks and tables, when they have changed. A
+    frozen parameter, which may be one of billions, is copied when it has been seen to change.
 
     Args:
         model: the model.
@@ -167,17 +172,18 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     return version, 0 if tensor.is_sparse else tensor.data_ptr()
 
 
-@torch.no_grad()
 def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    if tensor.shape == value.shape:
-        tensor.copy_(value)
-    else:
-        tensor.data = value.clone()
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        if tensor.shape == value.shape:
+            tensor.copy_(value)
+        else:
+            tensor.data = value.clone()
 
 
-def _total(tensor: torch.Tensor) -> float | None:
+def _total(tensor: torch.Tensor) -> complex:
     """Return the sum of a tensor's values; NaN, which is equal to nothing, if there is none."""
+    kind = torch.complex128 if tensor.is_complex() else torch.float64
     try:
-        return float(tensor.detach().sum(dtype=torch.float64))
+        return complex(tensor.detach().sum(dtype=kind).item())
     except (RuntimeError, TypeError):  # of a kind that is not added up
-        return float("nan")
+        return complex("nan")

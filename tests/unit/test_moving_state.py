@@ -1,0 +1,189 @@
+"""What a step of PyTorch changes is as before if the step fails, however it was changed."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("horovod")
+
+from hvdtrain.backends.torch.model_state import Entry  # noqa: E402
+from hvdtrain.backends.torch.moving_state import MovingState  # noqa: E402
+
+LARGE = 70_000  # numbers
+
+
+class Model(torch.nn.Module):
+    """A layer with statistics, a mask, a table that is not saved, and frozen weights."""
+
+    def __init__(self, size=LARGE):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.dense = torch.nn.Linear(2, 1)
+        self.target = torch.nn.Linear(2, 1).requires_grad_(False)
+        self.register_buffer("mask", torch.ones(size))
+        self.register_buffer("table", torch.zeros(size), persistent=False)
+        self.register_buffer("late", None)
+
+    def trainable(self):
+        return [Entry(n, p, True) for n, p in self.named_parameters() if p.requires_grad]
+
+
+def values(model):
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def differing(model, before):
+    now = values(model)
+    assert now.keys() == before.keys()
+    return [name for name in now if not torch.equal(now[name], before[name])]
+
+
+def in_place(model):
+    model.table += 1
+
+
+def by_data(model):
+    model.table.data.add_(1)
+
+
+def replaced(model):
+    model.table = model.table + 1
+
+
+def longer(model):
+    model.table.data = torch.ones(5)
+
+
+def forward(model):
+    model.norm(torch.randn(4, 2))
+
+
+def made_late(model):
+    model.late = torch.ones(1)
+
+
+@pytest.mark.parametrize("change", [in_place, by_data, replaced, longer, forward, made_late])
+@pytest.mark.parametrize("steps", [0, 1, 6])
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_a_buffer_is_as_before_the_step(change, steps, size):
+    model = Model(size)
+    moving = MovingState(model, model.trainable())
+    for _ in range(steps):
+        moving.keep()
+        change(model)
+    moving.keep()
+    before, tensor = values(model), model.table
+    change(model)
+    moving.restore()
+    assert differing(model, before) == []
+    assert model.table is tensor
+    moving.keep()
+    change(model)
+    moving.restore()
+    assert differing(model, before) == []
+
+
+@pytest.mark.parametrize(("size", "by_data", "later"), [(LARGE, False, 10), (LARGE, True, 20), (3, True, 5)])
+def test_a_buffer_that_begins_to_move_later_is_found(size, by_data, later):
+    """A large one whose values change without a trace is found when it is looked at again."""
+    model = Model(size)
+    moving = MovingState(model, model.trainable())
+    for step in range(later):
+        moving.keep()
+        if step >= 4:
+            (model.table.data if by_data else model.table).add_(1)
+    before = values(model)
+    moving.keep()
+    in_place(model)
+    moving.restore()
+    assert differing(model, before) == []
+
+
+def test_what_is_large_is_copied_when_it_moves_and_frozen_weights_never(monkeypatch):
+    model = Model()
+    moving = MovingState(model, model.trainable())
+    moving.keep()
+    copied = []
+    monkeypatch.setattr(moving, "_copy", lambda places: copied.append({place.name for place in places}))
+    for _ in range(3):
+        moving.keep()
+    in_place(model)
+    moving.keep()
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    assert copied == [statistics] * 3 + [statistics | {"table"}]
+
+
+@pytest.mark.parametrize("move", ["in place", "by data", "new data"])
+def test_frozen_weights_that_move_are_as_before_from_their_second_step(move):
+    def change():
+        weight, share = model.target.weight, 0.9
+        if move == "in place":
+            weight.mul_(share)
+        elif move == "by data":
+            weight.data.mul_(share)
+        else:
+            weight.data = weight.data * share
+
+    model = Model()
+    moving = MovingState(model, model.trainable())
+    moving.keep()
+    change()
+    moving.keep()
+    before = values(model)
+    change()
+    moving.restore()
+    assert differing(model, before) == []
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+    lambda p: torch.optim.ASGD(p, 0.1),
+])  # fmt: skip
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_updates_of_optimizers_are_undone(make, steps):
+    """Fused ones do not count the versions of what they change."""
+    model = Model()
+    optimizer = make([entry.tensor for entry in model.trainable()])
+    moving = MovingState(model, model.trainable(), [optimizer])
+
+    def update():
+        for entry in model.trainable():
+            entry.tensor.grad = torch.ones_like(entry.tensor)
+        optimizer.step()
+
+    for _ in range(steps):
+        moving.keep()
+        update()
+    moving.keep()
+    before, state = values(model), repr(optimizer.state_dict())
+    for _ in range(2):
+        update()
+        optimizer.param_groups[0] |= {"lr": 7.0, "extra": 1}
+        for slots in optimizer.state.values():
+            slots["more"] = 1
+        moving.restore()
+        assert differing(model, before) == []
+        assert repr(optimizer.state_dict()) == state
+        moving.keep()
+
+
+def test_buffers_of_any_kind_are_kept():
+    model = Model()
+    model.register_buffer("complex", torch.ones(2, dtype=torch.complex64))
+    model.register_buffer("flags", torch.ones(2, dtype=torch.bool))
+    model.register_buffer("none", torch.empty(0))
+    model.register_buffer("sparse", torch.eye(2).to_sparse())
+    with torch.inference_mode():
+        model.register_buffer("inference", torch.ones(2))
+    moving = MovingState(model, model.trainable())
+    for _ in range(3):
+        moving.keep()
+        before = {name: tensor.to_dense().clone() for name, tensor in model.named_buffers()}
+        model.complex.mul_(2)
+        model.flags.logical_not_()
+        model.sparse.mul_(3)
+        with torch.inference_mode():
+            model.inference.add_(1)
+        moving.restore()
+        assert all(torch.equal(t.to_dense(), before[name]) for name, t in model.named_buffers())
