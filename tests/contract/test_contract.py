@@ -1,5 +1,7 @@
 """Runs the contract suite for every framework, over both controllers, with 1, 2 and 3 workers."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,16 @@ def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
 @pytest.mark.parametrize("framework", ["torch"])
 def test_a_step_is_a_transaction(framework, tmp_path):
     run_suite(TRANSACTION, 2, "mpi", framework, cwd=tmp_path, timeout=240)
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(framework, tmp_path):
+    job = Path(__file__).with_name(f"job_shut_down_in_step_{framework}.py")
+    done = jobs.run([*jobs.launcher(2, "gloo"), sys.executable, str(job), "2"], tmp_path, timeout=100)
+    assert done.returncode == 0, done.output
+    found = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    assert "Horovod has been shut down" in found.pop("error")
+    assert found == {"handles": 0, "is_undone": True, "is_right": True}
 
 
 # two of them in jobs of their own, which also show that a backend closes

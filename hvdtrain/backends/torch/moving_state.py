@@ -103,6 +103,8 @@ class MovingState:
 
     def keep(self) -> None:
         """Copy what may have changed since the last copy. Local: no collective."""
+        if not self._places:
+            return
         self._steps += 1
         # in steps 1, 2, 4, 8, ...
         thoroughly = self._steps & (self._steps - 1) == 0
