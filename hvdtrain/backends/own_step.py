@@ -308,6 +308,21 @@ def describe_not_applied(names: Sequence[str]) -> str:
     return f"the task's own step took no step with the {which} at its first call"
 
 
+def notes_on_copies(step: Step | None, is_elastic: bool) -> tuple[str, ...]:
+    """Return a note of what a job copies at each step because of the task's own step; nothing if it does not.
+
+    Args:
+        step: the task's own training step, if it has one.
+        is_elastic: whether workers may come and go.
+    """
+    if step is None or not is_elastic:
+        return ()
+    return (
+        "parameters and the optimizers' state are copied at each step: the task's own step changes them "
+        "before its last reduction, and is undone if a worker is lost in between",
+    )
+
+
 def _check_config(config: Config, method: str) -> None:
     """Check that a config does not ask for what an own step cannot have.
 

@@ -377,6 +377,13 @@ def test_a_warm_up_leaves_a_backend_that_takes_the_state_of_others(elastic, fail
     failures.resize(elastic, everyone)
 
 
+def test_the_copies_of_an_own_step_are_said_before_training(elastic, monkeypatch):
+    assert "copied at each step" in "".join(elastic.build(Perturbed(), config()).notes)
+    assert elastic.build(Norms(), config()).notes == ()
+    monkeypatch.setattr(elastic.workers, "is_elastic", False)
+    assert elastic.build(Perturbed(), config()).notes == ()
+
+
 @pytest.mark.parametrize("task", [Norms, Perturbed])
 def test_a_job_whose_workers_stay_copies_nothing(started, monkeypatch, task):
     moving = import_module(f"hvdtrain.backends.{FOLDER}.moving_state").MovingState

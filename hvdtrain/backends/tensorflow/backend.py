@@ -45,7 +45,7 @@ from hvdtrain.backends.objective import (
     make_objective,
     may_give_mean,
 )
-from hvdtrain.backends.own_step import describe_not_applied, own_step_of
+from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -212,7 +212,7 @@ class TensorFlowBackend:
             len(find_batch_norms(self.model)),
             reducer.describe(),
             own_rates,
-            notes=tuple(unused_methods(self.model)),
+            notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
         )

@@ -30,7 +30,7 @@ from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
-from hvdtrain.backends.own_step import describe_not_applied, own_step_of
+from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
@@ -160,7 +160,7 @@ class TorchBackend:
             len(find_batch_norms(self.model)),
             reducer.describe(),
             own_rates,
-            notes=tuple(unused_methods(self.model)),
+            notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
         )
@@ -265,18 +265,8 @@ class TorchBackend:
         """Collective. Average the moving statistics of batch norm over workers."""
         if self.workers.size == 1:
             return
-        own = [
-            entry
-            for entry in self._state.model.entries
-            if not isinstance(entry.tensor, torch.nn.Parameter) and entry.tensor.is_floating_point()
-        ]
-        with peer_errors():  # all of them before the first is assigned
-            means = [
-                hvd.allreduce_(entry.tensor.clone(), op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
-                for entry in own
-            ]
-        for entry, mean in zip(own, means, strict=True):
-            entry.tensor.copy_(mean)
+        with peer_errors():
+            self._batch_norm.average_statistics(self._state.model.entries)
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
