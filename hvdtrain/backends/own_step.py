@@ -132,7 +132,7 @@ def stepped_alone(name: str) -> TaskError:
     )
 
 
-def own_step_of(task: Any, config: Config) -> Step | None:
+def own_step_of(task: Any, config: Config, *, is_elastic: bool = False) -> Step | None:
     """Return the task's own training step for the config's framework; None if it has none.
 
     It is given batches nested, and what it returns is checked.
@@ -155,7 +155,7 @@ def own_step_of(task: Any, config: Config) -> Step | None:
             f"the task has both {row.optimizers_method} and {row.optimizer_method}",
             f"Leave out {row.optimizer_method}, or give its optimizer a name in {row.optimizers_method}.",
         )
-    _check_config(config, row.step_method)
+    _check_config(config, row.step_method, is_elastic)
     counting_of(task, f"that of its own {row.step_method}")  # refuses class_weights, which it would not use
 
     def step(model: Any, batch: Mapping[str, Any], optimizers: Optimizers) -> tuple[Any, dict[str, Any]]:
@@ -323,7 +323,7 @@ def notes_on_copies(step: Step | None, is_elastic: bool) -> tuple[str, ...]:
     )
 
 
-def _check_config(config: Config, method: str) -> None:
+def _check_config(config: Config, method: str, is_elastic: bool) -> None:
     """Check that a config does not ask for what an own step cannot have.
 
     Raises:
@@ -334,6 +334,11 @@ def _check_config(config: Config, method: str) -> None:
             config.accumulate > 1,
             "it updates the parameters itself, and micro-batches would each be updated",
             "Use a smaller model or batch_size, or leave accumulate out.",
+        ),
+        "global_batch_size in an elastic job": (
+            is_elastic and config.global_batch_size is not None,
+            "with fewer workers a step has more micro-batches, and each would update the parameters",
+            "Give batch_size, that of one worker.",
         ),
         "precision fp16": (
             config.precision == "fp16",

@@ -7,14 +7,14 @@ import tensorflow as tf
 class Fp64AllReduce:
     """All gradients summed in fp64."""
 
-    def __init__(self, size, passes, scaled):
-        self.size = size
+    def __init__(self, workers, scaled):
+        self.workers = workers
 
     def attach(self, parameters):
         self.names = list(parameters)
 
     def finish(self, gradients):
-        if self.size == 1:
+        if not self.workers.may_reduce:
             return list(gradients)
         return [
             tf.cast(

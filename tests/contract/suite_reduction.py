@@ -115,7 +115,7 @@ def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
     size = started.workers.size
     if size == 1:
         return
-    reducer = make(reduction, "fp16", started.workers)
+    reducer = reduction.REDUCERS["fp16"](started.workers, False)
     assert reduced(reducer, 1.2345e-4 / size) == pytest.approx(1.2345e-4, rel=2**-10)
 
 
@@ -125,15 +125,8 @@ def test_gradients_with_a_loss_scale_are_not_multiplied_again(started, reduction
     if size == 1:
         return
     settings = config(precision="fp16", compression="fp16")
-    whose = started.workers if FRAMEWORK == "torch" else size
-    assert reduced(reduction.choose_reducer(settings, whose), 40_000 / size) == 40_000
-    assert reduced(make(reduction, "fp16", started.workers), 40_000 / size) == np.inf
-
-
-def make(reduction, compression, workers):
-    """Make a reducer of gradients that no loss scale has multiplied."""
-    arguments = (workers, False) if FRAMEWORK == "torch" else (workers.size, 1, False)
-    return reduction.REDUCERS[compression](*arguments)
+    assert reduced(reduction.choose_reducer(settings, started.workers), 40_000 / size) == 40_000
+    assert reduced(reduction.REDUCERS["fp16"](started.workers, False), 40_000 / size) == np.inf
 
 
 def reduced(reducer, part):

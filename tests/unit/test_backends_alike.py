@@ -12,11 +12,12 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"optimizer_broadcast.py", "moving_state.py"},  # Keras keeps everything in variables
+    "torch": {"optimizer_broadcast.py"},  # Keras keeps everything in variables
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         "task_model.py",
-        *("step_number.py", "graph_checks.py"),  # a step that is traced
+        *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
+        "state_broadcast.py",
     },
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late

@@ -45,6 +45,13 @@ def test_options_that_a_step_of_ones_own_cannot_have_are_refused(values, problem
         own_step.own_step_of(task(), config(**values))
 
 
+def test_a_step_of_ones_own_whose_workers_may_change_has_one_micro_batch():
+    assert own_step.own_step_of(task(), config(global_batch_size=32))
+    assert own_step.own_step_of(task(), config(batch_size=32), is_elastic=True)
+    with pytest.raises(ConfigError, match="global_batch_size in an elastic job cannot be used"):
+        own_step.own_step_of(task(), config(global_batch_size=32), is_elastic=True)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

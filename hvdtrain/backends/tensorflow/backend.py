@@ -74,20 +74,24 @@ from hvdtrain.backends.tensorflow.functions import (
     of_counted,
     phase_of_layers,
     run_eagerly,
+    with_micro_batches,
 )
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
+from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
+from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.backends.tensorflow.weighting import (
@@ -106,6 +110,9 @@ from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
 Tensor = Any
 # a micro-batch, its weights and gradient weights -> its part of the gradients, and its weighted sums
 GradientsOf = Callable[..., tuple[list[Tensor], Tensor]]
+
+# of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
+_WARM_UP_RATE = 1e-6
 
 
 def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
@@ -146,7 +153,6 @@ class TensorFlowBackend:
         self.info = BackendInfo(description, {"tensorflow": tf.__version__, "keras": keras.__version__})
         self._is_cpu = device == "CPU"
         self._no_signals = tf.constant(NO_SIGNALS)
-        self._wrap = BatchMaker()
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
@@ -160,11 +166,14 @@ class TensorFlowBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
-        self._accumulate = config.accumulate
-        self._has_collectives = config.sync_batch_norm and self.workers.size > 1  # the model itself
-        step = own_step_of(task, config)
+        self._traced_workers = TracedWorkers(self.workers)
+        self._wrap = BatchMaker(self.workers.is_elastic)
+        # with a constant global batch, fewer workers have more micro-batches
+        self._varies = self.workers.is_elastic and config.global_batch_size is not None
+        self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
+        step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self._make_objectives(task, config)
-        self._batch_norm = BatchNormSync(self.workers.size)
+        self._batch_norm = BatchNormSync(self._traced_workers)
         self.model = make_model(task, config, self._batch_norm)
         self._called = cast_outputs_to_fp32(self.model, config.precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
@@ -187,12 +196,12 @@ class TensorFlowBackend:
         self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._state = TrainingState(tensors, self._optimizers, self._ema)
-        reducer = choose_reducer(config, self.workers.size)
+        reducer = choose_reducer(config, self._traced_workers)
         measured = step is None and not config.sync_batch_norm and self._is_cpu
-        self._clock = StepClock(self.workers, measured)
+        self._clock = StepClock(self._traced_workers, measured)
         self._own_step = None
         if step is not None:
-            self._own_step = OwnStep(step, chosen, factors, config, size=self.workers.size)
+            self._own_step = OwnStep(step, chosen, factors, config, workers=self._traced_workers)
         else:
             self._update = Update(
                 trainable,
@@ -200,10 +209,11 @@ class TensorFlowBackend:
                 reducer,
                 self._ema,
                 self._clock,
-                size=self.workers.size,
+                workers=self._traced_workers,
                 clip_norm=config.clip_norm,
-                loss_scale=LossScale(self.workers.size) if config.precision == "fp16" else None,
+                loss_scale=LossScale(self._traced_workers) if config.precision == "fp16" else None,
             )
+        self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
             self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
@@ -254,6 +264,8 @@ class TensorFlowBackend:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
         # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
         rate = tf.constant(np.asarray(learning_rate, np.float32))
+        if self._moving is not None:
+            self._moving.keep()
         try:
             self._learn_form(batch, training=True)
             leaves_out = batch.is_padded and (self._own_step is not None or self._gives_mean[True])
@@ -265,8 +277,18 @@ class TensorFlowBackend:
                 )
         except BaseException:
             (self._own_step or self._update).begin()
+            if self._moving is not None:
+                self._moving.restore()
             raise
-        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted, timed=self._clock.timed)
+        return TensorFlowPending(
+            names,
+            vector,
+            batch.total_weight,
+            unused,
+            weighted,
+            timed=self._clock.timed,
+            workers=self.workers.size,
+        )
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
@@ -335,18 +357,28 @@ class TensorFlowBackend:
         if self.workers.size == 1:
             return
         with peer_errors():
-            # given Keras variables, Horovod fails on a method that Keras 3 does not have
-            hvd.broadcast_variables([v.value for v in self._slots], root)
-            hvd.broadcast_variables([field.variable.value for field in self._state.model.fields], root)
-            hvd.broadcast_variables(self._ema.to_broadcast(), root)
+            variables = [field.variable for field in self._state.model.fields]
+            scale = None if self._own_step is not None else self._update.loss_scale
+            scales = [] if scale is None else scale.variables
+            broadcast_variables([*self._slots, *variables, *self._ema.to_broadcast(), *scales], root)
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
-        raise NotImplementedError
+        self._traced_workers.enter_world()
+        (self._own_step or self._update).begin()
+        self._evaluation.begin()
+        self._clock.enter_world()
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
-        raise NotImplementedError
+        batches = [with_micro_batches(batch, number) for number in (1, 2)] if self._varies else [batch]
+        with state_kept(self.model):
+            for one in batches:
+                self.train_step(self._wrap(one), _WARM_UP_RATE).read()
+            if eval_batch is not None:
+                with self.ema_weights():
+                    self.eval_step(self._wrap(eval_batch))
+        self.enter_world()
 
     def close(self) -> None:
         """Collective. Leave Horovod."""
@@ -370,6 +402,13 @@ class TensorFlowBackend:
     def plain_model(self) -> keras.Model:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model)
+
+    def _make_moving_state(self) -> MovingState | None:
+        """Return what undoes a step that failed; None in a job that ends with such a step."""
+        if not self.workers.is_elastic:
+            return None
+        changed_early = [*self.model.variables, *self._slots, *self._ema.to_broadcast()]
+        return MovingState(self.model, changed_early if self._own_step is not None else ())
 
     def _make_objectives(self, task: Any, config: Config) -> None:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
@@ -435,7 +474,7 @@ class TensorFlowBackend:
             state.assign(seeds[i])
         update = self._update
         gradient_weights = update.scale(gradient_weights)
-        if self._accumulate == 1:
+        if len(weights.shape) == 1:
             gradients, sums = gradients_of(arrays, weights, gradient_weights)
         else:
             gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
@@ -534,7 +573,7 @@ class TensorFlowBackend:
             return
 
         def traced(arrays: Any, weights: Tensor) -> Tensor:
-            if training and self._accumulate > 1:
+            if len(weights.shape) > 1:  # several micro-batches
                 arrays, weights = tf.nest.map_structure(lambda a: a[0], (arrays, weights))
             return self._per_sample(arrays, weights, training).rows
 

@@ -14,7 +14,7 @@ from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.data.feed import HostBatch
 
 Tensor = Any
-Signature = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+Signature = tuple[tuple[tuple[int | None, ...], np.dtype[Any]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class TensorFlowBatch:
         weights: (accumulate, micro_batch), likewise.
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
-        signature: shapes and types of the arrays.
+        signature: shapes and types of the arrays; in an elastic job without the number of micro-batches if
+            there are several, for it changes with the number of workers.
         total: ``total_weight`` as a tensor.
         is_padded: whether there are samples of weight 0.
         samples: which samples they are.
@@ -63,22 +64,28 @@ class TensorFlowSums:
 
 
 class BatchMaker:
-    """Copies batches to the device; what they have of weights is kept while it stays the same."""
+    """Copies batches to the device; what they have of weights is kept while it stays the same.
 
-    def __init__(self) -> None:
+    Args:
+        is_elastic: whether the number of micro-batches may change while the job runs.
+    """
+
+    def __init__(self, is_elastic: bool = False) -> None:
+        self._is_elastic = is_elastic
         self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def __call__(self, batch: HostBatch) -> TensorFlowBatch:
         """Return a batch on the device."""
         one = len(batch.weights) == 1
         weights, gradient_weights, total, is_padded = self._weigh(batch, one)
+        first: list[int | None] = [None if self._is_elastic and not one else len(batch.weights)]
         return TensorFlowBatch(
             step=batch.step,
             arrays={name: tf.constant(a[0] if one else a) for name, a in batch.arrays.items()},
             weights=weights,
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
-            signature=tuple((a.shape, a.dtype) for a in batch.arrays.values()),
+            signature=tuple(((*first, *a.shape[1:]), a.dtype) for a in batch.arrays.values()),
             total=total,
             is_padded=is_padded,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
@@ -110,6 +117,7 @@ class TensorFlowPending:
         computed: metrics of a whole evaluation, by name.
         order: the names of the task's metrics in its order, if there are such.
         timed: the number of ranks whose busy seconds are in the vector; all or none.
+        workers: how many ranks there were in the step; None if as many as are timed.
     """
 
     def __init__(
@@ -123,6 +131,7 @@ class TensorFlowPending:
         computed: Mapping[str, float] = MappingProxyType({}),
         order: Sequence[str] = (),
         timed: int = 0,
+        workers: int | None = None,
     ) -> None:
         self._names = names
         self._weighted = weighted
@@ -131,12 +140,19 @@ class TensorFlowPending:
         self._order = order
         self._unused_names = unused_names
         self._timed = timed
+        self._workers = workers
         self._vector = vector
 
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
         vector = self._vector.numpy().tolist()
         metrics = StepMetrics.from_vector(
-            self._names, vector, self._weight, self._unused_names, self._weighted, timed=self._timed
+            self._names,
+            vector,
+            self._weight,
+            self._unused_names,
+            self._weighted,
+            timed=self._timed,
+            workers=self._workers,
         )
         return metrics.with_computed(self._computed, self._order)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
 from hvdtrain.backends.tensorflow.reduction import REDUCERS
+from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 
 Tensor = Any
 Variable = Any
@@ -63,7 +64,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
         """Collective. Return the mean of each gradient over workers, dense."""
         size = hvd.size()
-        reducer = REDUCERS[self.compression](size, 1, False)
+        reducer = REDUCERS[self.compression](FixedSize(size), False)
         reducer.attach({str(index): variable for index, variable in enumerate(variables)})
         # a reducer sums parts of the mean
         return reducer.finish([gradient / size for gradient in dense(grads, variables, self._zero)])

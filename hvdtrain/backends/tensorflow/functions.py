@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.layers import layer as keras_layer
+from numpy.typing import NDArray
 
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -37,9 +41,35 @@ class Compiled:
     def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
         """Run the step as it was compiled for such batches; return its result and its trace's."""
         if batch.signature not in self._known:
-            self._known[batch.signature] = self._function.get_concrete_function(*arguments), self._trace()
+            described = of_any_number(arguments) if batch.signature[0][0][0] is None else arguments
+            self._known[batch.signature] = self._function.get_concrete_function(*described), self._trace()
         function, trace = self._known[batch.signature]
         return run_compiled(function, *arguments), trace
+
+
+def of_any_number(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a step's arguments as a trace needs them that is to serve any number of micro-batches.
+
+    The arrays, weights and gradient weights come first; their first axis is that of micro-batches.
+    """
+    parts = tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype), tuple(arguments[:3])
+    )
+    return *parts, *arguments[3:]
+
+
+def with_micro_batches(batch: HostBatch, number: int) -> HostBatch:
+    """Return a batch with this number of micro-batches, each of them the batch's first."""
+
+    def repeated(array: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([array[:1]] * number)
+
+    return replace(
+        batch,
+        arrays={name: repeated(array) for name, array in batch.arrays.items()},
+        weights=repeated(batch.weights),
+        indices=repeated(batch.indices),
+    )
 
 
 def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -108,9 +138,10 @@ def accumulated_gradients(
         return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
     gradients, sums = of_micro_batch(tf.constant(0))
+    number = tf.shape(weights)[0] if weights.shape[0] is None else weights.shape[0]
     # one at a time: the next would move the same statistics, under the same names between workers
     _, gradients, sums = tf.while_loop(
-        lambda i, *_: i < weights.shape[0], add, (tf.constant(1), gradients, sums), parallel_iterations=1
+        lambda i, *_: i < number, add, (tf.constant(1), gradients, sums), parallel_iterations=1
     )
     return gradients, sums
 

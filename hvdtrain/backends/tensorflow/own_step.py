@@ -22,6 +22,7 @@ from hvdtrain.backends.tensorflow.optimizers import take_own_rates
 from hvdtrain.backends.tensorflow.step_calls import Calls
 from hvdtrain.backends.tensorflow.step_number import StepNumber
 from hvdtrain.backends.tensorflow.step_optimizer import StepOptimizer, StepPart
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
@@ -93,7 +94,7 @@ class OwnStep:
         optimizers: its optimizers, by name, built, with the parameters that they train.
         factors: what the learning rate of each is multiplied by, if not by 1.
         config: the config.
-        size: number of workers.
+        workers: the job's workers.
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class OwnStep:
         factors: Mapping[str, float],
         config: Config,
         *,
-        size: int,
+        workers: TracedWorkers,
     ) -> None:
         self._step = step
-        self._size = size
-        self._calls = Calls(list(optimizers), size)
+        self._workers = workers
+        self._calls = Calls(list(optimizers), workers)
         self._optimizers = {
             name: StepOptimizer(
-                name, optimizer, fields, config, self._calls, factor=factors.get(name, 1.0), size=size
+                name, optimizer, fields, config, self._calls, factor=factors.get(name, 1.0), workers=workers
             )
             for name, (optimizer, fields) in optimizers.items()
         }
@@ -170,7 +171,7 @@ class OwnStep:
             names: "loss" and the metrics.
             weighted: those of them that are Weighted.
         """
-        if self._size > 1:
+        if self._workers.may_reduce:
             with tf.control_dependencies(self._calls.announce_end(names, weighted)):
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         return vector

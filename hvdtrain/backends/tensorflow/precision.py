@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
 
@@ -73,7 +74,7 @@ class LossScale:
     Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
 
     Args:
-        size: number of workers.
+        workers: the job's workers.
         initial: the first scale.
         growth_interval: steps without an overflow after which the scale doubles.
 
@@ -85,12 +86,12 @@ class LossScale:
     """
 
     def __init__(
-        self, size: int = 1, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
     ) -> None:
         self.value = tf.Variable(initial, trainable=False, dtype=tf.float32)
         self.skipped = tf.Variable(0, trainable=False)
         self.is_exhausted = tf.Variable(False, trainable=False)
-        self._size = size
+        self._workers = workers
         self._growth_interval = growth_interval
         self._steps_since_change = tf.Variable(0, trainable=False)
 
@@ -100,17 +101,22 @@ class LossScale:
 
         A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
         """
-        return self.value * self._size
+        return self.value * self._workers.size
+
+    @property
+    def variables(self) -> list[Any]:
+        """What it keeps from step to step."""
+        return [self.value, self._steps_since_change, self.skipped, self.is_exhausted]
 
     def unscale(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Divide reduced gradients by the factor and adapt it; return them and whether they are finite."""
+        """Divide reduced gradients by the factor; return them and whether they are finite."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
         factor = self.factor
         unscaled = [g / tf.cast(factor, g.dtype) for g in gradients]
-        self._adapt(is_finite)
         return unscaled, is_finite
 
-    def _adapt(self, is_finite: Tensor) -> None:
+    def adapt(self, is_finite: Tensor) -> None:
+        """Adapt the scale to whether a step's gradients were finite."""
         value, steps = self.value.read_value(), self._steps_since_change + 1
         self.is_exhausted.assign(tf.logical_and(tf.logical_not(is_finite), value <= LOWEST_SCALE))
         self.skipped.assign_add(1 - tf.cast(is_finite, tf.int32))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
 
 Tensor = Any
@@ -55,23 +56,22 @@ class AllReduce:
     has multiplied them already.
 
     Args:
-        size: number of workers.
-        passes: backward passes per step; of no use here, a traced step has summed them.
+        workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
         fp16: whether floating-point gradients travel as fp16.
     """
 
-    def __init__(self, size: int, passes: int = 1, scaled: bool = False, *, fp16: bool = False) -> None:
-        self._size = size
+    def __init__(self, workers: Sized, scaled: bool = False, *, fp16: bool = False) -> None:
+        self._workers = workers
         self._fp16 = fp16
-        self._factor = 1 if scaled else size
+        self._scaled = scaled
 
     def attach(self, parameters: Mapping[str, Variable]) -> None:
         """Do nothing: the graph begins each all-reduce when it can."""
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sum of each gradient over workers."""
-        if self._size == 1:
+        if not self._workers.may_reduce:
             return list(gradients)
         return [self._reduce(gradient, index) for index, gradient in enumerate(gradients)]
 
@@ -94,24 +94,35 @@ class AllReduce:
         with tf.compat.v1.get_default_graph()._attr_scope(mark):
             if not (self._fp16 and gradient.dtype.is_floating):
                 return hvd.allreduce(gradient, op=hvd.Sum, name=name)
-            small = tf.cast(gradient * self._factor, tf.float16)
-            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / self._factor, name=name)
+            factor = self._factor(gradient.dtype)
+            small = tf.cast(gradient * factor, tf.float16)
+            if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
+                total = hvd.allreduce(small, op=hvd.Sum, name=name)
+                return tf.cast(total, gradient.dtype) / factor
+            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name)
             return tf.cast(total, gradient.dtype)
 
+    def _factor(self, dtype: Any) -> Any:
+        """Return what gradients of a type are multiplied by: a number, or in an elastic job a tensor."""
+        if self._scaled:
+            return 1
+        size = self._workers.size
+        return tf.cast(size, dtype) if self._workers.is_elastic else size
 
-# by the config's compression: number of workers, backward passes per step, whether a loss scale has
-# multiplied the gradients by the number of workers -> the reducer
-REDUCERS: dict[str, Callable[[int, int, bool], GradientReducer]] = {
+
+# by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number
+# -> the reducer
+REDUCERS: dict[str, Callable[[Sized, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
 }
 
 
-def choose_reducer(config: Config, size: int) -> GradientReducer:
+def choose_reducer(config: Config, workers: Sized) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
-        config: the job's config; its ``compression``, ``accumulate`` and ``precision`` are used.
-        size: number of workers.
+        config: the job's config; its ``compression`` and ``precision`` are used.
+        workers: the job's workers.
     """
-    return REDUCERS[config.compression](size, config.accumulate, config.precision == "fp16")
+    return REDUCERS[config.compression](workers, config.precision == "fp16")

@@ -7,6 +7,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.step_calls import CallsBase
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -20,12 +21,12 @@ class Calls(CallsBase[list[Any]]):
 
     Args:
         names: the optimizers.
-        size: number of workers.
+        workers: the job's workers.
     """
 
-    def __init__(self, names: Sequence[str], size: int) -> None:
+    def __init__(self, names: Sequence[str], workers: TracedWorkers) -> None:
         super().__init__(names)
-        self._size = size
+        self._workers = workers
         self._errors: list[TaskError] = []  # of all steps traced so far, by what their messages give
         self._zero = tf.Variable(0.0, trainable=False, name="zero", dtype=tf.float64)
 
@@ -35,12 +36,12 @@ class Calls(CallsBase[list[Any]]):
         return self._errors[int(rest.split(":")[0])] if found else None
 
     def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> list[Any]:
-        if self._size == 1:
+        if not self._workers.may_reduce:
             return []
         # with a variable, as TensorFlow would work out the sum of constants when it compiles the step
         own = tf.constant(codes, tf.float64) + self._zero.read_value()
         summed = hvd.allreduce(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
-        is_equal = tf.equal(summed, own * self._size)
+        is_equal = tf.equal(summed, own * tf.cast(self._workers.size, tf.float64))
         different_call = self._different_call(name, number)
         with tf.control_dependencies([self._assert(is_equal[:2], different_call)]):
             return [self._assert(is_equal, different_form)]

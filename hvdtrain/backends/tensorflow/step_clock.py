@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.step_clock import StepClockBase
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 
 Tensor = Any
 
@@ -20,11 +20,18 @@ class StepClock(StepClockBase):
     is taken inside of the compiled step, by the system's clock: a step in which that is set back counts 0.
     """
 
-    def __init__(self, workers: Workers, is_measured: bool) -> None:
-        super().__init__(workers, is_measured)
+    def __init__(self, workers: TracedWorkers, is_measured: bool) -> None:
+        super().__init__(workers.workers, is_measured)
+        self._traced = workers
         if self._is_measured:
             self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
             self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)
+
+    def enter_world(self) -> None:
+        """Forget the time of a step of the world before; this worker's rank may be another now. Local."""
+        if self._is_measured:
+            self._seconds.assign(np.asarray(0.0, np.float32))
+            self.restart()
 
     def restart(self) -> None:
         """Begin the time of the next step now."""
@@ -36,8 +43,10 @@ class StepClock(StepClockBase):
         """Return what the vector of a step says of the step before: a number for each rank, or nothing."""
         if not self._is_measured:
             return []
-        before, after = self._workers.rank * [0.0], (self.timed - 1 - self._workers.rank) * [0.0]
-        return [before, [self._seconds.read_value()], after]
+        rank, seconds = self._traced.rank, self._seconds.read_value()
+        if self._workers.is_elastic:  # the rank is a tensor
+            return [tf.one_hot(rank, self.timed) * seconds]
+        return [rank * [0.0], [seconds], (self.timed - 1 - rank) * [0.0]]
 
     def ready(self, tensors: Sequence[Tensor]) -> None:
         """Note when this worker has computed its gradients; called while a step is traced.

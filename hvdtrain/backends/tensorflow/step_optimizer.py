@@ -22,6 +22,7 @@ from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, native, 
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.step_calls import Calls
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.tensorflow.weighting import check_values
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
@@ -58,7 +59,7 @@ class StepOptimizer(NotCalled):
         config: the config.
         calls: those of the step so far, of all its optimizers.
         factor: what the learning rate is multiplied by.
-        size: number of workers.
+        workers: the job's workers.
 
     Attributes:
         variables: the parameters that it trains, in the order of the gradients.
@@ -75,7 +76,7 @@ class StepOptimizer(NotCalled):
         calls: Calls,
         *,
         factor: float,
-        size: int,
+        workers: TracedWorkers,
     ) -> None:
         self.variables: list[Variable] = [field.variable for field in fields]
         self.unused: list[str] = []
@@ -86,8 +87,8 @@ class StepOptimizer(NotCalled):
         self._fields = list(fields)
         self._clip_norm = config.clip_norm
         self._factor = factor
-        self._size = size
-        self._new_reducer = partial(choose_reducer, config, size)
+        self._workers = workers
+        self._new_reducer = partial(choose_reducer, config, workers)
         self._calls = calls
         self._own_calls = 0
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
@@ -195,7 +196,7 @@ class StepOptimizer(NotCalled):
             if own is None:
                 return summed
             counted = tf.linalg.matvec(own[tf.newaxis], samples.weights)[0]
-            if self._size > 1:
+            if self._workers.may_reduce:
                 counted = hvd.allreduce(counted, op=hvd.Sum, name="hvdtrain.counted")
         return normalized(summed, counted, samples.total_weight)
 

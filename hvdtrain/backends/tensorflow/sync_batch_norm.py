@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.model_state import walk
+from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -35,16 +36,16 @@ class BatchNormSync:
     """What the synchronised layers of a model share.
 
     Args:
-        size: number of workers.
+        workers: the job's workers.
 
     Attributes:
         weights: of the samples that the model is called with next, (samples,); set before each
             micro-batch, while the step is traced.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None
-        self._size = size
+        self._workers = workers
 
     def take_over(self, model: Layer) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
@@ -67,14 +68,17 @@ class BatchNormSync:
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a tensor over workers."""
-        return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._size > 1 else vector
+        return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._workers.may_reduce else vector
 
     def average_statistics(self, fields: Iterable[Any]) -> None:
-        """Collective. Average the moving statistics of a model's fields over workers."""
+        """Collective. Average the moving statistics of a model's fields over workers; all of them or none."""
+        averages = []
         for field in fields:
             if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
                 name = f"hvdtrain.statistics.{field.path}"
-                field.variable.assign(hvd.allreduce(field.variable.value, op=hvd.Average, name=name))
+                averages.append((field, hvd.allreduce(field.variable.value, op=hvd.Average, name=name)))
+        for field, average in averages:
+            field.variable.assign(average)
 
     def weights_of(self, x: Tensor) -> Tensor:
         """Return the weights of a tensor's rows, (rows,), fp64.

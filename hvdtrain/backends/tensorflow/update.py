@@ -14,6 +14,7 @@ from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.step_clock import StepClock
+from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
 
@@ -30,7 +31,7 @@ class Update:
         reducer: sums gradients over workers.
         ema: the moving average of the weights.
         clock: measures how long this worker is busy.
-        size: number of workers.
+        workers: the job's workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
     """
@@ -43,7 +44,7 @@ class Update:
         ema: ExponentialMovingAverage,
         clock: StepClock,
         *,
-        size: int,
+        workers: Sized,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
@@ -54,7 +55,7 @@ class Update:
         self._reducer = reducer
         self._ema = ema
         self._clock = clock
-        self._size = size
+        self._workers = workers
         self._clip_norm = clip_norm
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
         self._waits_for: list[Tensor] = []
@@ -86,10 +87,10 @@ class Update:
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
         self._clock.ready([*gradients, vector])
-        if self._size > 1:
+        if self._workers.may_reduce:
             vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         reduced = self._reducer.finish(gradients)
-        self._waits_for = [*reduced, vector] if self._size > 1 else []
+        self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
         self._clock.reduced(self._waits_for)
         return reduced, vector
 
@@ -102,6 +103,8 @@ class Update:
             self._is_finite = None
             return gradients, vector
         gradients, self._is_finite = self.loss_scale.unscale(gradients)
+        with self._after_reductions():
+            self.loss_scale.adapt(self._is_finite)
         exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
         return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
 
@@ -125,8 +128,8 @@ class Update:
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, unless the gradients are not finite."""
-        self._optimizer.learning_rate.assign(learning_rate)
         with self._after_reductions():
+            self._optimizer.learning_rate.assign(learning_rate)
             if self._is_finite is None:
                 self._optimizer.apply(gradients, self._parameters)
             else:

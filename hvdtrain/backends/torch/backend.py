@@ -122,7 +122,7 @@ class TorchBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._make_objectives(task, config)
-        step = own_step_of(task, config)
+        step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
         tensors = ModelState(self.model, Renaming(task, "torch"))
         own_optimizer = own_optimizer_method(task, config)
