@@ -36,6 +36,7 @@ Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
 MOST = 4  # workers that the job may have
 MAX_PLACES = 200
 only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
+only_tensorflow = pytest.mark.skipif(FRAMEWORK != "tf", reason="of TensorFlow alone")
 
 
 def config(**fields):
@@ -202,6 +203,9 @@ CASES = {
     "sparse": (Sparse, {}),
 }
 
+# Keras has no sparse gradients; each case of TensorFlow takes seconds to trace
+ONLY_TORCH = {"sparse", "lars", "lamb"}
+
 
 def build(backend, task, **fields):
     """Build with initial values that are equal on all workers."""
@@ -258,7 +262,7 @@ def at_each_failure(backend, failures, work):
 @pytest.mark.parametrize("case", CASES)
 def test_a_reduction_that_fails_leaves_a_step_undone(elastic, failures, case):
     task, fields = CASES[case]
-    if elastic.workers.size == 1 or (task is Sparse and FRAMEWORK != "torch"):
+    if elastic.workers.size == 1 or (case in ONLY_TORCH and FRAMEWORK != "torch"):
         return
     accumulate = fields.get("accumulate", 1)
 
@@ -390,3 +394,55 @@ def test_a_job_whose_workers_stay_copies_nothing(started, monkeypatch, task):
     monkeypatch.setattr(moving, "keep", lambda self: 1 / 0)
     build(started, task())
     train(started, batch(started, 0))
+
+
+@only_tensorflow
+@pytest.mark.parametrize("fields", [{"global_batch_size": SAMPLES}, {"batch_size": MICRO}])
+def test_a_step_is_traced_once_for_all_worlds(elastic, failures, fields):
+    """With a constant global batch, after a warm-up: a step with one micro-batch is not one with several."""
+    from hvdtrain.backends.tensorflow.functions import with_micro_batches
+
+    everyone, whole = elastic.workers.size, "global_batch_size" in fields
+    failures.resize(elastic, 1)
+    build(elastic, NoDropout(), precision="fp16", sync_batch_norm=True, **fields)
+    function = elastic._train_function._function
+    if whole:
+        elastic.warm_up(batch(elastic, 0, SAMPLES // MICRO))
+        assert function.experimental_get_tracing_count() == 2
+    losses, factors = [], []
+    for step, size in enumerate([1, 2, MOST, 1, 2]):
+        failures.resize(elastic, size)
+        elastic.enter_world()
+        host = batch(elastic, step, SAMPLES // MICRO // size)
+        host = host if whole else with_micro_batches(host, 1)
+        losses.append(train(elastic, host).sums["loss"])
+        scale = elastic._update.loss_scale
+        factors.append(float(scale.factor / scale.value))
+    failures.resize(elastic, everyone)
+    assert function.experimental_get_tracing_count() == (2 if whole else 1)
+    assert factors == [1, 2, MOST, 1, 2]
+    assert np.isfinite(losses).all()
+
+
+@only_tensorflow
+@pytest.mark.parametrize("message_bytes", [1 << 26, 64])
+def test_a_state_of_all_types_is_sent_in_few_messages(started, monkeypatch, message_bytes):
+    """A variable that is longer than a message travels in several."""
+    import tensorflow as tf
+
+    from hvdtrain.backends.tensorflow import state_broadcast
+
+    monkeypatch.setattr(state_broadcast, "MESSAGE_BYTES", message_bytes)
+    of_root, of_others = (
+        [
+            tf.Variable(tf.cast(tf.reshape(number * tf.range(1, 31), shape), kind))
+            for kind in (tf.float32, tf.int64, tf.bfloat16, tf.float16, tf.bool, tf.uint8)
+            for shape in ((5, 6), (30,))
+        ]
+        + [tf.Variable(float(number)), tf.Variable(tf.zeros((0, 3)))]
+        for number in (1, 0)
+    )
+    own = of_root if started.workers.rank == started.workers.size - 1 else of_others
+    state_broadcast.broadcast_variables(own, started.workers.size - 1)
+    for found, expected in zip(own, of_root, strict=True):
+        assert found.numpy().tobytes() == expected.numpy().tobytes()

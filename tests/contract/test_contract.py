@@ -26,14 +26,16 @@ def test_a_step_is_a_transaction(framework, tmp_path):
     run_suite(TRANSACTION, 2, "mpi", framework, cwd=tmp_path, timeout=240)
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(framework, tmp_path):
     job = Path(__file__).with_name(f"job_shut_down_in_step_{framework}.py")
     done = jobs.run([*jobs.launcher(2, "gloo"), sys.executable, str(job), "2"], tmp_path, timeout=100)
     assert done.returncode == 0, done.output
     found = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
     assert "Horovod has been shut down" in found.pop("error")
-    assert found == {"handles": 0, "is_undone": True, "is_right": True}
+    # what each framework may leave behind, or make anew
+    assert {found.pop("handles", 0), found.pop("traces", 1) - 1} == {0}
+    assert found == {"is_undone": True, "is_right": True}
 
 
 # two of them in jobs of their own, which also show that a backend closes
