@@ -23,7 +23,7 @@ def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
 
 @pytest.mark.parametrize("framework", ["torch"])
 def test_a_step_is_a_transaction(framework, tmp_path):
-    run_suite(TRANSACTION, 2, "mpi", framework, cwd=tmp_path, timeout=240)
+    run_suite(TRANSACTION, 2, "mpi", framework, cwd=tmp_path, timeout=400)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
