@@ -7,18 +7,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
-from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
+from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
-from hvdtrain.metrics import DelayedMetrics, Window
+from hvdtrain.errors import PeerLostError, WorldChanged
+from hvdtrain.metrics import Window
 from hvdtrain.replicas import check_replicas
+from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
 from hvdtrain.step_results import (
     Judgement,
     StepResults,
     check_weights,
     judge_evaluation,
-    report_skipped_samples,
+    name_skipped_samples,
     stops_early,
 )
 from hvdtrain.training_plan import TrainingPlan
@@ -29,6 +31,9 @@ _FIRST_STEPS = 2  # what a step compiles, it compiles in the first or, for anoth
 
 def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlags) -> None:
     """Collective. Train from where the run stands to the end, or to where a worker asks to stop.
+
+    After a ``WorldChanged`` or a ``PeerLostError`` an elastic job settles the session and calls this again,
+    with the workers of its next world: what was due after the last step and is not done is done first.
 
     Args:
         session: the run.
@@ -42,17 +47,12 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         NonFiniteLossError: If the loss became NaN or infinite.
         ReplicaDriftError: If the workers' parameters differ.
         PeerLostError: If another worker went away.
+        WorldChanged: If a worker of an elastic job asks for other workers; what the step had due is done.
     """
     backend, config, plan = session.backend, session.config, session.plan()
-    results, delayed = StepResults(session, plan), DelayedMetrics()
-    ACTIVITY.enter("starting to train", is_long=True)
-    check_replicas(backend)
-    session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
-    if _is_left_to_evaluate(session, plan):
-        evaluate(session, plan)
-    if stops_early(session, plan):
-        session.report.note("to continue, raise early_stopping_patience or set early_stopping to null")
+    if _is_over(session, plan):
         return
+    results = StepResults(session, plan)
     long_until = session.state.progress.step + _FIRST_STEPS
     ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
     backend.restart_clock()
@@ -61,32 +61,110 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=number <= long_until)
             learning_rate = session.learning_rate(plan)
-            pending = backend.train_step(batch, learning_rate, _outgoing_signals(session, poll_signals, feed))
-            step = session.advance(plan, learning_rate)
-            trace.trained(batch.step)
-            results.add(delayed.push(step, pending))
-            if step.step % config.check_replicas_every == 0:
-                with ACTIVITY.during("comparing parameters after step", step.step):
+            signals = _outgoing_signals(session, poll_signals, feed)
+            trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
+            pending = backend.train_step(batch, learning_rate, signals)
+            session.unsent = NO_FLAGS
+            results.launched(session.advance(plan, learning_rate), pending)
+            if number % config.check_replicas_every == 0:
+                with ACTIVITY.during("comparing parameters after step", number):
                     check_replicas(backend)
                 backend.restart_clock()
-            judged = Judgement()
-            if session.eval_data is not None and plan.is_due(config.eval_every, step):
-                results.add(delayed.flush())
-                with results.pause_timer():
-                    evaluate(session, plan, learning_rate)
-                judged = judge_evaluation(session, plan)
-            if judged.is_best or judged.stops or results.flags or plan.is_due(config.save_every, step):
-                results.add(delayed.flush())  # a state with a loss that is not finite is never saved
-                with results.pause_timer():
-                    save(session)
-                stop = results.take_flags().stop
-                session.stopped = stop and not judged.stops and not plan.is_done(step)
-                if judged.stops or stop:
-                    break
+            if finish_step(session, plan, results):
+                break
             ACTIVITY.enter(READING_DATA, number + 1)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
-    results.add(delayed.flush())
+    results.read_all()
     check_replicas(backend)
+
+
+def _is_over(session: Session, plan: TrainingPlan) -> bool:
+    """Collective. Begin, or go on after a change of workers; return whether there is nothing to train.
+
+    What it does depends on nothing but what all workers have in common.
+    """
+    ACTIVITY.enter("starting to train", is_long=True)
+    session.wanted, session.unsent = session.wanted.without_change(), session.unsent.without_change()
+    check_replicas(session.backend)
+    if not session.is_started:
+        session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
+        session.is_started = True
+    if session.state.is_unfinished:
+        if finish_step(session, plan, StepResults(session, plan)):
+            return True
+    elif _is_left_to_evaluate(session, plan):
+        evaluate(session, plan)
+    if session.stopped_early:  # before the workers changed
+        return True
+    if stops_early(session, plan):
+        session.report.note("to continue, raise early_stopping_patience or set early_stopping to null")
+        return True
+    return False
+
+
+def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> bool:
+    """Collective. Do what is due after the last step and not done; return whether training ends with it.
+
+    What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
+
+    Raises:
+        WorldChanged: If a worker asks for other workers, and training does not end with this step.
+    """
+    state = session.state
+    step = state.last_step
+    assert step is not None
+    if state.stage == STEPPED:
+        judged = Judgement()
+        if session.eval_data is not None and plan.is_due(session.config.eval_every, step):
+            results.read_all()
+            with results.pause_timer():
+                _evaluate(session, plan, step.learning_rate)
+            judged = judge_evaluation(session, plan)
+        due = plan.is_due(session.config.save_every, step)
+        state.save_is_due, state.stage = judged.is_best or judged.stops or due, JUDGED
+        session.raise_loss()
+    if state.save_is_due or session.wanted:
+        results.read_all()  # a state with a loss that is not finite is never saved
+        if state.save_is_due or session.wanted.stop or session.wanted.save:
+            with results.pause_timer():
+                save(session)
+    state.stage = SAVED
+    wanted, session.wanted = session.wanted, NO_FLAGS
+    ends = bool(session.stopped_early) or plan.is_done(step)
+    session.stopped = wanted.stop and not ends
+    if wanted.change and not wanted.stop and not ends:
+        raise WorldChanged
+    return bool(session.stopped_early) or wanted.stop
+
+
+def save_and_stop(session: Session) -> None:
+    """Collective. Do what is due after the last step and not done, save the state, and train no further.
+
+    For a world of an elastic job that is there to save: to stop, or because too few workers are left.
+
+    Raises:
+        PeerLostError: If another worker went away.
+    """
+    plan = session.plan()
+    session.unsent = NO_FLAGS
+    if _is_over(session, plan) or plan.is_done(session.state.progress):
+        return
+    if session.state.saved_step != session.state.progress.step:
+        save(session)
+    session.stopped = True
+
+
+def settle(session: Session) -> None:
+    """Bring the run's numbers to where its state is, after a collective failed. Local: no collective.
+
+    The metrics of a step that was done are read, added and reported; they were reduced in the step.
+
+    Raises:
+        PeerLostError: If they are lost: then this worker's state is not whole.
+        NonFiniteLossError: If the loss became NaN or infinite.
+    """
+    session.settle()
+    session.lost = None
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
@@ -103,11 +181,21 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
         Name to mean over the samples of its set; the same on every worker. Names of sets other than the
         first stand before those of their metrics.
     """
-    backend, state = session.backend, session.state
-    with ACTIVITY.during(_EVALUATING, state.progress.step):
-        backend.sync_batch_norm_statistics()
-        _evaluate_sets(session, plan, learning_rate)
-    return state.last_eval
+    _evaluate(session, plan, learning_rate)
+    session.raise_loss()
+    return session.state.last_eval
+
+
+def _evaluate(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
+    """Collective. Evaluate and report; a collective of a callback that fails is put off."""
+    skipped = session.skipped.count
+    try:
+        with ACTIVITY.during(_EVALUATING, session.state.progress.step):
+            session.backend.sync_batch_norm_statistics()
+            _evaluate_sets(session, plan, learning_rate)
+    except PeerLostError:
+        session.skipped.count = skipped  # the evaluation is done again
+        raise
 
 
 def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
@@ -122,7 +210,8 @@ def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -
             total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
         state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
-        session.report.on_evaluation(step, state.last_eval, total.samples_per_second())
+        with session.put_off_loss():
+            session.report.on_evaluation(step, state.last_eval, total.samples_per_second())
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
@@ -136,7 +225,9 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
     metrics = backend.eval_metrics(partial, signals).read()
     check_weights(f"the evaluation of {name!r}" if name else "the evaluation", metrics)
-    report_skipped_samples(session, metrics.statistics.skipped_samples)
+    if metrics.statistics.skipped_samples:
+        session.skipped.count += metrics.statistics.skipped_samples
+        name_skipped_samples(session)
     window.add(metrics.without_skipped_samples(), time.perf_counter())
     return window
 
@@ -146,16 +237,18 @@ def save(session: Session) -> None:
     with ACTIVITY.during("saving after step", session.state.progress.step):
         session.backend.sync_batch_norm_statistics()
         session.saver.save(session.backend, session.manifest())
+    session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
 
 
 def _outgoing_signals(
     session: Session, poll_signals: Callable[[], ControlFlags], feed: Feed
 ) -> Sequence[float]:
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
-    flags = poll_signals()
+    flags = poll_signals() | session.unsent
     skipped, waited_seconds = feed.take_notes()
     if session.saver.poll():
         flags |= ControlFlags(stop=True)
+    session.unsent = flags
     return encode_signals(flags, StepStatistics(skipped, waited_seconds))
 
 

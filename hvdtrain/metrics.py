@@ -2,13 +2,16 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hvdtrain.backends.base import PendingMetrics, StepMetrics
 from hvdtrain.stragglers import BusyTimes
+from hvdtrain.wire_types import travels
 
 
+@travels
 @dataclass(frozen=True)
 class StepInfo:
     """What the host knows of a step when it is launched.
@@ -40,20 +43,29 @@ class DelayedMetrics:
     """
 
     def __init__(self) -> None:
-        self._waiting: tuple[StepInfo, PendingMetrics] | None = None
+        self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
 
     def push(self, step: StepInfo, pending: PendingMetrics) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Take the metrics of a new step and yield those of the step before, if there is one."""
-        yield from self.flush()
-        self._waiting = step, pending
+        """Take the metrics of a new step and return an iterator of those of the step before, if there is one.
+
+        Metrics that nobody took, because something failed before, are the first ones that it yields.
+        """
+        self._waiting.append((step, pending))
+        return self._read(leave=1)
 
     def flush(self) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Yield the metrics that are still waiting."""
-        if self._waiting is not None:
-            (step, pending), self._waiting = self._waiting, None
-            yield step, pending.read()
+        """Return an iterator of the metrics that are still waiting."""
+        return self._read(leave=0)
+
+    def _read(self, leave: int) -> Iterator[tuple[StepInfo, StepMetrics]]:
+        while len(self._waiting) > leave:
+            step, pending = self._waiting[0]
+            metrics = pending.read()
+            self._waiting.popleft()
+            yield step, metrics
 
 
+@travels
 @dataclass
 class Window:
     """The steps since the last logged line.
@@ -61,7 +73,7 @@ class Window:
     Attributes:
         sums: name to weighted sum.
         weight: sum of the samples' weights.
-        untimed_weight: that of the steps which another process did, before this one resumed.
+        untimed_weight: that of the steps before its clock was started, such as those of another process.
         started_seconds: when it began, by ``time.perf_counter``.
         ended_seconds: when its last step was done, likewise.
         waited_seconds: how long the workers waited for data, added up.
@@ -78,6 +90,11 @@ class Window:
     waited_seconds: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
     busy: BusyTimes = field(default_factory=BusyTimes)
+
+    def restart_clock(self) -> None:
+        """Begin its time now: its steps so far do not count in the throughput. Their sums stay."""
+        self.started_seconds, self.untimed_weight = time.perf_counter(), self.weight
+        self.waited_seconds, self.busy = 0.0, BusyTimes()
 
     def add(self, metrics: StepMetrics, clock_seconds: float) -> None:
         """Add the metrics of steps that were done at that time."""

@@ -8,13 +8,19 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
-from hvdtrain.metrics import Window
+from hvdtrain.elastic.world import Place
+from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
+from hvdtrain.wire_types import travels
+
+# what of a step's end is done: the step alone; its evaluation, and what follows from that; its save
+STEPPED, JUDGED, SAVED = range(3)
 
 
+@travels
 @dataclass
 class RunState:
     """Where a run stands, beside model and optimizer.
@@ -32,6 +38,10 @@ class RunState:
         rescale: where the peak learning rate comes from since their number changed; None if it did not.
         changes: how often the workers of an elastic job changed while this job trained.
         paused_seconds: the time without training that this took.
+        last_step: the last step that this job did; None before it did one.
+        stage: what of the end of that step is done, or was not due: ``STEPPED``, ``JUDGED`` or ``SAVED``.
+        save_is_due: whether the state must be saved before the next step.
+        saved_step: when the state was last copied to be written.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -46,6 +56,20 @@ class RunState:
     rescale: Rescale | None = None
     changes: int = 0
     paused_seconds: float = 0.0
+    last_step: StepInfo | None = None
+    stage: int = SAVED
+    save_is_due: bool = False
+    saved_step: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where training stands, as the driver of an elastic job compares it."""
+        return Place(self.progress.step, self.stage) if self.progress.step else Place()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something that is due after the last step is not done."""
+        return self.last_step is not None and (self.stage < SAVED or self.save_is_due)
 
     @classmethod
     def from_manifest(

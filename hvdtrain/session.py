@@ -1,13 +1,15 @@
 """One run: its state, its services, and the data that it reads."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hvdtrain
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
@@ -17,10 +19,11 @@ from hvdtrain.data.feed import Feed, HostBatch, Order, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.data.readers import Readers
+from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
-from hvdtrain.run_state import RunState
+from hvdtrain.run_state import STEPPED, RunState
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 
@@ -63,6 +66,11 @@ class Session:
         speeds: samples/s of every logged window of training.
         stopped: whether training ended because a worker asked for it.
         stopped_early: why and where training ended because nothing got better; empty otherwise.
+        is_started: whether this process's report was told that training starts.
+        wanted: what any worker wants all of them to do, as far as metrics were read, and is not done yet.
+        unsent: what this worker wants of the others and may not have told them, because a step failed.
+        lost: the failure of a collective in a callback that this worker has put off, to finish what it did.
+        settle: reads the metrics of steps that are done, without the other workers, and reports them.
     """
 
     config: Config
@@ -81,6 +89,11 @@ class Session:
     speeds: list[float] = field(default_factory=list)
     stopped: bool = False
     stopped_early: str = ""
+    is_started: bool = False
+    wanted: ControlFlags = NO_FLAGS
+    unsent: ControlFlags = NO_FLAGS
+    lost: PeerLostError | None = None
+    settle: Callable[[], None] = lambda: None
 
     @property
     def data_size(self) -> int:
@@ -109,11 +122,34 @@ class Session:
         plateau = self.state.plateau
         return plan.learning_rate_at(self.state.progress, 1.0 if plateau is None else plateau.fraction)
 
+    @contextmanager
+    def put_off_loss(self) -> Iterator[None]:
+        """Return a context that puts off the failure of a callback's collective until ``raise_loss``.
+
+        What must be done once, such as taking a window as logged, is then done whole.
+        """
+        try:
+            yield
+        except PeerLostError as error:
+            self.lost = self.lost or error
+
+    def raise_loss(self) -> None:
+        """Raise what was put off.
+
+        Raises:
+            PeerLostError: If a collective of a callback failed.
+        """
+        if self.lost is not None:
+            error, self.lost = self.lost, None
+            raise error
+
     def advance(self, plan: TrainingPlan, learning_rate: float) -> StepInfo:
         """Move progress by the step that was just launched; return what the host knows of it."""
         before = self.state.progress
         self.state.progress = Progress(before.step + 1, plan.samples_after(before.samples))
-        return self.step_info(learning_rate, before.samples)
+        step = self.step_info(learning_rate, before.samples)
+        self.state.last_step, self.state.stage = step, STEPPED
+        return step
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
         """Return where training stands now.

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from hvdtrain.backends.base import StepMetrics
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.base import PendingMetrics, StepMetrics
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
-from hvdtrain.metrics import StepInfo, Window, is_finite
+from hvdtrain.errors import ConfigError, NonFiniteLossError, PeerLostError, TaskError
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
 from hvdtrain.session import Session
 from hvdtrain.stragglers import StragglerWatch
 from hvdtrain.training_plan import Progress, TrainingPlan
@@ -28,18 +27,39 @@ class StepResults:
         session: the run.
         plan: how the run is done with its number of workers.
 
-    Attributes:
-        flags: what any worker wanted, as far as metrics were read, since ``take_flags``.
+    What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
+    second tells of the step what only all workers together know.
     """
 
     def __init__(self, session: Session, plan: TrainingPlan) -> None:
-        self.flags = ControlFlags()
         self._session = session
         self._plan = plan
+        self._delayed = DelayedMetrics()
+        self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
         self._stragglers = StragglerWatch()
-        session.state.window.started_seconds = time.perf_counter()
+        session.state.window.restart_clock()
+        session.settle = self.settle
+
+    def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
+        """Collective if a step has something to name. Take a new step, and add those before it."""
+        self.add(self._delayed.push(step, pending))
+
+    def read_all(self) -> None:
+        """Collective if a step has something to name. Add the steps that were launched and not read."""
+        self.add(self._delayed.flush())
+
+    def settle(self) -> None:
+        """Add the steps that are done and were not read, after a collective failed. Local: no collective.
+
+        What only all workers together can tell of them is left out.
+
+        Raises:
+            PeerLostError: If the metrics of a step are lost: then this worker's state is not whole.
+        """
+        self._is_alone = True
+        self.read_all()
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
         """Collective if a step has something to name. Add steps, in order.
@@ -49,23 +69,32 @@ class StepResults:
             TaskError: If the weights of its loss or of a metric are negative or no numbers.
         """
         for step, metrics in steps:
-            check_weights(f"step {step.step}", metrics)
-            if metrics.overflow_exhausted or not is_finite(metrics):
-                raise _divergence(self._session, self._plan, step, metrics)
+            self._add_own(step, metrics)
+            if self._is_alone:
+                self._session.lost = None
+                continue
+            self._session.raise_loss()
             if metrics.unused_parameters and not self._unused_are_reported:
                 self._unused_are_reported = True
                 report_unused_parameters(self._session, step, metrics)
-            self.flags |= metrics.flags
-            report_skipped_samples(self._session, metrics.statistics.skipped_samples)
-            self._session.state.window.add(metrics, step.clock_seconds)
-            self._session.report.on_step(step, metrics)
-            if self._plan.is_due(self._session.config.log_every, step):
-                self._close_window(step)
+            if metrics.statistics.skipped_samples:
+                name_skipped_samples(self._session)
 
-    def take_flags(self) -> ControlFlags:
-        """Return ``flags`` and clear them: what was wanted until now has been done."""
-        flags, self.flags = self.flags, ControlFlags()
-        return flags
+    def _add_own(self, step: StepInfo, metrics: StepMetrics) -> None:
+        session = self._session
+        check_weights(f"step {step.step}", metrics)
+        if metrics.overflow_exhausted or not is_finite(metrics):
+            raise _divergence(session, self._plan, step, metrics, is_alone=self._is_alone)
+        if metrics.flags:
+            session.wanted |= metrics.flags
+        session.skipped.count += metrics.statistics.skipped_samples
+        session.state.window.add(metrics, step.clock_seconds)
+        try:
+            session.report.on_step(step, metrics)
+        except PeerLostError as error:
+            session.lost = error
+        if self._plan.is_due(session.config.log_every, step):
+            self._close_window(step)
 
     @contextmanager
     def pause_timer(self) -> Iterator[None]:
@@ -84,7 +113,8 @@ class StepResults:
         session.speeds.append(speed)
         self._report_small_weights()
         data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
-        session.report.on_window(step, window.means(), speed, data_wait, busy)
+        with session.put_off_loss():
+            session.report.on_window(step, window.means(), speed, data_wait, busy)
         if text := self._stragglers.take(window.busy, window.seconds):
             session.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)
@@ -124,13 +154,16 @@ def check_weights(when: str, metrics: StepMetrics) -> None:
 
 
 def _divergence(
-    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics
+    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics, *, is_alone: bool
 ) -> NonFiniteLossError:
-    """Collective. Return the error of a loss that is not finite; data that are not finite are named."""
+    """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
     loss = "nan" if metrics.overflow_exhausted else metrics.sums["loss"]
     problem = f"the loss is {loss} at step {step.step}, with learning rate {step.learning_rate:g}"
     remedy = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
-    gathered = session.backend.workers.allgather_object(_not_finite_data(session, plan, step))
+    gathered = [_not_finite_data(session, plan, step)]
+    if not is_alone:
+        with suppress(PeerLostError):  # the loss is what is reported
+            gathered = session.backend.workers.allgather_object(gathered[0])
     if found := next((text for text in gathered if text), ""):
         problem = f"{problem}: in the {TRAINING_DATA}, {found}"
         remedy = "Remove such samples, or replace the values."
@@ -155,17 +188,9 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
     )
 
 
-def report_skipped_samples(session: Session, found: int) -> None:
-    """Collective if ``found`` is not 0. Count what could not be read, and name the first few.
-
-    Args:
-        session: the run.
-        found: how many samples could not be read, on all workers; the same on every one of them.
-    """
+def name_skipped_samples(session: Session) -> None:
+    """Collective. Name the first few of the samples that could not be read."""
     skipped = session.skipped
-    if found == 0:
-        return
-    skipped.count += found
     if len(skipped.reported) >= _NAMED:
         return
     own, skipped.unreported = skipped.unreported, []

@@ -4,12 +4,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hvdtrain.wire_types import travels
+
 _SLOWER = 1.3  # times as long as the median of the others
 _LEAST_SHARE = 0.05  # of the window's time that the others lose
 _WINDOWS = 3  # in a row
 _LEAST_LOST_SECONDS = 1.0  # in these windows: what costs less is not worth a note
 
 
+@travels
 @dataclass
 class BusyTimes:
     """How long each worker was busy with its own part of the steps of a window, by rank.

@@ -8,8 +8,10 @@ from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.schedule import Cadence, LearningRate, Ramp, Rescale, scaling_factor
+from hvdtrain.wire_types import travels
 
 
+@travels
 @dataclass(frozen=True)
 class Progress:
     """Where training stands.

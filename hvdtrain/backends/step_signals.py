@@ -25,6 +25,10 @@ class ControlFlags:
     def __bool__(self) -> bool:
         return self.stop or self.save or self.change
 
+    def without_change(self) -> "ControlFlags":
+        """Return what of it stays to be done when the workers have changed."""
+        return ControlFlags(self.stop, self.save)
+
     def __or__(self, other: "ControlFlags") -> "ControlFlags":
         return ControlFlags(self.stop or other.stop, self.save or other.save, self.change or other.change)
 

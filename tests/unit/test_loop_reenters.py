@@ -1,0 +1,213 @@
+"""The loop of an elastic job: left where a collective fails or the workers change, and entered again."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.errors import NonFiniteLossError, PeerLostError, WorldChanged
+from hvdtrain.loop import run, save_and_stop, settle
+from hvdtrain.run_state import JUDGED, SAVED, STEPPED
+
+COLLECTIVE = (
+    "train_step",
+    "sync_batch_norm_statistics",
+    "eval_metrics",
+    "gather_state",
+    "parameter_checksums",
+)
+REPORTED = ("on_start", "on_step", "on_window", "on_evaluation")
+
+
+class Failing:
+    """Lets the n-th call of a session's backend or report raise PeerLostError.
+
+    A collective fails before it has done anything, a callback when the others of its hook were called.
+    """
+
+    def __init__(self, session, at: int | None) -> None:
+        self.count, self.at = 0, at
+        for name in COLLECTIVE:
+            self._wrap(session.backend, name, after=False)
+        for name in REPORTED:
+            self._wrap(session.report, name, after=True)
+
+    def _wrap(self, owner, name: str, after: bool) -> None:
+        call = getattr(owner, name)
+
+        def failing(*args, **kwargs):
+            self.count += 1
+            fails = self.count == self.at
+            if fails and not after:
+                raise PeerLostError(f"{name} failed")
+            result = call(*args, **kwargs)
+            if fails:
+                raise PeerLostError(f"{name} failed")
+            return result
+
+        setattr(owner, name, failing)
+
+
+def train(tmp_path, at: int | None = None, poll=ControlFlags, **fields):
+    """Train as a job of one worker does that loses the others at the ``at``-th call; return what is seen."""
+    tmp_path.mkdir(exist_ok=True)
+    options = {"eval_every": 2, "save_every": 2, "log_every": 2, "trace_indices": True, **fields}
+    session = make_loop_session(tmp_path, eval_size=7, **options)
+    failing = Failing(session, at)
+    for _ in range(2):
+        try:
+            run(session, poll)
+            break
+        except PeerLostError:
+            settle(session)
+    seen = {
+        "steps": session.report.steps,
+        "windows": session.report.windows,
+        "evaluations": session.report.evaluations,
+        "saved": session.saver.steps,
+        "trace": (tmp_path / "indices" / "rank-0000.jsonl").read_text(),
+        "progress": session.state.progress,
+        "rates": sorted(set(session.backend.rates), reverse=True),
+    }
+    return seen, failing.count, session
+
+
+def test_whatever_call_fails_the_run_is_as_if_none_had(tmp_path):
+    expected, calls, _ = train(tmp_path / "undisturbed")
+    assert (expected["saved"], calls > 25) == ([2, 4, 5], True)
+    for at in range(1, calls + 1):
+        found, _, session = train(tmp_path / f"at-{at}", at)
+        assert found == expected, f"call {at}"
+        assert session.backend.calls.count("train 3") == 1
+
+
+def test_a_failure_in_training_that_keeps_the_best_and_stops_early_changes_nothing(tmp_path):
+    fields = {
+        "keep_best": "loss:min",
+        "early_stopping": "loss:min",
+        "early_stopping_patience": 1,
+        "epochs": 4,
+    }
+    expected, calls, session = train(tmp_path / "undisturbed", **fields)
+    assert session.stopped_early.startswith("stopped early at step 4")
+    for at in range(1, calls + 1):
+        found, _, session = train(tmp_path / f"at-{at}", at, **fields)
+        assert (found, session.stopped_early[:30]) == (expected, "stopped early at step 4: loss "), (
+            f"call {at}"
+        )
+
+
+@pytest.mark.parametrize(("asked", "left"), [(1, 2), (2, 3), (3, 3), (4, 5)])
+def test_all_leave_at_the_step_at_which_they_read_that_one_asked(tmp_path, asked, left):
+    """That is the step after it, or the step itself where something is due."""
+
+    def work(workers):
+        session = make_loop_session(
+            tmp_path / str(workers.rank),
+            FakeBackend(workers),
+            epochs=6,
+            eval_size=7,
+            eval_every=3,
+            save_every=5,
+        )
+        calls = iter(range(1, 100))
+        with pytest.raises(WorldChanged):
+            run(session, lambda: ControlFlags(change=workers.rank == 1 and next(calls) == asked))
+        state = session.state
+        assert (state.stage, session.wanted, session.report.steps[-1]) == (SAVED, ControlFlags(), left)
+        first = [step for step, _ in session.report.evaluations]
+        run(session)
+        return state.progress.step, first, session.report.steps, session.report.evaluations
+
+    for steps, first, reported, evaluations in on_every_rank(["here"] * 2, work):
+        assert first == ([3] if left >= 3 else [])
+        assert (steps, reported) == (8, list(range(1, 9)))
+        assert [step for step, _ in evaluations] == [3, 6, 8]
+
+
+def test_workers_that_are_done_do_not_change(tmp_path):
+    session = make_loop_session(tmp_path, epochs=1)
+    run(session, lambda: ControlFlags(change=session.state.progress.step >= 1))
+    assert (session.state.progress.step, session.stopped) == (3, False)
+
+
+def test_a_request_to_stop_comes_before_one_to_change(tmp_path):
+    session = make_loop_session(tmp_path, epochs=3)
+    run(session, lambda: ControlFlags(stop=True, change=True))
+    assert (session.stopped, session.saver.steps) == (True, [2])
+
+
+def test_a_request_to_save_outlives_the_step_that_failed(tmp_path):
+    """A signal asks once; the step that carried it to the others fails."""
+    session = make_loop_session(tmp_path, epochs=4, save_every=None)
+    Failing(session, 2)  # on_start, then the first step
+    asked = iter([ControlFlags(save=True)])
+    with pytest.raises(PeerLostError):
+        run(session, lambda: next(asked, ControlFlags()))
+    settle(session)
+    run(session)
+    assert session.saver.steps == [2, session.state.progress.step]
+
+
+def test_a_worker_at_the_place_of_an_unfinished_step_does_what_it_has_left(tmp_path):
+    def stopped_at(stage):
+        session = make_loop_session(tmp_path, epochs=2, eval_size=7, eval_every=2, save_every=2)
+        session.state.progress = session.state.progress.__class__(2, 8)
+        session.state.last_step = session.step_info(0.1, 4)
+        session.state.stage, session.state.save_is_due = stage, stage == JUDGED
+        run(session)
+        return [step for step, _ in session.report.evaluations], session.saver.steps
+
+    assert stopped_at(STEPPED) == ([2, 4, 5], [2, 4, 5])
+    assert stopped_at(JUDGED) == ([4, 5], [2, 4, 5])
+    assert stopped_at(SAVED) == ([4, 5], [4, 5])
+
+
+def test_a_state_whose_save_was_lost_is_saved_before_the_next_step(tmp_path):
+    session = make_loop_session(tmp_path, epochs=4, save_every=4)
+    with suppress(WorldChanged):
+        run(session, lambda: ControlFlags(change=len(session.backend.rates) == 4))
+    assert (session.state.progress.step, session.saver.steps) == (6, [4])
+    session.state.save_is_due = True
+    run(session)
+    assert session.saver.steps == [4, 6, 8, 10]
+
+
+def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
+    session = make_loop_session(tmp_path, epochs=4, eval_size=7, eval_every=2, save_every=None)
+    Failing(session, 6)  # the statistics for the first evaluation
+    with pytest.raises(PeerLostError):
+        run(session)
+    settle(session)
+    save_and_stop(session)
+    assert [step for step, _ in session.report.evaluations] == [2]
+    assert (session.stopped, session.saver.steps, session.report.steps) == (True, [2], [1, 2])
+
+
+def test_a_world_that_only_saves_does_not_save_twice_nor_stop_what_is_complete(tmp_path):
+    session = make_loop_session(tmp_path, epochs=1)
+    run(session)
+    save_and_stop(session)
+    assert (session.stopped, session.saver.steps) == (False, [3])
+
+
+def test_what_is_settled_is_still_judged(tmp_path):
+    """The loss of the step before the failed one is not finite; no other worker is asked."""
+    backend = FakeBackend(one_worker(), losses={1: float("nan")})
+    session = make_loop_session(tmp_path, backend)
+    Failing(session, 3)  # on_start, the first step, the second
+    with pytest.raises(PeerLostError):
+        run(session)
+    with pytest.raises(NonFiniteLossError, match="the loss is nan at step 1"):
+        settle(session)
+
+
+def test_the_index_of_a_step_is_written_before_the_step(tmp_path):
+    session = make_loop_session(tmp_path, trace_indices=True)
+    Failing(session, 3)
+    with pytest.raises(PeerLostError):
+        run(session)
+    lines = (tmp_path / "indices" / "rank-0000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
