@@ -19,7 +19,7 @@ from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.train import new_session
+from hvdtrain.jobs.training_run import new_session
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.reporting.console import counted
 from hvdtrain.seeding import seeded_frameworks

@@ -1,0 +1,165 @@
+"""How a training stands and how it ended: the summary, and the agreement of all workers on it."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.checkpoints.storage import checkpoints_in, step_of
+from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
+from hvdtrain.jobs.failures import do_in_time
+from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.report import SUMMARY_FILE
+from hvdtrain.reporting.summary import Summary
+from hvdtrain.session import Session
+
+LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
+LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls
+
+
+def write_summary_on_loss(session: Session, problem: str) -> None:
+    """Write how the run stands before the process ends without its main thread.
+
+    Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory.
+    """
+    session.saver.finish(LOST_SAVE_SECONDS)
+    summary = summarise(session, "failed", problem)
+    session.report.write_summary(summary)
+    if session.backend.workers.rank:
+        do_in_time(partial(_write_summary_for_rank_zero, session, summary))
+
+
+def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
+    if (session.run_dir / "config.yaml").is_file():
+        newest = str(max(checkpoints_in(session.run_dir / CHECKPOINTS), default="")) or None
+        write_json(session.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
+
+
+def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
+    """Return what the loop polls at every step: what signals asked of this worker.
+
+    A request to stop is reported, and the summary written, at once: a launcher may leave the workers
+    less time than a step and a save take, as mpirun does after Ctrl-C.
+    """
+    reported = False
+
+    def poll_signals() -> ControlFlags:
+        nonlocal reported
+        flags = signals.poll()
+        if flags.stop and not reported:
+            reported = True
+            why = f"{signal.Signals(signals.number or 0).name} came"
+            session.report.say(f"{why} {where_it_stood(session)}; stopping after this step")
+            session.report.write_summary(summarise(session, "stopped", why))
+        return flags
+
+    return poll_signals
+
+
+def status_of(session: Session, signals: Signals) -> tuple[str, str | None]:
+    """Collective. Return how training ended, as all workers see it, and why if not by itself.
+
+    Raises:
+        NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
+        EnvironmentFault: If another directory has the name of the run directory.
+    """
+    why = None
+    if session.saver.poll():
+        why = "a checkpoint could not be written, and on_save_error is stop"
+    elif session.stopped and signals.number is not None:
+        why = f"{signal.Signals(signals.number).name} came"
+    saver = session.saver
+    gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
+    for _, not_finite, newest, replaced in gathered:
+        if not_finite:
+            raise _not_finite_error(not_finite, newest)
+        if replaced:
+            raise EnvironmentFault(
+                f"{replaced}; training stopped {where_it_stood(session)}",
+                f"{newest} has the state: continue with --resume and --run-dir {newest.parent.parent}."
+                if newest is not None and newest.is_dir()
+                else "The state is lost: nothing is written to a directory that may be another job's.",
+                everywhere=True,
+            )
+    why = next((reason for reason, *_ in gathered if reason), None)
+    if session.stopped:
+        session.report.say(f"stopped {where_it_stood(session)}: {why}")
+    return ("stopped" if session.stopped else "completed"), why
+
+
+def _not_finite_error(found: str, newest: Path | None) -> NonFiniteParameterError:
+    good = "There is no checkpoint before it." if newest is None else f"{newest} is good: --resume takes it."
+    return NonFiniteParameterError(
+        f"{found}; this state is not saved",
+        f"{good} Lower the learning rate, or clip the gradient (--clip-norm).",
+        everywhere=True,
+    )
+
+
+def end_together(session: Session, summary: Summary) -> Summary:
+    """Collective. Return rank 0's summary, or raise on all workers if training did not complete.
+
+    Raises:
+        Stopped: If a later job can continue from a checkpoint.
+        SaveError: If there is none, if the config wants it to be an error, or if training completed and
+            its last state is not saved.
+    """
+    summary = session.backend.workers.broadcast_object(summary)
+    wanted = session.config.on_save_error == "stop"
+    newest = summary.checkpoint
+    is_lost = newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
+    if summary.save_error and (wanted or is_lost):
+        what = "the checkpoint could not be written: " if summary.failed_saves else "the last state is lost: "
+        raise SaveError(
+            f"{what}{summary.save_error}",
+            f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then continue with --resume.",
+            everywhere=True,
+        )
+    if session.stopped:
+        raise Stopped(summary.error)
+    return summary
+
+
+def where_it_stood(session: Session) -> str:
+    """Return where training stands, in words that follow "stopped"."""
+    plan, progress = session.plan(), session.state.progress
+    place = f"at step {progress.step:,} of {plan.steps:,} (epoch {session.epoch:.2f})"
+    return f"{place}, run directory {session.run_dir}"
+
+
+def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
+    """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
+    seconds = session.report.seconds()
+    newest, failures = session.saver.newest, session.saver.failures
+    save_error = failures[-1] if failures else None
+    if newest is not None and verified:
+        written, newest = newest, newest_verified(newest.parent)
+        if newest != written and not failures:
+            save_error = f"{written} was written, and is damaged or no longer there"
+    return Summary(
+        status=status,
+        framework=session.config.framework,
+        task=session.config.task,
+        workers=session.backend.workers.size,
+        steps=session.state.progress.step,
+        samples=session.state.progress.samples,
+        epochs=round(session.epoch, 6),
+        seconds=round(seconds, 3),
+        samples_per_second=round(median(session.speeds or [0.0]), 1),
+        final=session.state.last_eval,
+        run_dir=str(session.run_dir),
+        checkpoint=None if newest is None else str(newest),
+        bad_samples=session.skipped.count,
+        failed_saves=len(failures),
+        save_error=save_error,
+        error=problem,
+        stopped_early=session.stopped_early or None,
+        eval_sets=[name for name in sets_of(session.eval_data) if name],
+    )

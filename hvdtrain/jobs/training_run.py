@@ -1,0 +1,201 @@
+"""What every training does from its configuration to its first step, with fixed workers or in worlds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.callbacks import RunContext, find_callbacks
+from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import first_set, sets_of
+from hvdtrain.data.readers import Readers
+from hvdtrain.jobs.batch_check import check_batches
+from hvdtrain.jobs.data_identity import compare_with_checkpoint
+from hvdtrain.jobs.dry_run import dry_run
+from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
+from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
+from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_plan import describe_plan
+from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
+from hvdtrain.jobs.unused_options import notes_on_options
+from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.reporting.report import SilentReport
+from hvdtrain.run_state import RunState
+from hvdtrain.seeding import seed_generators, seed_host_generators
+from hvdtrain.session import Session
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training with its data open and its model built.
+
+    Attributes:
+        job: what the worker knew before; its config has the learning rate that counts.
+        backend: the framework.
+        task_data: the task with its data.
+        model: what is known of the model.
+        hosts: the host of each worker.
+        callbacks: the user's callbacks, checked.
+        lock: the lock of the run directory, which rank 0 acquires.
+    """
+
+    job: JobSpec
+    backend: Backend
+    task_data: TaskData
+    model: ModelInfo
+    hosts: Sequence[str]
+    callbacks: Sequence[Any]
+    lock: RunLock
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return self.job.config
+
+    def context(self) -> RunContext:
+        """Return what callbacks can use of the run, as far as it is known before the run directory."""
+        task_data, workers = self.task_data, self.backend.workers
+        return RunContext(
+            rank=workers.rank,
+            workers=workers.size,
+            config=self.config,
+            task=task_data.task,
+            model=self.backend.model,
+            train_data=task_data.train_data,
+            eval_data=first_set(task_data.eval_data),
+            eval_sets=sets_of(task_data.eval_data),
+        )
+
+
+def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLock) -> TrainingRun:
+    """Collective. Agree, open the data and build the model.
+
+    Args:
+        job: the job.
+        backend: its framework.
+        callbacks: those of the caller, beside the task's own.
+        lock: what locks the run directory.
+    """
+    task_data, model, hosts = open_together(job, backend)
+    job = replace(job, config=with_learning_rate(job.config, model.own_rates))
+    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
+    return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)
+
+
+def find_start(run: TrainingRun) -> ResumePoint:
+    """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
+    config, workers, data = run.config, run.backend.workers, run.task_data.identity
+    lock_run(config, workers, run.lock)  # before a checkpoint in it is read
+    ACTIVITY.enter("reading the checkpoint", is_long=True)
+    point = restore(
+        config,
+        run.backend,
+        len(run.task_data.train_data),
+        compare_data=lambda found: compare_with_checkpoint(found, data, config),
+    )
+    ACTIVITY.enter("comparing batches", is_long=True)
+    checked = check_batches(workers, data, config, point.progress)
+    notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes, *checked)
+    return replace(point, notes=notes)
+
+
+def seed_training(run: TrainingRun, step: int) -> None:
+    """Seed the generators that the task's code may draw from, after this step. Local: no collective."""
+    seed = run.config.seed
+    if run.config.check_data:  # it has seeded them for each sample
+        seed_generators(seed, "training")
+    # transforms that draw from them must not draw the same on all workers
+    seed_host_generators(seed, f"step {step}, rank {run.backend.workers.rank}")
+
+
+def new_session(
+    config: Config, backend: Backend, task_data: TaskData, point: ResumePoint, readers: Readers
+) -> Session:
+    """Return the run as it stands before anything is written."""
+    session = Session(
+        config=config,
+        backend=backend,
+        train_data=task_data.train_data,
+        eval_data=task_data.eval_data,
+        report=SilentReport(),
+        run_dir=Path(config.run_dir or ""),
+        readers=readers,
+        fingerprints=task_data.identity.to_keep(),
+        state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+    )
+    follow_workers(session)
+    return session
+
+
+def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
+    """Collective. Do the dry run, which precedes whatever is written; return its notes."""
+    ACTIVITY.enter("in the dry run", is_long=True)
+    return dry_run(session, run.task_data.task).notes  # its batches need not stay in memory
+
+
+def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> None:
+    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver."""
+    config, workers = run.config, run.backend.workers
+    session.report, session.run_dir = open_run(
+        config, workers, point.resumed_step, run.callbacks, run.context(), lock=run.lock
+    )
+    session.saver = NoSaver()
+    if workers.rank == 0:
+        session.saver = BackgroundSaver(
+            session.run_dir / CHECKPOINTS,
+            session.report,
+            keep_last=config.keep_last,
+            best=config.keep_best,
+            stop_on_error=config.on_save_error == "stop",
+            newest=point.newest,
+            values=point.values,
+            parameters=list(run.model.parameter_shapes),
+        )
+
+
+def close_services(session: Session) -> None:
+    """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
+    session.saver.finish(LAST_SAVE_SECONDS)
+    session.report.close()  # last: what is being written waits for the log to be on the disk
+
+
+def plan_and_notes(
+    run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]
+) -> tuple[Callable[[], str], Sequence[str]]:
+    """Return what gives the plan, and what to report after it. Local: no collective.
+
+    Args:
+        run: the training.
+        session: the run, with its services.
+        point: where it starts.
+        found: the notes of the dry run.
+    """
+    config, task = run.config, run.task_data.task
+    of_directory = filter(None, [run.lock.note, note_on_links(session.run_dir)])
+    point = replace(point, notes=(*point.notes, *found, *of_directory))
+    options = notes_on_options(
+        config,
+        run.job.given,
+        session.plan(),
+        own_optimizer=run.model.own_rates is not None,
+        has_eval_data=session.eval_data is not None,
+    )
+
+    def describe() -> str:
+        return describe_plan(
+            session,
+            session.plan(),
+            model=run.model,
+            hosts=list(run.hosts),
+            build=run.job.build,
+            settings=run.job.settings,
+            start=point,
+            found=str(task.describe()) if hasattr(task, "describe") else "",
+        )
+
+    return describe, (*point.notes, *options)
