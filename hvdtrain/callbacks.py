@@ -22,20 +22,30 @@ if TYPE_CHECKING:
     from hvdtrain.metrics import StepInfo
     from hvdtrain.reporting.summary import Summary
 
-HOOKS = ("on_start", "on_step", "on_window", "on_evaluation", "on_checkpoint", "on_end")
+HOOKS = (
+    "on_start",
+    "on_step",
+    "on_window",
+    "on_evaluation",
+    "on_checkpoint",
+    "on_workers_changed",
+    "on_end",
+)
 
 
 def _ignore(*_: Any) -> None:
     pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunContext:
     """What a callback can use of a run. Given to ``on_start``.
 
+    It changes only with the workers of an elastic job, just before ``on_workers_changed``.
+
     Attributes:
-        rank: this worker's rank.
-        workers: number of workers.
+        rank: this worker's rank now.
+        workers: number of workers now.
         config: the resolved config.
         task: the task.
         model: the framework's own model: a ``torch.nn.Module`` or a ``keras.Model``.
@@ -135,6 +145,16 @@ class Callback:
         Args:
             step: the checkpoint's step.
             path: its directory; retention may delete it later.
+        """
+
+    def on_workers_changed(self, context: RunContext) -> None:
+        """Called when an elastic job goes on with other workers, before their first step.
+
+        A worker that joins gets ``on_start`` instead, and so does a callback of a worker that becomes rank 0,
+        unless it has been told already. Then the run may have begun long ago.
+
+        Args:
+            context: the one that ``on_start`` got, with the new ``rank`` and ``workers``.
         """
 
     def on_end(self, summary: "Summary") -> None:

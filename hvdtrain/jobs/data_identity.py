@@ -19,7 +19,7 @@ from hvdtrain.data.fingerprint import (
     is_same,
     take_fingerprint,
 )
-from hvdtrain.errors import AgreementError, CheckpointError
+from hvdtrain.errors import AgreementError, CheckpointError, RefusedError
 from hvdtrain.jobs.resume import same_task
 
 _EVAL = "eval_data"
@@ -104,12 +104,21 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
     own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
     to_evaluate = [key for key in given if key != "train_data"]
     notes = [_random_note(key) for key in to_evaluate if draws_random_numbers(given[key])]
-    job_data = JobData(given, own, skip, tuple(notes))
+    return agree_on_data(workers, JobData(given, own, skip, tuple(notes)))
+
+
+def agree_on_data(workers: Workers, data: JobData) -> JobData:
+    """Collective. Check that the fingerprints of the data are equal on all workers; return them with notes.
+
+    Raises:
+        AgreementError: on every worker alike, with the first sample that differs.
+    """
+    given, own, skip, notes = data.datasets, data.fingerprints, data.skip, list(data.notes)
     if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
-        return job_data
+        return data
     everyone = workers.allgather_object((workers.host, own))
     if not any(_first_difference(everyone, key) for key in own):
-        return job_data
+        return data
     changing = {key: changing_keys(given[key], own[key], skip) for key in own}
     all_changing = [keys for _, keys in workers.allgather_object((workers.host, changing))]
     for name in own:
@@ -121,6 +130,43 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
             found = [(host, digests_at(prints[name], index)) for host, prints in everyone]
             raise disagreement(name, index, key, found)
     return JobData(given, own, skip, tuple(notes))
+
+
+def first_samples(data: JobData) -> dict[str, str]:
+    """Return what can be compared of the data as texts, by the name that an error message uses. Local.
+
+    It is a hash of the first sample, which of floating-point numbers covers the shape alone: their values are
+    compared with a tolerance. Keys that another reading changes are left out.
+    """
+    values = {}
+    for name, dataset in data.datasets.items():
+        again = take_fingerprint(dataset, data.skip, seconds=0)
+        for key, (first, *_) in data.fingerprints[name].samples.items():
+            other = again.samples.get(key, [None])[0]
+            if first is not None and other is not None and is_same(first, other):
+                values[f"{key!r} of the first sample of the {words_for(name)}"] = first.split()[0]
+    return values
+
+
+def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> None:
+    """Check that the data are those that the workers of an elastic job train on. Local: no collective.
+
+    Args:
+        data: this worker's data.
+        fingerprints: those of the job, by the names of a checkpoint.
+
+    Raises:
+        RefusedError: If they are not.
+    """
+    for name, own in data.fingerprints.items():
+        others = fingerprints.get(data.kept_as(name))
+        if others is None or own.size != others.size or (found := first_difference(others, own)) is None:
+            continue
+        index, key = found
+        if key not in changing_keys(data.datasets[name], own, data.skip):
+            raise RefusedError(
+                f"{key!r} of sample {index} of the {words_for(name)} is not what the job trains on", SAME_DATA
+            )
 
 
 def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
@@ -14,7 +15,6 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory import CHECKPOINTS
-from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import SUMMARY_FILE
 from hvdtrain.reporting.summary import Summary
@@ -42,7 +42,24 @@ def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
         write_json(session.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
 
 
-def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
+class Asked(Protocol):
+    """What this worker was asked to do.
+
+    Attributes:
+        number: the signal for which training is to stop; None if there is none.
+    """
+
+    @property
+    def number(self) -> int | None:
+        """The signal for which training is to stop; None if there is none."""
+        ...
+
+    def poll(self) -> ControlFlags:
+        """Return what this worker wants all of them to do."""
+        ...
+
+
+def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
     """Return what the loop polls at every step: what signals asked of this worker.
 
     A request to stop is reported, and the summary written, at once: a launcher may leave the workers
@@ -63,14 +80,18 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
     return poll_signals
 
 
-def status_of(session: Session, signals: Signals) -> tuple[str, str | None]:
+def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple[str, str | None]:
     """Collective. Return how training ended, as all workers see it, and why if not by itself.
+
+    Args:
+        session: the run.
+        signals: what this worker was asked to do.
+        why: why training stops, if it is for neither a signal nor a checkpoint.
 
     Raises:
         NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
         EnvironmentFault: If another directory has the name of the run directory.
     """
-    why = None
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.number is not None:

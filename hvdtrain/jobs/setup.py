@@ -372,7 +372,7 @@ def handshake(job: JobSpec, backend: Backend) -> list[str]:
     workers = backend.workers
     with expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
-    assert_consistent(workers, _common_values(job, backend))
+    assert_consistent(workers, common_values(job, backend))
     return hosts
 
 
@@ -380,9 +380,14 @@ def build_together(config: Config, task: Any, backend: Backend) -> ModelInfo:
     """Collective. Build the model with its initial values and compare its shape."""
     ACTIVITY.enter("building the model", is_long=True)
     model = build(config, task, backend)
-    shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
-    assert_consistent(backend.workers, {**shapes, "learning rates of the optimizer": model.own_rates})
+    assert_consistent(backend.workers, model_values(model))
     return model
+
+
+def model_values(model: ModelInfo) -> dict[str, Any]:
+    """Return what of the model must be equal on all workers."""
+    shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
+    return {**shapes, "learning rates of the optimizer": model.own_rates}
 
 
 def _check_metrics(config: Config, task_data: TaskData) -> None:
@@ -436,7 +441,7 @@ def _check_metric(field: str, metric: str, config: Config, task_data: TaskData, 
     raise ConfigError(f"{field}: there is no metric {metric!r}", " ".join(remedy), everywhere=True)
 
 
-def _common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
+def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
     """Return what must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"Python": python, "Horovod": job.build, **versions_with(backend)}

@@ -44,28 +44,39 @@ class Dispatcher:
             WorkerFailure: If a callback fails whose errors end the job.
         """
         self.call("on_start", context)
-        for callback in self._callbacks:
+        while self._callbacks:
+            callback = self._callbacks[0]
             method = hook_of(callback, "on_start")
             is_known = id(callback) in self._called
             if method is None or is_known or self._succeeds(callback, "on_start", method, context):
                 self._add_hooks(callback)
             else:
                 self._called[id(callback)] = set()
-        self._callbacks = []
+            del self._callbacks[
+                0
+            ]  # not before: a collective in its on_start may fail, and it is called again
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that has it; nothing after ``end``.
 
         Raises:
             WorkerFailure: If a callback fails whose errors end the job.
+            PeerLostError: If a collective in a callback failed; the callbacks after it have been called, too.
         """
         if self._ended or not self._hooks[hook]:
             return
-        self._hooks[hook] = [
-            (callback, method)
-            for callback, method in self._hooks[hook]
-            if self._succeeds(callback, hook, method, *args)
-        ]
+        lost: PeerLostError | None = None
+        kept = []
+        for callback, method in self._hooks[hook]:
+            try:
+                if self._succeeds(callback, hook, method, *args):
+                    kept.append((callback, method))
+            except PeerLostError as error:
+                lost = lost or error
+                kept.append((callback, method))
+        self._hooks[hook] = kept
+        if lost is not None:
+            raise lost
 
     def end(self, summary: Summary) -> None:
         """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it.
@@ -90,7 +101,8 @@ class Dispatcher:
     def _add_hooks(self, callback: Any) -> None:
         called = self._called.setdefault(id(callback), set(HOOKS))
         for hook in HOOKS:
-            if hook in called and (method := hook_of(callback, hook)) is not None:
+            is_over = hook == "on_start" and id(callback) not in self._built_in
+            if hook in called and not is_over and (method := hook_of(callback, hook)) is not None:
                 self._hooks[hook].append((callback, method))
 
     def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:

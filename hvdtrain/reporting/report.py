@@ -91,6 +91,10 @@ class Report(Protocol):
         """
         ...
 
+    def on_workers_changed(self, rank: int, workers: int) -> None:
+        """Tell callbacks that the workers of an elastic job changed, and this worker's rank among them."""
+        ...
+
     def on_end(self, summary: Summary) -> None:
         """Report how training ended: write the summary and show the result."""
         ...
@@ -170,6 +174,9 @@ class SilentReport:
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
         """Keep the record of the change."""
         self._keep(EVENT, step, change.values())
+
+    def on_workers_changed(self, rank: int, workers: int) -> None:
+        """Do nothing."""
 
     def on_end(self, summary: Summary) -> None:
         """Do nothing."""

@@ -35,12 +35,15 @@ class CallbackReport(SilentReport):
     def __init__(self, context: RunContext, callbacks: Sequence[Any], built_in: Sequence[Any] = ()) -> None:
         super().__init__()
         self._context = replace(context, note=self.note, log=self._log, seconds=self.seconds)
+        self._steps_done: int | None = None
         self._dispatcher = Dispatcher(callbacks, self._note_failure, built_in)
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock and call the callbacks' ``on_start``."""
         super().on_start(steps, done, seconds_before)
-        self._dispatcher.start(replace(self._context, steps=steps, steps_done=done))
+        self._context.steps = steps
+        self._context.steps_done = done if self._steps_done is None else self._steps_done
+        self._dispatcher.start(self._context)
 
     def go_on_from(self, report: Report, steps: int, done: int) -> None:
         """Take the place of this worker's report until now, whose rank was another.
@@ -56,6 +59,10 @@ class CallbackReport(SilentReport):
         self.set_clock(report.seconds())
         if isinstance(report, CallbackReport):
             self._dispatcher.go_on_from(report._dispatcher)
+            new, self._context = self._context, report._context  # which callbacks may have kept
+            self._context.rank, self._context.workers = new.rank, new.workers
+            self._context.note, self._context.log, self._context.seconds = new.note, new.log, new.seconds
+            self._steps_done = self._context.steps_done
         self.on_start(steps, done)
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
@@ -73,6 +80,11 @@ class CallbackReport(SilentReport):
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Report that a checkpoint is complete on the disk."""
         self._dispatcher.call("on_checkpoint", step, path)
+
+    def on_workers_changed(self, rank: int, workers: int) -> None:
+        """Tell callbacks that the workers changed."""
+        self._context.rank, self._context.workers = rank, workers
+        self._dispatcher.call("on_workers_changed", self._context)
 
     def on_end(self, summary: Summary) -> None:
         """Report how training ended."""

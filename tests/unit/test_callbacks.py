@@ -2,7 +2,7 @@
 
 import re
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +81,7 @@ def told_everything(report, end: bool = True) -> None:
     report.on_window(step_info(5), MEANS, 2000.0, 0.25)
     report.on_evaluation(step_info(5), MEANS, 2000.0)
     report.on_checkpoint(5, Path("step-00000005"))
+    report.on_workers_changed(0, 3)
     if end:
         report.on_end(summary())
 
@@ -113,10 +114,56 @@ def test_every_hook_is_called_with_what_it_promises(watched, tmp_path):
         ("on_window", step_info(5), {**MEANS, **RATES, "data_wait_fraction": 0.25}),
         ("on_evaluation", step_info(5), {**MEANS, **RATES}),
         ("on_checkpoint", 5, Path("step-00000005")),
+        ("on_workers_changed", context),
         ("on_end", summary()),
     ]
     assert context.model is model
-    assert (context.rank, context.workers, context.steps, context.steps_done) == (0, 2, 20, 4)
+    assert (context.rank, context.workers, context.steps, context.steps_done) == (0, 3, 20, 4)
+
+
+def test_the_context_of_a_callback_follows_its_worker_to_another_rank(tmp_path):
+    """It becomes rank 0: what it kept of the start then shows and writes."""
+    first, second = Notebook(), Notebook()
+    before = CallbackReport(replace(run_context(tmp_path), rank=1), [first])
+    before.on_start(20, 4)
+    after = CallbackReport(replace(run_context(tmp_path), rank=0, workers=1), [first, second])
+    after.go_on_from(before, steps=30, done=9)
+    after.on_workers_changed(0, 1)
+    assert (first.hooks, second.hooks) == (["on_start", "on_workers_changed"],) * 2
+    (_, kept), (_, given) = first.calls
+    assert kept is given
+    assert (kept.rank, kept.workers, kept.steps, kept.steps_done) == (0, 1, 30, 4)
+    assert kept.log.__self__ is after
+
+
+def test_the_callbacks_after_one_whose_collective_failed_are_called(tmp_path):
+    failing, notebook = Failing("on_evaluation", PeerLostError("a worker was lost")), Notebook()
+    report = CallbackReport(run_context(tmp_path), [failing, notebook])
+    report.on_start(20, 4)
+    with pytest.raises(PeerLostError):
+        report.on_evaluation(step_info(5), MEANS, 2000.0)
+    assert notebook.hooks == ["on_start", "on_evaluation"]
+    failing.hook = ""
+    report.on_evaluation(step_info(6), MEANS, 2000.0)
+    assert failing.called == ["on_start", "on_evaluation", "on_evaluation"]
+
+
+def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_path):
+    first, failing, last = Notebook(), Failing("on_start", PeerLostError("a worker was lost")), Notebook()
+    report = CallbackReport(run_context(tmp_path), [first, failing, last])
+    with pytest.raises(PeerLostError):
+        report.on_start(20, 4)
+    failing.hook = ""
+    report.on_start(20, 4)
+    report.on_evaluation(step_info(5), MEANS, 2000.0)
+    assert first.hooks == last.hooks == ["on_start", "on_evaluation"]
+    assert failing.called == ["on_start", "on_start", "on_evaluation"]
+
+
+def test_the_context_of_rank_zero_is_in_the_run_directory(watched, tmp_path):
+    notebook = Notebook()
+    told_everything(watched(notebook).report)
+    context = notebook.calls[0][1]
     assert context.run_dir == tmp_path
 
 
@@ -342,7 +389,7 @@ def test_an_object_without_any_of_the_methods_is_refused():
         find_callbacks(SimpleNamespace(callbacks=[threading.Event()]), "my.py:Task")
     assert str(raised.value) == (
         "callback Event has none of the methods that are called\n"
-        "They are on_start, on_step, on_window, on_evaluation, on_checkpoint, on_end; "
+        "They are on_start, on_step, on_window, on_evaluation, on_checkpoint, on_workers_changed, on_end; "
         "docs/callbacks.md describes them."
     )
 
