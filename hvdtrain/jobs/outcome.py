@@ -183,4 +183,6 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         error=problem,
         stopped_early=session.stopped_early or None,
         eval_sets=[name for name in sets_of(session.eval_data) if name],
+        changes=session.state.changes,
+        paused_seconds=round(session.state.paused_seconds, 3),
     )

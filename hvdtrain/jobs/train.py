@@ -10,6 +10,8 @@ from typing import Any
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.config import Layer
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.jobs.elastic_job import train_in_worlds
+from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.failure_cause import exchange_cause
 from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
 from hvdtrain.jobs.outcome import (
@@ -85,8 +87,12 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         watching = Watching()
-        with RunLock() as lock, started(job, signals, watching) as backend:
-            return _train(opened(job, backend, callbacks, lock), signals, watching)
+        membership = join_elastic_job(job.config, signals, watching)
+        with RunLock() as lock, started(job, signals, watching, membership) as backend:
+            run = opened(job, backend, callbacks, lock)
+            if membership is not None:
+                return train_in_worlds(run, membership, signals, watching)
+            return _train(run, signals, watching)
 
 
 def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:

@@ -138,11 +138,26 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     return dry_run(session, run.task_data.task).notes  # its batches need not stay in memory
 
 
-def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> None:
-    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver."""
+def open_services(
+    run: TrainingRun, session: Session, point: ResumePoint, lost_lease: Callable[[], str] = lambda: ""
+) -> None:
+    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver.
+
+    Args:
+        run: the training.
+        session: the run.
+        point: where it starts.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
+    """
     config, workers = run.config, run.backend.workers
     session.report, session.run_dir = open_run(
-        config, workers, point.resumed_step, run.callbacks, run.context(), lock=run.lock
+        config,
+        workers,
+        point.resumed_step,
+        run.callbacks,
+        run.context(),
+        lock=run.lock,
+        lost_lease=lost_lease,
     )
     session.saver = NoSaver()
     if workers.rank == 0:

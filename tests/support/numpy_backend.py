@@ -112,10 +112,12 @@ class NumpyBackend:
             parts = (x.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_logits, d_logits.sum(0))
             for gradient, part in zip(gradients.values(), parts, strict=True):
                 np.add(gradient, part, out=gradient)
-        for name, weight in self._weights.items():
-            self._velocity[name] = self._momentum * self._velocity[name] + gradients[name]
+        vector = [*sums, *_NO_FINDINGS, *signals]
+        *reduced, vector = self._summed([*gradients.values(), np.asarray(vector, np.float64)])
+        for (name, weight), gradient in zip(self._weights.items(), reduced, strict=True):
+            self._velocity[name] = self._momentum * self._velocity[name] + gradient
             np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
-        return _pending([*sums, *_NO_FINDINGS, *signals], batch.total_weight)
+        return _pending(vector.tolist(), batch.total_weight)
 
     def restart_clock(self) -> None:
         pass
@@ -128,7 +130,12 @@ class NumpyBackend:
 
     def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
         sums, weight = partial
-        return _pending([*sums, *_NO_FINDINGS, *signals], weight)
+        (vector,) = self._summed([np.asarray([*sums, *_NO_FINDINGS, *signals], np.float64)])
+        return _pending(vector.tolist(), weight)
+
+    def _summed(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the sums of arrays over workers: of the only one, the arrays."""
+        return arrays
 
     def ema_weights(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -1,0 +1,358 @@
+"""Training in worlds: the workers of an elastic job may change, and training goes on.
+
+A worker opens its data, builds its model and tries both out alone. Then it trains in one world after another,
+as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.checkpoints.storage import step_of
+from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.world import World
+from hvdtrain.errors import (
+    ENDINGS,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    HvdtrainError,
+    Interrupted,
+    PeerLostError,
+    Removed,
+    Stopped,
+    WorkerFailure,
+    WorldChanged,
+)
+from hvdtrain.jobs.common_state import Common, values_to_compare
+from hvdtrain.jobs.data_identity import agree_on_data, compare_with_job
+from hvdtrain.jobs.elastic_start import report_of_others, start_of, warm_up
+from hvdtrain.jobs.outcome import (
+    LAST_SAVE_SECONDS,
+    LOST_SAVE_SECONDS,
+    end_together,
+    polling,
+    status_of,
+    summarise,
+    where_it_stood,
+)
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.training_run import (
+    TrainingRun,
+    close_services,
+    new_session,
+    open_services,
+    plan_and_notes,
+    seed_training,
+    try_out,
+)
+from hvdtrain.jobs.world_change import follow_workers, report_change
+from hvdtrain.loop import run as run_loop
+from hvdtrain.loop import save_and_stop, settle
+from hvdtrain.reporting.summary import Summary
+from hvdtrain.run_state import RunState
+from hvdtrain.session import Session, SkippedSamples, readers_for
+from hvdtrain.task import where_raised
+from hvdtrain.watch.watch_events import Watching
+
+
+def train_in_worlds(
+    run: TrainingRun, membership: Membership, signals: Signals, watching: Watching
+) -> Summary:
+    """Train as a worker of an elastic job, which is alone until the driver names the first world.
+
+    Args:
+        run: the training, opened alone.
+        membership: this worker's part in the job.
+        signals: what signals asked of this worker.
+        watching: what is done before the process ends without its training thread.
+
+    Raises:
+        Stopped: If training stopped on request, saved.
+        Removed: If this worker left and the others go on.
+        JobEnded: If the driver ended the job.
+    """
+    config, task_data = run.config, run.task_data
+    seed_training(run, 0)
+    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
+        session = new_session(config, run.backend, task_data, ResumePoint(), readers)
+        found = try_out(run, session)
+        if membership.is_joining:
+            warm_up(session)
+        worlds = Worlds(run, session, membership, signals, found)
+        watching.on_worker_lost = worlds.write_summary
+        with signals.defer_to_step_boundary():
+            try:
+                return worlds.train()
+            finally:
+                close_services(session)
+
+
+@dataclass
+class Asked:
+    """What this worker of an elastic job was asked to do. A signal to it alone means that it leaves.
+
+    Attributes:
+        signals: what signals asked of this worker.
+        membership: what the driver asked of all of them.
+    """
+
+    signals: Signals
+    membership: Membership
+
+    @property
+    def number(self) -> int | None:
+        """The signal for which all workers are to stop; None if there is none."""
+        return self.membership.stop_wanted() or None
+
+    def poll(self) -> ControlFlags:
+        """Return what this worker wants all of them to do."""
+        flags = self.signals.poll()
+        if flags.stop:
+            self.membership.leave(f"{signal.Signals(self.signals.number or 0).name} came")
+        return ControlFlags(
+            stop=self.number is not None, save=flags.save, change=self.membership.change_wanted()
+        )
+
+
+class Worlds:
+    """The training of one worker through the worlds of its job.
+
+    Args:
+        run: the training.
+        session: the run.
+        membership: this worker's part in the job.
+        signals: what signals asked of this worker.
+        found: the notes of the dry run.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        session: Session,
+        membership: Membership,
+        signals: Signals,
+        found: Sequence[str] = (),
+    ) -> None:
+        self._run, self._session, self._membership = run, session, membership
+        self._signals, self._asked, self._found = signals, Asked(signals, membership), found
+        self._values = values_to_compare(run)
+        self._services = RunServices(
+            run.context(),
+            run.callbacks,
+            list(run.model.parameter_shapes),
+            run.lock,
+            lambda: membership.lost_lease,
+        )
+        run.lock.job = membership.job
+        session.lost_lease = self._services.lost_lease
+        self._is_valid = self._is_open = False
+        self._world: World | None = None
+        self._paused_since: float | None = None  # by time.monotonic
+
+    def train(self) -> Summary:
+        """Train in one world after another; return the summary of training that is complete.
+
+        Raises:
+            Stopped: If it stopped on request, saved.
+            Removed: If this worker left and the others go on.
+            JobEnded: If the driver ended the job.
+        """
+        status, problem = "failed", None
+        try:
+            return self._train_in_worlds()
+        except (Stopped, Removed):
+            raise
+        except Interrupted as interruption:
+            status, problem = "stopped", f"interrupted by {interruption}"
+            self._session.report.say(f"{problem} {where_it_stood(self._session)}")
+            raise
+        except HvdtrainError as error:
+            problem = error.problem
+            self._membership.failed(error)
+            raise
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            problem = f"training failed {where_it_stood(self._session)}: {where_raised(error)}"
+            failure = WorkerFailure(problem)
+            failure.__cause__ = error
+            self._membership.failed(failure)
+            raise failure from error
+        finally:
+            if not isinstance(sys.exc_info()[1], Stopped | Removed | None):
+                self._end_badly(status, problem)
+
+    def write_summary(self, problem: str) -> None:
+        """Write how the run stands before the process ends without its training thread. Rank 0 writes."""
+        self._session.saver.finish(LOST_SAVE_SECONDS)
+        self._session.report.write_summary(summarise(self._session, "failed", problem))
+
+    def _end_badly(self, status: str, problem: str | None) -> None:
+        if self._membership.lost_lease:
+            return
+        self._session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        self._session.report.on_end(summarise(self._session, status, problem))
+
+    def _train_in_worlds(self) -> Summary:
+        workers = self._session.backend.workers
+        while True:
+            try:
+                world = self._next_world()
+                self._enter(world)
+                summary = self._train_in(world)
+                self._membership.done(EXIT_DONE)
+                return summary
+            except Stopped:
+                self._membership.done(EXIT_STOPPED)
+                raise
+            except WorldChanged:
+                self._pause()
+                workers.leave(broken=False)
+            except PeerLostError:
+                self._pause()
+                self._settle()
+                workers.leave(broken=True)
+
+    def _pause(self) -> None:
+        self._paused_since = self._paused_since or time.monotonic()
+
+    def _settle(self) -> None:
+        """Bring the numbers to where the state is, without the others. Local: no collective."""
+        ACTIVITY.enter("leaving a world that lost a worker")
+        try:
+            settle(self._session)
+        except PeerLostError:
+            self._is_valid = False
+
+    def _next_world(self) -> World:
+        """Return the next world; whoever was rank 0 and will not be has let the run directory go.
+
+        Raises:
+            Removed: If this worker is not in it.
+        """
+        membership, before = self._membership, self._world
+        place = self._session.state.place
+        try:
+            world = membership.next_world(place, valid=self._is_valid, values=self._values)
+        except Removed:
+            if before is not None:
+                hand_over_run(self._session, before, self._services)
+            membership.left()
+            raise
+        if before is not None and world.rank:
+            hand_over_run(self._session, world, self._services)
+        self._world = world
+        return world
+
+    def _enter(self, world: World) -> None:
+        """Collective. Connect the workers of a world, and bring all of them to the state of its rank 0."""
+        session, membership = self._session, self._membership
+        self._run.lock.generation = session.generation = world.generation
+        ACTIVITY.enter("connecting the workers", is_long=True)
+        try:
+            session.backend.workers.restart(world)
+        except PeerLostError as error:
+            membership.form_failed(error.problem)
+            raise
+        session.backend.enter_world()
+        membership.formed()
+        if world.source == "root":
+            self._sync(world)
+        else:
+            self._start(world)
+        self._is_valid = True
+        seed_training(self._run, session.state.progress.step)
+        membership.synced(session.state.place)
+        if world.change is not None:
+            paused = time.monotonic() - (self._paused_since or time.monotonic())
+            report_change(session, world, max(paused, world.change.since_seconds))
+        session.report.on_workers_changed(world.rank, world.size)
+        self._paused_since = None
+
+    def _sync(self, world: World) -> None:
+        """Collective. Give rank 0's state to all workers that do not have it."""
+        session, workers = self._session, self._session.backend.workers
+        is_root = workers.rank == 0
+        has_it = self._is_valid and session.state.place == world.root
+        is_with_all = all(workers.allgather_object(has_it))
+        if not has_it:
+            self._is_valid = False
+        notes: Sequence[str] = ()
+        with waiting_for_rank_zero(workers, "taking over the run directory"):
+            if is_root:
+                notes = self._take_over(world)
+        common = workers.broadcast_object(Common.of(session) if is_root else None)
+        if not is_root:
+            self._take(common)
+        if not is_with_all:
+            session.backend.broadcast_state(0)
+        follow_workers(session)
+        for note in notes:
+            session.report.note(note)
+
+    def _take_over(self, world: World) -> Sequence[str]:
+        """Become the worker that writes the run directory, unless it is that already. Local."""
+        session, before = self._session, self._session.report
+        notes = take_over_run(session, world, self._services)
+        if session.report is not before:
+            session.is_started = True  # the new report goes on from the one before
+            written, saved = session.saver.newest, session.state.saved_step
+            if saved is not None and (written is None or step_of(written) < saved):
+                session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
+        return notes
+
+    def _take(self, common: Common) -> None:
+        """Take what rank 0 has in common with all; a worker that joins makes its report. Local."""
+        session = self._session
+        if not self._is_open:
+            compare_with_job(self._run.task_data.identity, common.data)
+            context = replace(self._run.context(), run_dir=common.run_dir)
+            session.report = report_of_others(context, self._run.callbacks)
+            session.report.set_clock(common.seconds)
+            self._is_open = True
+        common.give_to(session)
+
+    def _start(self, world: World) -> None:
+        """Collective. Begin training, or go on from a checkpoint: no worker has a state that is whole."""
+        session = self._session
+        self._is_valid = False
+        self._run.lock.release()  # of a directory that was made in a world that was lost at once
+        agree_on_data(session.backend.workers, self._run.task_data.identity)
+        known = session.run_dir if self._is_open else None
+        if self._is_open:
+            hand_over_run(session, world, self._services)
+        run, point = start_of(self._run, world, known)
+        session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
+        session.skipped, session.speeds, session.is_started = SkippedSamples(), [], False
+        session.wanted = session.unsent = ControlFlags()
+        follow_workers(session)
+        open_services(run, session, point, self._services.lost_lease)
+        self._is_open = True
+        describe, notes = plan_and_notes(run, session, point, self._found)
+        session.report.say(describe())
+        for note in notes:
+            session.report.note(note)
+
+    def _train_in(self, world: World) -> Summary:
+        """Collective. Train in a world to the end of training; return the summary, which all of them have."""
+        session, workers = self._session, self._session.backend.workers
+        why = None
+        if world.purpose == "train":
+            run_loop(session, polling(session, self._asked))
+        else:
+            save_and_stop(session)
+            why = (world.change and world.change.why) or "the job has too few workers"
+        with waiting_for_rank_zero(workers, "writing the last checkpoint"):
+            session.saver.finish()
+        status, problem = status_of(session, self._asked, why if session.stopped else None)
+        with waiting_for_rank_zero(workers, "reading the last checkpoint"):
+            summary = summarise(session, status, problem, verified=True)
+            session.report.on_end(summary)
+        return end_together(session, summary)

@@ -1,0 +1,286 @@
+"""A whole elastic job in one process: its workers are threads, and a condition is the driver."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.elastic.world import Change, MemberInfo, Place, World
+from hvdtrain.errors import PeerLostError, Removed
+from hvdtrain.wire import decode, encode
+from support.numpy_backend import NumpyBackend
+
+_SECONDS = 30
+
+
+class _Exchange:
+    """How the workers of one world reach each other; broken for all when one of them is lost."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Any] = size * [None]
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        try:
+            self.slots[rank] = value
+            self.barrier.wait(_SECONDS)
+            gathered = list(self.slots)
+            self.barrier.wait(_SECONDS)
+        except threading.BrokenBarrierError:
+            raise PeerLostError("a collective operation failed because another worker ended") from None
+        return gathered
+
+
+class FakeDriver:
+    """Forms a world whenever all workers that there are wait for one.
+
+    Args:
+        most: the most workers.
+
+    Attributes:
+        worlds: size of each world, and the reason for the change.
+    """
+
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
+        self.worlds: list[tuple[int, Place, str]] = []
+        self._news = threading.Condition()
+        self._formed: dict[str, tuple[World, _Exchange]] = {}
+        self._ready: dict[str, tuple[Place, bool]] = {}
+        self._ranks: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        self._gone: list[str] = []
+        self._joined: list[str] = []
+        self._expected: set[str] = set()
+        self._exchange: _Exchange | None = None
+        self.purpose = "train"
+        self.stop = 0
+        self.is_trained = False
+        self.is_broken = False
+
+    def expect(self, *names: str) -> None:
+        """Wait for these workers before the next world."""
+        with self._news:
+            self._expected |= set(names)
+
+    @property
+    def wants_change(self) -> bool:
+        with self._news:
+            return bool(self._leaving) or bool(self._joined)
+
+    @property
+    def waiting(self) -> set[str]:
+        """The workers that wait for a world."""
+        with self._news:
+            return set(self._ready)
+
+    def lose(self, name: str) -> None:
+        """A worker is lost: the collectives of its world fail."""
+        with self._news:
+            self._expected.discard(name)
+            self._gone.append(f"{name}: killed (SIGKILL)")
+            self.is_broken = True
+            if self._exchange is not None:
+                self._exchange.barrier.abort()
+            self._form()
+
+    def leave(self, name: str) -> None:
+        with self._news:
+            self._leaving.add(name)
+
+    def next_world(self, name: str, place: Place, valid: bool) -> tuple[World, _Exchange]:
+        with self._news:
+            if name in self._leaving:
+                self._expected.discard(name)
+                self._gone.append(f"{name}: left")
+                self._form()
+                raise Removed(name)
+            if name not in self._expected:
+                self._expected.add(name)
+                self._joined.append(name)
+            self._ready[name] = place, valid
+            self._form()
+            assert self._news.wait_for(lambda: name not in self._ready, _SECONDS), f"{name} waits for ever"
+            world, exchange = self._formed[name]
+            return world, exchange
+
+    def _form(self) -> None:
+        if set(self._ready) != self._expected or not self._ready or self._leaving & self._expected:
+            return
+        order = sorted(self._ready, key=self._order)
+        generation = len(self.worlds) + 1
+        root, is_valid = self._ready[order[0]]
+        members = tuple(
+            MemberInfo(
+                worker=name,
+                rank=rank,
+                host="here",
+                pid=rank,
+                place=self._ready[name][0],
+                is_new=name not in self._ranks,
+            )
+            for rank, name in enumerate(order)
+        )
+        source = "root" if is_valid else "checkpoint" if self.is_trained else "start"
+        change = Change(left=tuple(self._gone), joined=tuple(self._joined), why="the workers change")
+        self._exchange, self.is_broken = _Exchange(len(order)), False
+        self._formed = {}
+        for rank, name in enumerate(order):
+            world = World(
+                generation=generation,
+                rank=rank,
+                size=len(order),
+                local_rank=rank,
+                local_size=len(order),
+                cross_rank=0,
+                cross_size=1,
+                host="here",
+                store=("127.0.0.1", 1),
+                one_host=True,
+                salt="",
+                source=source,
+                purpose=self.purpose,
+                members=members,
+                change=change if generation > 1 else None,
+            )
+            self._formed[name] = world, self._exchange
+        self.worlds.append((len(order), root, source))
+        self._ranks = {name: rank for rank, name in enumerate(order)}
+        self._gone, self._joined = [], []
+        self._ready.clear()
+        self._news.notify_all()
+
+    def _order(self, name: str) -> tuple[Any, ...]:
+        """Return what ranks are ordered by: rank 0 is valid and furthest, and the old one among equals."""
+        place, valid = self._ready[name]
+        return not valid, -place.step, -place.stage, self._ranks.get(name, 99), name
+
+
+class FakeMembership:
+    """A worker's part in the job of a ``FakeDriver``."""
+
+    job, slot, slots_on_host, lost_lease = "job", 0, 1, ""
+
+    def __init__(self, driver: FakeDriver, name: str, is_joining: bool = False) -> None:
+        self.driver, self.worker, self.is_joining = driver, name, is_joining
+        self.most, self.world = driver.most, None
+        self.exchange: _Exchange | None = None
+        self.said: list[Any] = []
+
+    def next_world(self, place, *, valid, values):
+        self.world, self.exchange = None, None
+        self.values = dict(values)
+        self.world, self.exchange = self.driver.next_world(self.worker, place, valid)
+        return self.world
+
+    def enter(self, world):
+        pass
+
+    def formed(self):
+        self.said.append("formed")
+
+    def form_failed(self, reason):
+        self.said.append("form_failed")
+
+    def synced(self, place):
+        self.said.append(("synced", place))
+        self.driver.is_trained = True
+
+    def change_wanted(self):
+        return self.driver.wants_change
+
+    def stop_wanted(self):
+        return self.driver.stop
+
+    def leave(self, why):
+        self.driver.leave(self.worker)
+
+    def left(self):
+        self.said.append("left")
+
+    def failed(self, error):
+        self.said.append(("failed", error))
+
+    def done(self, exit_code):
+        self.said.append(("done", exit_code))
+
+    def explain(self):
+        return None
+
+
+class ElasticWorkers:
+    """The workers of a job as one thread sees them; alone before the first world."""
+
+    host, controller, is_elastic, may_reduce = "here", "Gloo", True, True
+
+    def __init__(self, membership: FakeMembership) -> None:
+        self._membership = membership
+        self._exchange: _Exchange | None = None
+        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self.most = membership.most
+
+    def restart(self, world):
+        self._exchange = self._membership.exchange
+        self.rank, self.size = world.rank, world.size
+        self.local_rank, self.local_size = world.local_rank, world.local_size
+        self.barrier()
+
+    def leave(self, *, broken):
+        if broken and self._exchange is not None:
+            self._exchange.barrier.abort()
+        self._exchange = None
+
+    def allgather_object(self, value):
+        if self._exchange is None:
+            return [value]
+        return [decode(slot) for slot in self._exchange.gather(self.rank, encode(value))]
+
+    def broadcast_object(self, value, root=0):
+        return self.allgather_object(value if self.rank == root else None)[root]
+
+    def barrier(self):
+        self.allgather_object(None)
+
+
+class ElasticNumpyBackend(NumpyBackend):
+    """The numpy backend of several workers, which sum in the order of ranks.
+
+    Args:
+        workers: the workers.
+        before: called with the name of each call of this worker, before it.
+    """
+
+    def __init__(self, workers: ElasticWorkers, before: Callable[[str], None] = lambda name: None) -> None:
+        super().__init__(workers)
+        self._before = before
+
+    def _summed(self, arrays):
+        self._before("reduce")
+        everyone = self.workers.allgather_object(arrays)
+        return [np.sum(parts, axis=0) for parts in zip(*everyone, strict=True)]
+
+    def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
+        self._before("train_step")
+        return super().train_step(batch, learning_rate, signals)
+
+    def gather_state(self):
+        self._before("gather_state")
+        self.workers.barrier()
+        state = super().gather_state()
+        return state if self.workers.rank == 0 else None
+
+    def scatter_state(self, state):
+        self.workers.barrier()
+        if self.workers.rank == 0:
+            self._load(state)
+        self.broadcast_state(0)
+
+    def broadcast_state(self, root):
+        self._before("broadcast_state")
+        self._load(self.workers.broadcast_object(self._state() if self.workers.rank == root else None, root))
+
+    def parameter_checksums(self):
+        self._before("parameter_checksums")
+        return super().parameter_checksums()

@@ -1,0 +1,331 @@
+"""Elastic jobs as a whole, over a driver and workers that are threads: workers are lost, join and leave."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.fake_worlds import ElasticNumpyBackend, ElasticWorkers, FakeDriver, FakeMembership
+from support.numpy_backend import NumpyDigits, install
+
+from hvdtrain.checkpoints.saver import BackgroundSaver
+from hvdtrain.config import Layer
+from hvdtrain.errors import Removed, Stopped, WorkerFailure
+from hvdtrain.jobs.elastic_job import train_in_worlds
+from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.setup import prepare
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.training_run import opened
+from hvdtrain.watch.watch_events import Watching
+
+STEPS, EVALUATED = [2, 4, 6, 8, 10], [4, 8, 10]
+
+
+class _Killed(BaseException):
+    """Ends the thread of a worker that was killed, when the test is over."""
+
+
+class Job:
+    """An elastic job whose workers train the digits in this process.
+
+    Args:
+        folder: where the run directory is made.
+        fields: config fields.
+    """
+
+    def __init__(self, folder: Path, task=NumpyDigits, **fields) -> None:
+        given = {
+            "framework": "numpy",
+            "steps": 10,
+            "global_batch_size": 64,
+            "log_every": 2,
+            "eval_every": 4,
+            "save_every": 4,
+            "trace_indices": True,
+            "run_dir": str(folder / "run"),
+            **fields,
+        }
+        self.run_dir = folder / "run"
+        self.job = prepare([Layer("test", given)], task)
+        self.driver = FakeDriver()
+        self.outcomes: dict[str, object] = {}
+        self.memberships: dict[str, FakeMembership] = {}
+        self.calls: dict[str, list[str]] = {}
+        self.loses_saves = False
+        self.is_over = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def run(self, *names: str, before=lambda name, call, count: None) -> "Job":
+        """Train with these workers until all that are not killed have ended."""
+        self.driver.expect(*names)
+        for name in names:
+            self.start(name, before)
+        while left := [n for n, t in self._threads.items() if t.is_alive() and n not in self.outcomes]:
+            self._threads[left[0]].join(0.02)
+        return self
+
+    def start(self, name: str, before=lambda name, call, count: None, is_joining: bool = False) -> None:
+        """Start a worker; ``before`` is called before each call of its backend, with that call's number."""
+        self._threads[name] = threading.Thread(target=self._work, args=(name, before, is_joining))
+        self._threads[name].start()
+
+    def _work(self, name, before, is_joining) -> None:
+        membership = self.memberships[name] = FakeMembership(self.driver, name, is_joining)
+        calls = self.calls.setdefault(name, [])
+
+        def called(call: str) -> None:
+            if membership.world is None:
+                return
+            calls.append(call)
+            before(name, call, calls.count(call))
+
+        outcome: object = None
+        try:
+            workers = ElasticWorkers(membership)
+            with RunLock() as lock:
+                run = opened(self.job, ElasticNumpyBackend(workers, called), (), lock)
+                outcome = train_in_worlds(run, membership, Signals(), Watching())
+        except BaseException as error:
+            outcome = error
+        self.outcomes.setdefault(name, outcome)
+
+    def kill(self, name: str) -> None:
+        """End the calling thread as SIGKILL ends a process: nothing that it would do comes after."""
+        if not self.loses_saves:  # a thread that writes would go on, which no process does
+            for thread in threading.enumerate():
+                if thread.name == "save":
+                    thread.join()
+        self.outcomes[name] = "killed"
+        self.driver.lose(name)
+        self.is_over.wait()
+        raise _Killed
+
+    def end(self) -> None:
+        self.is_over.set()
+        for thread in self._threads.values():
+            thread.join(20)
+
+    def statuses(self) -> dict[str, object]:
+        return {name: getattr(outcome, "status", outcome) for name, outcome in self.outcomes.items()}
+
+    def lines(self, phase: str) -> list[dict]:
+        lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if line["phase"] == phase]
+
+    def indices(self) -> dict[int, list[int]]:
+        """Return the samples of each step, over all workers."""
+        found: dict[int, list[int]] = {}
+        for path in (self.run_dir / "indices").iterdir():
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                found.setdefault(record["step"], []).extend(record["indices"])
+        return {step: sorted(indices) for step, indices in sorted(found.items())}
+
+    def saved(self) -> list[int]:
+        return sorted(int(path.name[5:]) for path in (self.run_dir / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture
+def job_in(tmp_path, monkeypatch):
+    install(monkeypatch)
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+        monkeypatch.setenv(name, "gloo")
+    jobs = []
+
+    def make(name: str = "job", **fields) -> Job:
+        jobs.append(Job(tmp_path / name, **fields))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.end()
+
+
+def killing(job: Job, killed: str, call: str, count: int):
+    """Return what kills a worker at its n-th such call."""
+
+    def before(name: str, now: str, number: int) -> None:
+        if (name, now, number) == (killed, call, count):
+            job.kill(name)
+
+    return before
+
+
+def check_same(job: Job, expected: Job) -> None:
+    """Check that a job that was disturbed did what an undisturbed one does."""
+    for phase in ("train", "eval"):
+        found, wanted = job.lines(phase), expected.lines(phase)
+        assert [line["step"] for line in found] == [line["step"] for line in wanted]
+        assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in wanted], rel=1e-5)
+        assert [line["accuracy"] for line in found] == pytest.approx([line["accuracy"] for line in wanted])
+    assert job.indices() == expected.indices()
+    assert job.saved()[-1] == expected.saved()[-1]
+    assert json.loads((job.run_dir / "summary.json").read_text())["status"] == "completed"
+
+
+def test_two_workers_train_as_workers_of_a_fixed_job_do(job_in):
+    job = job_in().run("a", "b")
+    assert {name: outcome.status for name, outcome in job.outcomes.items()} == dict.fromkeys(
+        "ab", "completed"
+    )
+    assert [line["step"] for line in job.lines("train")] == STEPS
+    assert [line["step"] for line in job.lines("eval")] == EVALUATED
+    assert (job.saved(), [size for size, *_ in job.driver.worlds]) == ([4, 8, 10], [2])
+    assert sorted(job.indices()) == list(range(1, 11))
+    assert [job.memberships[name].said[-1] for name in "ab"] == [("done", 0)] * 2
+
+
+@pytest.mark.parametrize("killed", ["a", "b"])
+def test_a_worker_may_be_lost_at_any_call(job_in, killed):
+    """Rank 0 or rank 1, at every second call of the backend of an undisturbed run in its first world."""
+    fields = {"steps": 5, "eval_every": 2, "save_every": 3}
+    expected = job_in("undisturbed", **fields).run("a", "b")
+    seen: dict[str, int] = {}
+    for number, call in enumerate(expected.calls[killed]):
+        seen[call] = seen.get(call, 0) + 1
+        if number % 2 == (killed == "b"):
+            continue
+        job = job_in(f"{call}-{seen[call]}", **fields)
+        job.run("a", "b", before=killing(job, killed, call, seen[call]))
+        left = "b" if killed == "a" else "a"
+        assert job.statuses()[left] == "completed", (call, seen[call])
+        check_same(job, expected)
+        assert [size for size, *_ in job.driver.worlds] == [2, 1]
+        assert [line["workers"] for line in job.lines("event")] == [1]
+
+
+def test_workers_may_join(job_in):
+    expected = job_in("undisturbed").run("a", "b")
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 4):
+            job.start("c", is_joining=True)
+            while "c" not in job.driver.waiting and "c" not in job.outcomes:
+                time.sleep(0.01)
+
+    job.run("a", "b", before=before)
+    assert [size for size, *_ in job.driver.worlds] == [2, 3]
+    assert {name: outcome.status for name, outcome in job.outcomes.items()} == dict.fromkeys(
+        "abc", "completed"
+    )
+    check_same(job, expected)
+    assert job.calls["c"].count("train_step") == 10 - job.driver.worlds[1][1].step
+
+
+@pytest.mark.parametrize("leaving", ["a", "b"])
+def test_a_worker_may_leave_at_a_step(job_in, leaving):
+    expected = job_in("undisturbed").run("a", "b")
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == (leaving, "train_step", 5):
+            job.memberships[name].leave("SIGTERM came")
+
+    job.run("a", "b", before=before)
+    assert isinstance(job.outcomes.pop(leaving), Removed)
+    assert job.memberships[leaving].said[-1] == "left"
+    assert [outcome.status for outcome in job.outcomes.values()] == ["completed"]
+    check_same(job, expected)
+
+
+def test_several_workers_may_be_lost_one_after_another(job_in):
+    expected = job_in("undisturbed").run("a", "b")
+    job = job_in()
+    at = {("a", "train_step", 3), ("b", "reduce", 8), ("c", "gather_state", 1)}
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) in at:
+            job.kill(name)
+
+    job.run("a", "b", "c", "d", before=before)
+    assert [size for size, *_ in job.driver.worlds] == [4, 3, 2, 1]
+    check_same(job, expected)
+
+
+def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(job_in, monkeypatch):
+    write, lost = BackgroundSaver._write_with_room, []
+    job = job_in(steps=7, save_every=4, eval_every=None)
+
+    def slow(saver, state, manifest):
+        if manifest.step == 4 and not lost:
+            lost.append(manifest.step)
+            job.is_over.wait()
+            raise OSError("killed")
+        return write(saver, state, manifest)
+
+    monkeypatch.setattr(BackgroundSaver, "_write_with_room", slow)
+    job.loses_saves = True
+    job.run("a", "b", before=killing(job, "a", "train_step", 6))
+    assert job.outcomes["b"].status == "completed"
+    assert lost == [4]
+    assert job.saved() in ([5, 7], [4, 7])  # as far as the other worker came before the loss
+
+
+def test_new_workers_alone_go_on_from_the_newest_checkpoint(job_in):
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (call, number) == ("train_step", 7):
+            if name == "a":
+                while job.outcomes.get("b") != "killed":
+                    time.sleep(0.01)
+                job.driver.expect("c")
+                job.start("c", is_joining=True)
+            job.kill(name)
+
+    job.run("a", "b", before=before)
+    assert [(size, source) for size, _, source in job.driver.worlds] == [(2, "start"), (1, "checkpoint")]
+    assert job.outcomes["c"].status == "completed"
+    assert [line["step"] for line in job.lines("train")] == STEPS
+    assert sorted(job.indices()) == list(range(1, 11))
+
+
+def test_too_few_workers_save_and_stop(job_in):
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("b", "train_step", 6):
+            job.driver.purpose = "save"
+            job.kill(name)
+
+    job.run("a", "b", before=before)
+    assert isinstance(job.outcomes["a"], Stopped)
+    assert job.memberships["a"].said[-1] == ("done", 75)
+    assert [line["step"] for line in job.lines("train")] == [2, 4]
+    summary = json.loads((job.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"] in (4, 5)) == ("stopped", True)
+    assert job.saved()[-1] == summary["steps"]
+
+
+def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 6):
+            job.driver.stop = 15
+
+    job.run("a", "b", before=before)
+    assert [type(outcome) for outcome in job.outcomes.values()] == [Stopped, Stopped]
+    assert job.saved()[-1] in (7, 8)
+    summary = json.loads((job.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("stopped", "SIGTERM came")
+
+
+def test_an_error_of_the_code_is_told_and_summarised(job_in):
+    job = job_in()
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 5):
+            raise ValueError("a bug")
+
+    def release(name: str, call: str, number: int) -> None:
+        before(name, call, number)
+
+    job.driver.expect("a")
+    job.run("a", before=release)
+    assert isinstance(job.outcomes["a"], WorkerFailure)
+    (kind, error) = job.memberships["a"].said[-1]
+    assert (kind, "a bug" in error.problem) == ("failed", True)
+    assert json.loads((job.run_dir / "summary.json").read_text())["status"] == "failed"
