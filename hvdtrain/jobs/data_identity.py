@@ -19,7 +19,7 @@ from hvdtrain.data.fingerprint import (
     is_same,
     take_fingerprint,
 )
-from hvdtrain.errors import AgreementError, CheckpointError, RefusedError
+from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
 from hvdtrain.jobs.resume import same_task
 
 _EVAL = "eval_data"
@@ -156,7 +156,7 @@ def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> 
         fingerprints: those of the job, by the names of a checkpoint.
 
     Raises:
-        RefusedError: If they are not.
+        EnvironmentFault: If they are not.
     """
     for name, own in data.fingerprints.items():
         others = fingerprints.get(data.kept_as(name))
@@ -164,7 +164,7 @@ def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> 
             continue
         index, key = found
         if key not in changing_keys(data.datasets[name], own, data.skip):
-            raise RefusedError(
+            raise EnvironmentFault(
                 f"{key!r} of sample {index} of the {words_for(name)} is not what the job trains on", SAME_DATA
             )
 

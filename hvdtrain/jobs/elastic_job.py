@@ -8,12 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import (
@@ -28,9 +27,8 @@ from hvdtrain.errors import (
     WorkerFailure,
     WorldChanged,
 )
-from hvdtrain.jobs.common_state import Common, values_to_compare
-from hvdtrain.jobs.data_identity import agree_on_data, compare_with_job
-from hvdtrain.jobs.elastic_start import report_of_others, start_of, warm_up
+from hvdtrain.jobs.common_state import values_to_compare
+from hvdtrain.jobs.elastic_start import warm_up
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     LOST_SAVE_SECONDS,
@@ -42,22 +40,20 @@ from hvdtrain.jobs.outcome import (
 )
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.signals import Signals
-from hvdtrain.jobs.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.take_over import RunServices, hand_over_run
 from hvdtrain.jobs.training_run import (
     TrainingRun,
     close_services,
     new_session,
-    open_services,
-    plan_and_notes,
     seed_training,
     try_out,
 )
-from hvdtrain.jobs.world_change import follow_workers, report_change
+from hvdtrain.jobs.world_change import report_change
+from hvdtrain.jobs.world_state import WorldState
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop, settle
 from hvdtrain.reporting.summary import Summary
-from hvdtrain.run_state import RunState
-from hvdtrain.session import Session, SkippedSamples, readers_for
+from hvdtrain.session import Session, readers_for
 from hvdtrain.task import where_raised
 from hvdtrain.watch.watch_events import Watching
 
@@ -141,7 +137,7 @@ class Worlds:
         found: Sequence[str] = (),
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
-        self._signals, self._asked, self._found = signals, Asked(signals, membership), found
+        self._asked = Asked(signals, membership)
         self._values = values_to_compare(run)
         self._services = RunServices(
             run.context(),
@@ -152,7 +148,7 @@ class Worlds:
         )
         run.lock.job = membership.job
         session.lost_lease = self._services.lost_lease
-        self._is_valid = self._is_open = False
+        self._state = WorldState(run, session, self._services, found)
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.monotonic
 
@@ -229,7 +225,7 @@ class Worlds:
         try:
             settle(self._session)
         except PeerLostError:
-            self._is_valid = False
+            self._state.is_whole = False
 
     def _next_world(self) -> World:
         """Return the next world; whoever was rank 0 and will not be has let the run directory go.
@@ -240,7 +236,7 @@ class Worlds:
         membership, before = self._membership, self._world
         place = self._session.state.place
         try:
-            world = membership.next_world(place, valid=self._is_valid, values=self._values)
+            world = membership.next_world(place, valid=self._state.is_whole, values=self._values)
         except Removed:
             if before is not None:
                 hand_over_run(self._session, before, self._services)
@@ -264,10 +260,9 @@ class Worlds:
         session.backend.enter_world()
         membership.formed()
         if world.source == "root":
-            self._sync(world)
+            self._state.sync(world)
         else:
-            self._start(world)
-        self._is_valid = True
+            self._state.start(world)
         seed_training(self._run, session.state.progress.step)
         membership.synced(session.state.place)
         if world.change is not None:
@@ -275,70 +270,6 @@ class Worlds:
             report_change(session, world, max(paused, world.change.since_seconds))
         session.report.on_workers_changed(world.rank, world.size)
         self._paused_since = None
-
-    def _sync(self, world: World) -> None:
-        """Collective. Give rank 0's state to all workers that do not have it."""
-        session, workers = self._session, self._session.backend.workers
-        is_root = workers.rank == 0
-        has_it = self._is_valid and session.state.place == world.root
-        is_with_all = all(workers.allgather_object(has_it))
-        if not has_it:
-            self._is_valid = False
-        notes: Sequence[str] = ()
-        with waiting_for_rank_zero(workers, "taking over the run directory"):
-            if is_root:
-                notes = self._take_over(world)
-        common = workers.broadcast_object(Common.of(session) if is_root else None)
-        if not is_root:
-            self._take(common)
-        if not is_with_all:
-            session.backend.broadcast_state(0)
-        follow_workers(session)
-        for note in notes:
-            session.report.note(note)
-
-    def _take_over(self, world: World) -> Sequence[str]:
-        """Become the worker that writes the run directory, unless it is that already. Local."""
-        session, before = self._session, self._session.report
-        notes = take_over_run(session, world, self._services)
-        if session.report is not before:
-            session.is_started = True  # the new report goes on from the one before
-            written, saved = session.saver.newest, session.state.saved_step
-            if saved is not None and (written is None or step_of(written) < saved):
-                session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
-        return notes
-
-    def _take(self, common: Common) -> None:
-        """Take what rank 0 has in common with all; a worker that joins makes its report. Local."""
-        session = self._session
-        if not self._is_open:
-            compare_with_job(self._run.task_data.identity, common.data)
-            context = replace(self._run.context(), run_dir=common.run_dir)
-            session.report = report_of_others(context, self._run.callbacks)
-            session.report.set_clock(common.seconds)
-            self._is_open = True
-        common.give_to(session)
-
-    def _start(self, world: World) -> None:
-        """Collective. Begin training, or go on from a checkpoint: no worker has a state that is whole."""
-        session = self._session
-        self._is_valid = False
-        self._run.lock.release()  # of a directory that was made in a world that was lost at once
-        agree_on_data(session.backend.workers, self._run.task_data.identity)
-        known = session.run_dir if self._is_open else None
-        if self._is_open:
-            hand_over_run(session, world, self._services)
-        run, point = start_of(self._run, world, known)
-        session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
-        session.skipped, session.speeds, session.is_started = SkippedSamples(), [], False
-        session.wanted = session.unsent = ControlFlags()
-        follow_workers(session)
-        open_services(run, session, point, self._services.lost_lease)
-        self._is_open = True
-        describe, notes = plan_and_notes(run, session, point, self._found)
-        session.report.say(describe())
-        for note in notes:
-            session.report.note(note)
 
     def _train_in(self, world: World) -> Summary:
         """Collective. Train in a world to the end of training; return the summary, which all of them have."""
