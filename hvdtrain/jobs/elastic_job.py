@@ -4,15 +4,12 @@ A worker opens its data, builds its model and tries both out alone. Then it trai
 as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
 """
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
-from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import (
@@ -27,6 +24,7 @@ from hvdtrain.errors import (
     WorkerFailure,
     WorldChanged,
 )
+from hvdtrain.jobs.asked_of_worker import AskedOfWorker
 from hvdtrain.jobs.common_state import values_to_compare
 from hvdtrain.jobs.elastic_start import warm_up
 from hvdtrain.jobs.outcome import (
@@ -90,33 +88,6 @@ def train_in_worlds(
                 close_services(session)
 
 
-@dataclass
-class Asked:
-    """What this worker of an elastic job was asked to do. A signal to it alone means that it leaves.
-
-    Attributes:
-        signals: what signals asked of this worker.
-        membership: what the driver asked of all of them.
-    """
-
-    signals: Signals
-    membership: Membership
-
-    @property
-    def number(self) -> int | None:
-        """The signal for which all workers are to stop; None if there is none."""
-        return self.membership.stop_wanted() or None
-
-    def poll(self) -> ControlFlags:
-        """Return what this worker wants all of them to do."""
-        flags = self.signals.poll()
-        if flags.stop:
-            self.membership.leave(f"{signal.Signals(self.signals.number or 0).name} came")
-        return ControlFlags(
-            stop=self.number is not None, save=flags.save, change=self.membership.change_wanted()
-        )
-
-
 class Worlds:
     """The training of one worker through the worlds of its job.
 
@@ -137,7 +108,7 @@ class Worlds:
         found: Sequence[str] = (),
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
-        self._asked = Asked(signals, membership)
+        self._asked = AskedOfWorker(signals, membership)
         self._values = values_to_compare(run)
         self._services = RunServices(
             run.context(),

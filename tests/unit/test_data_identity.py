@@ -10,9 +10,15 @@ from support.states import make_record
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.errors import AgreementError, CheckpointError
+from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
 from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.data_identity import JobData, compare_with_checkpoint, identify_data
+from hvdtrain.jobs.data_identity import (
+    JobData,
+    compare_with_checkpoint,
+    compare_with_job,
+    first_samples,
+    identify_data,
+)
 from hvdtrain.training_plan import Progress
 
 SIZE = 200
@@ -223,3 +229,29 @@ def test_every_batch_that_is_compared_is_progress():
         before = ACTIVITY.current.number
         check_batches(one_worker(), found, given, Progress())
         assert ACTIVITY.current.number == before + 3
+
+
+def alone(data) -> JobData:
+    data_sets = {"train_data": as_dataset(data), "eval_data": None}
+    return identify_data(one_worker(), data_sets, Config(framework="torch"))
+
+
+def test_a_worker_that_joins_has_the_data_of_the_job():
+    """Numbers may differ by rounding; keys that every reading changes are not compared."""
+    job = alone(values())
+    rounded = values()
+    rounded["inputs"] = rounded["inputs"] * np.float32(1 + 1e-7)
+    compare_with_job(alone(rounded), job.to_keep())
+    compare_with_job(alone(Changing(seed=1)), alone(Changing(seed=2)).to_keep())
+    with pytest.raises(EnvironmentFault, match="'inputs' of sample 199 of the training data is not what the"):
+        compare_with_job(alone(values(199)), job.to_keep())
+
+
+def test_the_first_sample_is_compared_as_a_text_without_what_rounding_or_reading_changes():
+    names = [f"{key!r} of the first sample of the training data" for key in ("inputs", "targets")]
+    found = first_samples(alone(values()))
+    assert list(found) == names
+    assert first_samples(alone(values(0))) == found  # another number of the same shape
+    assert list(first_samples(alone(Changing(seed=1)))) == names[1:]
+    other = {"inputs": values()["inputs"], "targets": values()["targets"] + 1}
+    assert first_samples(alone(other))[names[1]] != found[names[1]]
