@@ -244,6 +244,11 @@ class ElasticWorkers:
         self.allgather_object(None)
 
 
+def start(config: Any, membership: FakeMembership) -> "ElasticNumpyBackend":
+    """Return the backend of a worker, as a framework's module does."""
+    return ElasticNumpyBackend(ElasticWorkers(membership))
+
+
 class ElasticNumpyBackend(NumpyBackend):
     """The numpy backend of several workers, which sum in the order of ranks.
 

@@ -218,7 +218,7 @@ class NumpyDigits(Digits):
         return Mlp(inputs=64, hidden=48, outputs=10)
 
 
-def install(monkeypatch) -> None:
-    """Add the backend to the table of frameworks, as ``--framework numpy``."""
-    row = Framework("numpy", "numpy", __name__, capabilities=frozenset())
+def install(monkeypatch, module: str = __name__) -> None:
+    """Add the backend to the table of frameworks, as ``--framework numpy``; ``module`` starts it."""
+    row = Framework("numpy", "numpy", module, capabilities=frozenset())
     monkeypatch.setitem(FRAMEWORKS, "numpy", row)

@@ -16,6 +16,7 @@ from hvdtrain.jobs.elastic_job import train_in_worlds
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.setup import prepare
 from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.train import run_job
 from hvdtrain.jobs.training_run import opened
 from hvdtrain.watch.watch_events import Watching
 
@@ -140,6 +141,24 @@ def job_in(tmp_path, monkeypatch):
     yield make
     for job in jobs:
         job.end()
+
+
+def test_a_job_that_a_driver_started_trains_in_worlds(tmp_path, monkeypatch):
+    """By the way that every job goes; alone in its only world."""
+    install(monkeypatch, "support.fake_worlds")
+    driver = FakeDriver()
+    driver.expect("a")
+    membership = FakeMembership(driver, "a")
+    monkeypatch.setattr("hvdtrain.jobs.train.join_elastic_job", lambda *_: membership)
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+        monkeypatch.setenv(name, "gloo")
+    fields = {"framework": "numpy", "steps": 3, "global_batch_size": 64, "run_dir": str(tmp_path / "run")}
+    assert run_job([Layer("test", fields)], NumpyDigits).steps == 3
+    assert membership.said == ["formed", ("synced", (0, 0)), ("done", 0)]
+    assert membership.values["steps"] == 3
+    assert membership.values["size of the training data"] == 1438
+    assert membership.values["shape of model/hidden/bias"] == (48,)
+    assert "'targets' of the first sample of the training data" in membership.values
 
 
 def killing(job: Job, killed: str, call: str, count: int):
