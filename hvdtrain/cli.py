@@ -330,6 +330,31 @@ def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
     sys.exit(run_step(command, given, interfaces))
 
 
+@cli.command()
+@click.option("--framework", type=click.Choice([*FRAMEWORKS, "both"]), default="both",
+              help="Framework to drill. [both]")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOSTS", help="Hosts and their slots, such as host1:2,host2:2.")
+@click.option("--hostfile", type=ExpandedPath(), metavar="FILE", help="The same from a host file.")
+@click.option("--workers", type=click.IntRange(2, 64), help="Number of workers. [all slots; 3 on this host]")
+@click.option("--hosts-may-fail", is_flag=True,
+              help="Also cut off the last host for a minute, with iptables.")  # fmt: skip
+@click.option("--folder", default="drill", help="Folder for the runs, which all hosts share. [drill]")
+@click.option("--keep", is_flag=True, help="Keep the runs, also if nothing was lost.")
+@click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
+@click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def drill(debug: bool, **options: Any) -> None:
+    """Kill, freeze and stop workers of short jobs, and check that nothing is lost.
+
+    An undisturbed run is followed by the same run disturbed in each way. The table shows how long training
+    paused. The exit code is 4 if a step or a sample was lost or done twice.
+    """
+    from hvdtrain.drill.command import run_drill
+
+    sys.exit(run_drill(options))
+
+
 @cli.command("build-horovod")
 @click.option("--frameworks", type=click.Choice(["auto", "torch", "tf", "both"]), default="auto",
               help="Frameworks to build for; auto: those installed. [auto]")  # fmt: skip

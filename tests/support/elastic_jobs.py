@@ -1,18 +1,16 @@
 """Running elastic jobs from tests, disturbing them, and checking that nothing was lost."""
 
 import json
-import math
 import os
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
+from hvdtrain.drill.history import History, differences, log_lines
 from support.jobs import started
 
 TASKS = Path(__file__).parents[1] / "faults" / "elastic_tasks.py"
 STATE = "elastic-state.json"
-_TOLERANCE = 1e-5  # relative; that of the design for other numbers of workers
 
 
 class ElasticJob(started):
@@ -25,7 +23,8 @@ class ElasticJob(started):
         workers: to start with.
         least: fewer wait.
         most: never more.
-        hosts: words for horovodrun that say where; ``("--host-discovery-script", "./hosts.sh")``.
+        hosts: words for horovodrun that say where.
+        launch: more words for horovodrun.
         changes: variables.
     """
 
@@ -56,39 +55,36 @@ class ElasticJob(started):
         """Give the process of each rank of the world that there is."""
         for _ in range(50):
             try:
-                return {one["rank"]: one["pid"] for one in json.loads((self.folder / STATE).read_text())["members"]}
+                members = json.loads((self.folder / STATE).read_text())["members"]
             except (FileNotFoundError, ValueError):
                 time.sleep(0.1)
+            else:
+                return {one["rank"]: one["pid"] for one in members}
         return {}
 
     def step(self) -> int:
         """Give the last step that is logged."""
-        return max((line["step"] for line in lines(self.run_dir) if line["phase"] == "train"), default=0)
+        return max((line["step"] for line in log_lines(self.run_dir) if line["phase"] == "train"), default=0)
 
     def wait_for_step(self, step: int, seconds: float = 60) -> None:
-        """Wait until a step is logged.
+        """Wait until a step is logged."""
+        self.wait_until(lambda: self.step() >= step, f"step {step}", seconds)
+
+    def wait_for_workers(self, workers: int, seconds: float = 60) -> None:
+        """Wait until there are so many workers and they train."""
+        self.wait_until(lambda: len(self.members()) == workers, f"{workers} workers", seconds)
+        self.wait_for_step(self.step() + 2, seconds)
+
+    def wait_until(self, condition, words: str, seconds: float = 60) -> None:
+        """Wait for what the job is about to do.
 
         Raises:
             AssertionError: where it does not come in time, or the job has ended.
         """
-        self.wait_until(lambda: self.step() >= step, f"step {step}", seconds)
-
-    def wait_for_workers(self, workers: int, seconds: float = 60) -> None:
-        """Wait until a step is logged that so many workers did."""
-
-        def found() -> bool:
-            trained = [line for line in lines(self.run_dir) if line["phase"] == "train"]
-            return bool(trained) and len(self.members()) == workers
-
-        self.wait_until(found, f"{workers} workers", seconds)
-
-    def wait_until(self, condition, words: str, seconds: float = 60) -> None:
-        """Wait for what the job is about to do."""
         deadline = time.monotonic() + seconds
         while not condition():
-            ended = self.process.poll()
-            late = time.monotonic() > deadline
-            assert ended is None and not late, f"{words} did not come ({ended}):\n{self.result().output[-4000:]}"
+            goes_on = self.process.poll() is None and time.monotonic() < deadline
+            assert goes_on, f"{words} did not come:\n{self.result().output[-4000:]}"
             time.sleep(0.02)
 
     def send(self, rank: int, number: int = signal.SIGKILL) -> int:
@@ -98,40 +94,17 @@ class ElasticJob(started):
         return pid
 
 
-def lines(run_dir: Path) -> list[dict]:
-    """Give the whole lines of a run's log."""
-    path = run_dir / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def check_nothing_lost(run_dir: Path, undisturbed: Path) -> None:
-    """Check that a run saw every sample once per epoch and ended as the undisturbed one did."""
-    expected, found = lines(undisturbed), lines(run_dir)
-    for phase in ("train", "eval"):
-        steps = [[line["step"] for line in of if line["phase"] == phase] for of in (expected, found)]
-        assert steps[1] == steps[0], f"{phase}: steps without a hole or a duplicate"
-    losses = [[line["loss"] for line in of if line["phase"] == "train"] for of in (expected, found)]
-    for step, (one, other) in enumerate(zip(*losses, strict=True), start=1):
-        assert math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-7), f"step {step}: {one} and {other}"
-    assert trained_indices(run_dir) == trained_indices(undisturbed)
-    rates = [[line["learning_rate"] for line in of if line["phase"] == "train"] for of in (expected, found)]
+    """Check that a run saw every sample once per epoch and went as the undisturbed one did."""
+    found, expected = History.of(run_dir), History.of(undisturbed)
+    assert differences(found, expected) == []
+    rates = [
+        [line["learning_rate"] for line in of.lines if line["phase"] == "train"] for of in (found, expected)
+    ]
     assert rates[0] == rates[1]
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("completed", expected[-1]["step"])
-    assert Path(summary["checkpoint"]).is_dir()
-
-
-def trained_indices(run_dir: Path) -> dict[int, list[int]]:
-    """Give the samples of each step, over all workers, sorted."""
-    by_step: dict[int, Counter] = {}
-    for path in (run_dir / "indices").iterdir():
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            by_step.setdefault(line["step"], Counter()).update(line["indices"])
-    return {step: sorted(counts.elements()) for step, counts in sorted(by_step.items())}
+    assert found.summary["final"].keys() == expected.summary["final"].keys()
 
 
 def events(run_dir: Path) -> list[dict]:
     """Give the changes of a run's workers."""
-    return [line for line in lines(run_dir) if line["phase"] == "event"]
+    return [line for line in log_lines(run_dir) if line["phase"] == "event"]
