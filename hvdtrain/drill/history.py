@@ -1,5 +1,6 @@
 """What a run left behind, and whether it is what an undisturbed run leaves."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -80,9 +81,8 @@ def differences(found: History, expected: History) -> list[str]:
         expected: the undisturbed one, of the same task and global batch size.
     """
     if found.summary.get("status") != "completed":
-        return [
-            f"it ended with status {found.summary.get('status', 'unknown')}: {found.summary.get('error')}"
-        ]
+        status, error = found.summary.get("status", "unknown"), found.summary.get("error", "")
+        return [f"it ended with status {status}" + (f": {error}" if error else "")]
     lost = []
     for phase, words in (("train", "logged steps"), ("eval", "evaluations")):
         lost += _differing_steps(words, found.steps(phase), expected.steps(phase))
@@ -107,13 +107,7 @@ def _differing_steps(words: str, found: Sequence[int], expected: Sequence[int]) 
     twice = [step for step, count in counts.items() if count > 1]
     more = sorted(set(found) - set(expected))
     parts = [("missing", missing), ("twice", twice), ("too many", more)]
-    if list(found) != sorted(found):
-        parts.append(
-            (
-                "out of order",
-                [step for step, other in zip(found, sorted(found), strict=True) if step != other],
-            )
-        )
+    parts.append(("out of order", [step for step, after in itertools.pairwise(found) if after < step]))
     return [f"{words} {what}: {_some(steps)}" for what, steps in parts if steps]
 
 

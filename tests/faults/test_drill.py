@@ -1,0 +1,22 @@
+"""The drill on this machine: real jobs, really disturbed, in both frameworks."""
+
+import json
+import os
+
+import pytest
+from support.jobs import FRAMEWORKS, run
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_drill_loses_nothing(framework, tmp_path):
+    command = ["python", "-m", "hvdtrain", "drill", "--framework", framework, "--json", "drill.json"]
+    result = run(command, tmp_path, timeout=400)
+    assert result.returncode == 0, result.output[-6000:]
+    cases = {case["case"]: case for case in json.loads((tmp_path / "drill.json").read_text())["cases"]}
+    tried = {name for name, case in cases.items() if not case["not_tried"]}
+    expected = set(cases) if os.getuid() == 0 else set(cases) - {"the run directory is full"}
+    assert tried == expected
+    for name in ("a worker is killed", "rank 0 is killed", "a worker is frozen", "a worker gets SIGTERM"):
+        assert 0 < cases[name]["recovery_seconds"] < 30, name
+    assert not (tmp_path / "drill").exists(), "nothing was lost, so nothing is kept"
+    assert "no step and no sample was lost or done twice" in result.stdout
