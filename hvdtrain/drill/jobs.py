@@ -27,13 +27,19 @@ class Launch:
         workers: number of workers.
         hosts: words for horovodrun that say where they run, such as ``("-H", "h1:2,h2:2")``.
         ssh: words for horovodrun on how to reach the hosts.
+        most: workers that are never exceeded; None for ``workers``.
+        cooldown_seconds: the shortest and longest time for which a slot that failed is left out.
         step_seconds: how long each step takes at least.
+        start_seconds: how long a worker takes to start, beside what it needs.
     """
 
     workers: int
     hosts: tuple[str, ...]
     ssh: tuple[str, ...] = ()
+    most: int | None = None
+    cooldown_seconds: tuple[int, int] = (2, 60)
     step_seconds: float = 0.01
+    start_seconds: float = 0.0
 
     def host_names(self) -> list[str]:
         """Return the names of the hosts."""
@@ -52,8 +58,10 @@ class Launch:
         launcher = str(horovodrun) if horovodrun.is_file() else shutil.which("horovodrun")
         if launcher is None:
             raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
-        elastic = ["-np", str(self.workers), "--min-np", "1", "--max-np", str(self.workers)]
-        task = f"task_options={{disturb: '{disturb}', step_seconds: {self.step_seconds}}}"
+        elastic = ["-np", str(self.workers), "--min-np", "1", "--max-np", str(self.most or self.workers)]
+        elastic += ["--blacklist-cooldown-range", *map(str, self.cooldown_seconds)]
+        times = f"step_seconds: {self.step_seconds}, start_seconds: {self.start_seconds}"
+        task = f"task_options={{disturb: '{disturb}', {times}}}"
         training = [sys.executable, "-m", "hvdtrain", "--framework", framework, "--task", _TASK]
         return [
             launcher,

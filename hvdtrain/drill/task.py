@@ -35,6 +35,7 @@ class Drill:
         disturb: what one worker does to itself, such as "kill@1#60": what ("kill", "freeze", "leave" or
             "cut", which cuts off its host), the worker's rank, and the step; empty for nothing.
         step_seconds: how long each step takes at least.
+        start_seconds: how long a worker takes to start, beside what it needs.
     """
 
     loss = "mse"
@@ -51,10 +52,11 @@ class Drill:
         "initial_parameters": "portable",
     }
 
-    def __init__(self, disturb: str = "", step_seconds: float = 0.01) -> None:
+    def __init__(self, disturb: str = "", step_seconds: float = 0.01, start_seconds: float = 0.0) -> None:
         if disturb and not _DISTURBANCE.fullmatch(disturb):
             raise TaskError(f"disturb: {disturb!r} is not such as 'kill@1#60'")
         self._disturb, self._step_seconds = disturb, step_seconds
+        time.sleep(start_seconds)
 
     def train_data(self) -> Mapping[str, Any]:
         """Return the training data: inputs (6,), targets (3,)."""

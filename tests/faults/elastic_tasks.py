@@ -31,7 +31,6 @@ class Steady(Drill):
     """Killed or stopped at the places of ``HVDTRAIN_TEST_POINTS``; slow to start on request."""
 
     def __init__(self) -> None:
-        time.sleep(float(os.environ.get("HVDTRAIN_TEST_START_SECONDS", "0")))
         super().__init__(step_seconds=float(os.environ.get("HVDTRAIN_TEST_STEP_SECONDS", "0.01")))
 
     def train_data(self):
