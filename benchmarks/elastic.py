@@ -1,9 +1,9 @@
-"""Elastic jobs: how long a change of the workers takes, what being elastic costs, and whether anything is lost.
+"""Elastic jobs: how long a change takes, what being elastic costs, and whether anything is lost.
 
-python benchmarks/elastic.py recovery          # a worker is killed: seconds to the next finished step
-python benchmarks/elastic.py joiner            # a worker comes, quickly or slowly: seconds without training
+python benchmarks/elastic.py recovery          # a worker is killed: seconds to the next steps
+python benchmarks/elastic.py workers           # the same with 2, 4, 8 and 16 workers
+python benchmarks/elastic.py joiner            # a worker comes: seconds without training
 python benchmarks/elastic.py steady            # steps of an elastic job against a fixed one
-python benchmarks/elastic.py workers           # the same as recovery with 2, 4, 8 and 16 workers
 python benchmarks/elastic.py kills --count 20  # at random moments; exit code 4 if anything is lost
 python benchmarks/elastic.py chaos --seconds 600
 """
