@@ -38,7 +38,7 @@ class Launch:
     ssh: tuple[str, ...] = ()
     most: int | None = None
     cooldown_seconds: tuple[int, int] = (2, 60)
-    step_seconds: float = 0.01
+    step_seconds: float = 0.03
     start_seconds: float = 0.0
 
     def host_names(self) -> list[str]:

@@ -42,7 +42,7 @@ class Drill:
     defaults: ClassVar = {
         "global_batch_size": 24,
         "learning_rate": 0.02,
-        "epochs": 6,
+        "epochs": 8,
         "warmup_epochs": 1,
         "lr_schedule": "cosine",
         "log_every": 1,
@@ -52,7 +52,7 @@ class Drill:
         "initial_parameters": "portable",
     }
 
-    def __init__(self, disturb: str = "", step_seconds: float = 0.01, start_seconds: float = 0.0) -> None:
+    def __init__(self, disturb: str = "", step_seconds: float = 0.03, start_seconds: float = 0.0) -> None:
         if disturb and not _DISTURBANCE.fullmatch(disturb):
             raise TaskError(f"disturb: {disturb!r} is not such as 'kill@1#60'")
         self._disturb, self._step_seconds = disturb, step_seconds

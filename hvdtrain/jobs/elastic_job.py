@@ -121,7 +121,8 @@ class Worlds:
         session.lost_lease = self._services.lost_lease
         self._state = WorldState(run, session, self._services, found)
         self._world: World | None = None
-        self._paused_since: float | None = None  # by time.monotonic
+        self._paused_since: float | None = None  # by time.perf_counter
+        self._entered_at_step = 0
 
     def train(self) -> Summary:
         """Train in one world after another; return the summary of training that is complete.
@@ -188,7 +189,11 @@ class Worlds:
                 workers.leave(broken=True)
 
     def _pause(self) -> None:
-        self._paused_since = self._paused_since or time.monotonic()
+        """Note since when there is no training: since the last step that this worker did, if it did one."""
+        if self._paused_since is None:
+            state, now = self._session.state, time.perf_counter()
+            has_trained = state.last_step is not None and state.progress.step > self._entered_at_step
+            self._paused_since = state.last_step.clock_seconds if state.last_step and has_trained else now
 
     def _settle(self) -> None:
         """Bring the numbers to where the state is, without the others. Local: no collective."""
@@ -237,10 +242,11 @@ class Worlds:
         seed_training(self._run, session.state.progress.step)
         membership.synced(session.state.place)
         if world.change is not None:
-            paused = time.monotonic() - (self._paused_since or time.monotonic())
+            now = time.perf_counter()
+            paused = now - (self._paused_since or now)
             report_change(session, world, max(paused, world.change.since_seconds))
         session.report.on_workers_changed(world.rank, world.size)
-        self._paused_since = None
+        self._paused_since, self._entered_at_step = None, session.state.progress.step
 
     def _train_in(self, world: World) -> Summary:
         """Collective. Train in a world to the end of training; return the summary, which all of them have."""
