@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from hvdtrain.host.hostfile import HostSlots
+
 
 class Slot(NamedTuple):
     """A place for one worker.
@@ -19,13 +21,6 @@ class Slot(NamedTuple):
     def __str__(self) -> str:
         """Return host and number, such as "h2, slot 1"."""
         return f"{self.host}, slot {self.number}"
-
-
-class HostSlots(NamedTuple):
-    """A host and the number of workers that it takes."""
-
-    host: str
-    slots: int
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.cluster import Slot
 from hvdtrain.elastic.notices import say
 from hvdtrain.elastic.processes import (
     StartOptions,
@@ -21,6 +21,7 @@ from hvdtrain.elastic.processes import (
 )
 from hvdtrain.elastic.store import WorldStore
 from hvdtrain.errors import UsageError
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.host.network import interfaces, own_addresses
 
 LOOPBACK = "127.0.0.1"
@@ -116,7 +117,7 @@ class HostCluster:
         self._options = options
         self._job_key = job_key
         self._find_hosts = find_hosts
-        others = [one.host for one in find_hosts() if not is_this_host(one.host)]
+        others = [one.name for one in find_hosts() if not is_this_host(one.name)]
         self.is_one_host = is_fixed and not others and not interface_names
         self._own = _Addresses(interface_names, others, is_alone=self.is_one_host)
         self.listen_on = self._own.listening

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvdtrain.elastic.cluster import Cluster, HostSlots, Limits, Process, Slot, Store
+from hvdtrain.elastic.cluster import Cluster, Limits, Process, Slot, Store
 from hvdtrain.elastic.events import (
     Action,
     Arrived,
@@ -36,12 +36,9 @@ from hvdtrain.elastic.messages import DriverBeat, EnterWorld, Hello, KillProcess
 from hvdtrain.elastic.state_file import StateFile
 from hvdtrain.elastic.world import World, world_key
 from hvdtrain.elastic.worlds import State
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.host.network import own_addresses
 from hvdtrain.watch.heartbeat import BEAT_SECONDS
-
-ADDRESSES_VARIABLE = "HVDTRAIN_ELASTIC"
-WORKER_VARIABLE = "HVDTRAIN_WORKER"
-SLOT_VARIABLE = "HVDTRAIN_SLOT"
 
 _LOOPBACK = "127.0.0.1"
 _MAX_ADDRESSES = 3

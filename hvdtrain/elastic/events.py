@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.cluster import Slot
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello
 from hvdtrain.elastic.world import World
+from hvdtrain.host.hostfile import HostSlots
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from hvdtrain.elastic.cluster import HostSlots
 from hvdtrain.errors import DiscoveryError
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.printable import printable
 
 RUN_SECONDS = 10.0

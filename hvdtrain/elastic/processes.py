@@ -17,11 +17,9 @@ from horovod.runner.util import network
 from horovod.runner.util.remote import get_remote_command
 
 from hvdtrain.elastic.cluster import Slot
+from hvdtrain.host.launcher import ELASTIC_VARIABLE, SLOT_VARIABLE, WORKER_VARIABLE
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
-ADDRESSES_VARIABLE = "HVDTRAIN_ELASTIC"
-WORKER_VARIABLE = "HVDTRAIN_WORKER"
-SLOT_VARIABLE = "HVDTRAIN_SLOT"
 _HOST_VARIABLE = "HOROVOD_HOSTNAME"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 _SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
@@ -95,7 +93,7 @@ def job_environment(
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         KEY_VARIABLE: job_key,
-        ADDRESSES_VARIABLE: ",".join(f"{address}:{port}" for address, port in addresses),
+        ELASTIC_VARIABLE: ",".join(f"{address}:{port}" for address, port in addresses),
     }
 
 

@@ -22,12 +22,13 @@ from hvdtrain.errors import (
     SaveError,
     WorkerFailure,
 )
+from hvdtrain.host.launcher import SLOT_VARIABLE
 from hvdtrain.watch.worker_connections import machine_id
 
 Blame = Literal["code", "environment", "peer"]
 
 # where a launcher says which of its host's workers this is
-_SLOT_VARIABLES = ("HVDTRAIN_SLOT", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_SLOT_VARIABLES = (SLOT_VARIABLE, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _HOST_VARIABLES = ("HOROVOD_HOSTNAME", "SLURMD_NODENAME")
 _MAX_VALUE = 4096
 # a file or a connection of this host failed; the same code may work on another host

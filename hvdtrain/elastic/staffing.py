@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from hvdtrain.elastic.backoff import Backoff
-from hvdtrain.elastic.cluster import HostSlots, Limits, Slot
+from hvdtrain.elastic.cluster import Limits, Slot
 from hvdtrain.elastic.events import Action, Kill, Say, Start
 from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.host.hostfile import HostSlots
 
 _ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last failure ends the job
 
@@ -28,11 +29,11 @@ class Staffing:
     @property
     def slots(self) -> list[Slot]:
         """All slots, in the order in which they get workers."""
-        return [Slot(one.host, number) for one in self._hosts for number in range(one.slots)]
+        return [Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
 
     def slots_on(self, host: str) -> int:
         """Return the number of slots of a host, at least 1."""
-        return max([1, *(one.slots for one in self._hosts if one.host == host)])
+        return max([1, *(one.slots for one in self._hosts if one.name == host)])
 
     def discover(self, hosts: Sequence[HostSlots], now: float) -> None:
         """Take the hosts that there are now; workers whose slot is gone are to leave."""

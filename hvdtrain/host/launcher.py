@@ -15,6 +15,7 @@ from hvdtrain.printable import printable
 
 ELASTIC_VARIABLE = "HVDTRAIN_ELASTIC"  # the addresses of an elastic job's driver, in its workers
 WORKER_VARIABLE = "HVDTRAIN_WORKER"  # the name that it gave this worker, such as "w7"
+SLOT_VARIABLE = "HVDTRAIN_SLOT"  # its number among the slots of its host
 
 # the variables in which launchers pass the rank
 _LAUNCHER_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")

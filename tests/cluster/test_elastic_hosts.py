@@ -16,7 +16,8 @@ HOROVODRUN = ROOT / "tests" / "support" / "elastic_horovodrun.py"
 # starts a process on h2, says when it ends; kills what standard input names
 STARTER = """
 import sys, threading, time
-from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.cluster import Slot
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.elastic.clusters import HostCluster
 from hvdtrain.elastic.processes import StartOptions
 if __name__ == "__main__":

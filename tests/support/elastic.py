@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.elastic.cluster import HostSlots, Limits, Slot
+from hvdtrain.elastic.cluster import Limits, Slot
 from hvdtrain.elastic.driver import Driver, Outcome
 from hvdtrain.elastic.state_file import STATE_VARIABLE
+from hvdtrain.host.hostfile import HostSlots
 
 TOY = Path(__file__).with_name("toy_worker.py")
 

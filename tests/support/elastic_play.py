@@ -1,6 +1,6 @@
 """The state machine of an elastic job's driver, played by a test: workers say things, time passes."""
 
-from hvdtrain.elastic.cluster import HostSlots, Limits
+from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.events import (
     Action,
     Arrived,
@@ -31,6 +31,7 @@ from hvdtrain.elastic.messages import (
     Synced,
 )
 from hvdtrain.elastic.world import Place, World
+from hvdtrain.host.hostfile import HostSlots
 
 LIMITS = Limits(wanted=2, least=1, most=4)
 

@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
 from hvdtrain.elastic import clusters
-from hvdtrain.elastic.cluster import HostSlots, Slot
+from hvdtrain.elastic.cluster import Slot
 from hvdtrain.elastic.clusters import HostCluster, StepCluster
 from hvdtrain.elastic.processes import StartOptions
 from hvdtrain.errors import UsageError
+from hvdtrain.host.hostfile import HostSlots
 
 KEY = "k" * 64
 HERE = [HostSlots("localhost", 2)]

@@ -5,9 +5,9 @@ import time
 import psutil
 import pytest
 
-from hvdtrain.elastic.cluster import HostSlots
 from hvdtrain.elastic.hosts import FixedHosts, HostWatch, ScriptHosts, parse_hosts
 from hvdtrain.errors import DiscoveryError
+from hvdtrain.host.hostfile import HostSlots
 
 
 @pytest.mark.parametrize(
