@@ -60,8 +60,7 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     )
     ssh = SshOptions(options["ssh_port"], options["ssh_identity_file"])
     if script:
-        discovered, findings = check_discovery(script, options["slots_per_host"])
-        named = [HostSlots(one.host, one.slots) for one in discovered]
+        named, findings = check_discovery(script, options["slots_per_host"])
         return check_over_ssh(named, check_options, ssh, options["as_json"], findings)
     if not hostfile and not hosts:
         return check_here(check_options, options["as_json"])

@@ -3,9 +3,9 @@
 import time
 
 from hvdtrain.doctor.report import Finding
-from hvdtrain.elastic.cluster import HostSlots
 from hvdtrain.elastic.hosts import ScriptHosts
 from hvdtrain.errors import DiscoveryError
+from hvdtrain.host.hostfile import HostSlots
 
 _CHECK = "host discovery"
 _RUNS = 3
@@ -55,6 +55,6 @@ def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], 
                 "Workers leave a host that is not named. Print those that stay.",
             )
         )
-    findings = [Finding(hosts[0].host, _CHECK, "warn", found, remedy) for found, remedy in problems]
+    findings = [Finding(hosts[0].name, _CHECK, "warn", found, remedy) for found, remedy in problems]
     named = f"{len(hosts)} hosts with {sum(one.slots for one in hosts)} slots"
-    return hosts, findings or [Finding(hosts[0].host, _CHECK, "ok", named)]
+    return hosts, findings or [Finding(hosts[0].name, _CHECK, "ok", named)]

@@ -1,8 +1,8 @@
 """Parse the hosts of a job from a host file or from the launchers' -H option."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdtrain.errors import UsageError
 
@@ -10,8 +10,7 @@ _NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for
 _LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
 
 
-@dataclass(frozen=True)
-class HostSlots:
+class HostSlots(NamedTuple):
     """A host and its slots.
 
     Attributes:
