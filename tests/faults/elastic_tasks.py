@@ -15,10 +15,11 @@ from hvdtrain.drill.task import Drill
 
 # name to module, and name in it, of what is wrapped
 PLACES = {
-    "evaluating": ("hvdtrain.loop", "evaluate"),
+    "evaluating": ("hvdtrain.loop", "_evaluate_sets"),
     "writing": ("hvdtrain.checkpoints.storage", "write"),
     "saving": ("hvdtrain.loop", "save"),
     "entering": ("hvdtrain.backends.workers", "HorovodWorkers.restart"),
+    "entered": ("{backend}", "{Backend}.enter_world"),
     "syncing": ("{backend}", "{Backend}.broadcast_state"),
     "stepping": ("{backend}", "{Backend}.train_step"),
     "reducing": ("horovod.torch", "synchronize"),

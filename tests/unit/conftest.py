@@ -1,7 +1,9 @@
 """What unit tests share: hypothesis without clocks, random starts and files; reports to read."""
 
 import os
+import signal
 import sys
+import threading
 import zlib
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from support import numpy_backend
 from support.watching import Watched
 
 from hvdtrain.config import Layer
+from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting import console, event_file, report
 
@@ -31,6 +34,16 @@ def _numbers_of_its_own(request):
     """Let a test draw the same random numbers whichever tests its process has run before."""
     if (twins := sys.modules.get("support.twins")) is not None:
         twins.RANDOM.seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_handled_as_before():
+    """Restore what signals do: a worker that ends ignores them, and what the tests start would, too."""
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
