@@ -69,7 +69,8 @@ def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
 def test_below_min_np_the_rest_waits_then_saves(undisturbed, tmp_path):
     framework, _ = undisturbed
     hosts, launch = script_of(tmp_path, 2), ("--elastic-timeout", "4")
-    with ElasticJob(framework, tmp_path, workers=2, least=2, hosts=hosts, launch=launch) as job:
+    slow = {"HVDTRAIN_TEST_STEP_SECONDS": "0.1"}
+    with ElasticJob(framework, tmp_path, workers=2, least=2, hosts=hosts, launch=launch, **slow) as job:
         job.wait_for_step(30)
         step = job.step()
         set_slots(tmp_path, 1)
