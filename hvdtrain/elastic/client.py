@@ -37,6 +37,9 @@ _WELCOME_SECONDS = 30.0
 _LAST_SECONDS = 2.0  # in which the last message is sent
 _ANSWER_SECONDS = 1.0  # in which the driver says who reports an error
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
+_CYCLE = "HOROVOD_CYCLE_TIME"
+# milliseconds for which Horovod waits for more to reduce; alone, there is nothing to win by waiting
+_CYCLE_ALONE, _CYCLE_OF_SEVERAL = "0.05", "1"
 
 _current: list["Client"] = []
 
@@ -68,6 +71,7 @@ class Client:
         self._environ, self._stall_timeout = environ, stall_timeout
         self._key = environ[KEY_VARIABLE]
         self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
+        self._sets_cycle = not environ.get(_CYCLE)
         self._lease, self._orders = Lease(welcome.lease_seconds), Orders(_quiet(abort))
         self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
         self._thread.on_wait, self._thread.say_ready = _show_wait, self._say_ready
@@ -150,6 +154,8 @@ class Client:
         if self._interfaces:
             interface = interface_for(world)
             self._environ.update(dict.fromkeys(self._interfaces, interface))
+        if self._sets_cycle:
+            self._environ[_CYCLE] = _CYCLE_ALONE if world.size == 1 else _CYCLE_OF_SEVERAL
 
     def formed(self) -> None:
         """Say that Horovod is up in the world."""

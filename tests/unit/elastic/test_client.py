@@ -249,6 +249,18 @@ def test_an_interface_that_the_user_chose_stays(driver, join):
     assert worker.environ["HOROVOD_GLOO_IFACE"] == "eth7"
 
 
+@pytest.mark.parametrize(("given", "alone", "of_two"), [(None, "0.05", "1"), ("3.5", "3.5", "3.5")])
+def test_horovod_does_not_wait_for_others_in_a_world_of_one(driver, join, given, alone, of_two):
+    if given:
+        driver.environ["HOROVOD_CYCLE_TIME"] = given
+    worker = join()
+    entered = worker.enter(driver)
+    worker.client.enter(entered.model_copy(update={"size": 1}))
+    assert worker.environ["HOROVOD_CYCLE_TIME"] == alone
+    worker.client.enter(entered.model_copy(update={"size": 2}))
+    assert worker.environ["HOROVOD_CYCLE_TIME"] == of_two
+
+
 def test_equal_values_have_equal_digests(driver, join):
     worker = join()
     digests = []
