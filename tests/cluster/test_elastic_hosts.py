@@ -1,9 +1,11 @@
 """Elastic jobs on several hosts over real ssh: workers that come, go, freeze and cannot be reached."""
 
+import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +14,7 @@ from support.documents import ROOT
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 60
-HOROVODRUN = ROOT / "tests" / "support" / "elastic_horovodrun.py"
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # starts a process on h2, says when it ends; kills what standard input names
 STARTER = """
 import sys, threading, time
@@ -88,7 +90,7 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
     hosts = folder / "hosts"
     hosts.write_text("h1:1\nh2:1\n")
     options = ["-np", "2", "--min-np", "1", "--max-np", "3", "--host-discovery-script", f"cat {hosts}"]
-    words = [sys.executable, str(HOROVODRUN), *options, sys.executable, str(WORKER), str(folder), "wait"]
+    words = [str(HOROVODRUN), *options, sys.executable, str(WORKER), str(folder), "wait"]
 
     def in_world(generation):
         worlds = {path.stem: read(path).split() for path in folder.glob("*.world")}
@@ -104,3 +106,14 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
         result = job.wait(SECONDS)
     assert result.returncode == 75, result.output
     assert "h3" in "".join(read(path) for path in folder.glob("*.json"))
+
+
+def test_a_drill_on_three_hosts_loses_nothing(cluster, folder):
+    words = [sys.executable, "-m", "hvdtrain", "drill", "-H", cluster.words(), "--framework", "tf"]
+    options = ["--hosts-may-fail", "--folder", str(folder / "drill"), "--json", str(folder / "drill.json")]
+    result = cluster.head.run([*words, *options], cwd=folder, timeout=400, PYTHONPATH=str(ROOT))
+    assert result.returncode == 0, result.output[-6000:]
+    cases = {case["case"]: case for case in json.loads(read(folder / "drill.json"))["cases"]}
+    tried = {name for name, case in cases.items() if not case["not_tried"]}
+    assert tried == {*cases} - {"the run directory is full"}
+    assert cases["a host is cut off"]["recovery_seconds"] > 0

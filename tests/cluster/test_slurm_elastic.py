@@ -1,5 +1,6 @@
-"""An elastic job below a real Slurm: one srun that outlives its tasks; its workers need no framework."""
+"""An elastic job below a real Slurm: one srun that outlives its tasks."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -9,12 +10,18 @@ from hosts import Cluster
 from slurm_daemons import Slurm
 from support.documents import ROOT
 
+from hvdtrain.drill.history import History
+
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 60
+# a worker that needs no framework, and one that trains
+TOLD_TO_WAIT = f'{sys.executable} {WORKER} "$PWD" wait'
+TRAINING = f"{sys.executable} -m hvdtrain --framework torch --task hvdtrain.drill.task:Drill --run-dir run"
 SCRIPT = f"""#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --no-kill --output=out.txt
+export HVDTRAIN_ELASTIC_STATE=$PWD/state.json
 {sys.executable} -m hvdtrain elastic -np 2 --min-np 1 -- \\
-    srun --mpi=none --kill-on-bad-exit=0 --no-kill --wait=0 {sys.executable} {WORKER} "$PWD" wait &
+    srun --mpi=none --kill-on-bad-exit=0 --no-kill --wait=0 COMMAND &
 echo $! >driver.txt
 wait $!
 echo "ended with $?" >code.txt
@@ -47,7 +54,7 @@ def kill(slurm: Slurm, job: str, node: str, signal: str, pid: str) -> None:
 
 @pytest.mark.parametrize("way", ["killed", "node"])
 def test_a_job_goes_on_without_a_lost_worker_and_stops_on_request(slurm, tmp_path, way):
-    (tmp_path / "job.sbatch").write_text(SCRIPT)
+    (tmp_path / "job.sbatch").write_text(SCRIPT.replace("COMMAND", TOLD_TO_WAIT))
     job = slurm.submit(["job.sbatch"], tmp_path, PYTHONPATH=str(ROOT))
     worlds = {name: tmp_path / f"{name}-0.world" for name in ("n1", "n2")}
     wait_for(tmp_path, lambda: all(read(path).startswith("1 ") for path in worlds.values()))
@@ -59,3 +66,17 @@ def test_a_job_goes_on_without_a_lost_worker_and_stops_on_request(slurm, tmp_pat
     kill(slurm, job, "n1", "TERM", read(tmp_path / "driver.txt").strip())
     wait_for(tmp_path, lambda: read(tmp_path / "code.txt"))
     assert read(tmp_path / "code.txt") == "ended with 75\n", read(tmp_path / "out.txt")
+
+
+def test_training_goes_on_without_a_killed_task(slurm, tmp_path):
+    (tmp_path / "job.sbatch").write_text(SCRIPT.replace("COMMAND", TRAINING))
+    job = slurm.submit(["job.sbatch"], tmp_path, PYTHONPATH=str(ROOT))
+    wait_for(tmp_path, lambda: len(History.of(tmp_path / "run").steps()) >= 30)
+    (lost,) = [one for one in json.loads(read(tmp_path / "state.json"))["members"] if one["rank"] == 1]
+    kill(slurm, job, lost["host"], "KILL", str(lost["pid"]))
+    wait_for(tmp_path, lambda: read(tmp_path / "code.txt"))
+    assert read(tmp_path / "code.txt") == "ended with 0\n", read(tmp_path / "out.txt")
+    history = History.of(tmp_path / "run")
+    assert history.steps() == list(range(1, history.summary["steps"] + 1))
+    assert history.samples() == history.summary["samples"]
+    assert [line["left"] for line in history.lines if line["phase"] == "event"] != []

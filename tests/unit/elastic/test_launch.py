@@ -15,7 +15,7 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 ROOT = Path(__file__).parents[3]
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 40
-HOROVODRUN = ROOT / "tests" / "support" / "elastic_horovodrun.py"
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 
 
 class Job:
@@ -57,7 +57,7 @@ class Job:
 
 def horovodrun(folder, *options, worker=(), **changes):
     command = [sys.executable, str(WORKER), str(folder), *worker]
-    return Job(folder, [sys.executable, str(HOROVODRUN), *options, *command], **changes)
+    return Job(folder, [str(HOROVODRUN), *options, *command], **changes)
 
 
 def elastic(folder, *options, command):
