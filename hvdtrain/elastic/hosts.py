@@ -19,6 +19,7 @@ from hvdtrain.printable import printable
 
 RUN_SECONDS = 10.0
 EVERY_SECONDS = 1.0
+_NOT_FOUND = 127  # of the shell
 _MAX_OUTPUT_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 12
 _MAX_SLOTS = 4096
@@ -195,8 +196,15 @@ class ScriptHosts:
         if code:
             number = -code if code < 0 else code - 128  # the script's own end, or what its shell says of it
             found = f"signal {number} ended it" if number > 0 else f"it ended with exit code {code}"
-            raise DiscoveryError(f"{found}{said}", f"Run it by hand to see more: {self.script}")
+            raise DiscoveryError(f"{found}{said}", self._remedy(code))
         return output.decode(errors="replace")
+
+    def _remedy(self, code: int) -> str:
+        """Return what to do about a script that failed."""
+        first = self.script.split()[0] if self.script.split() else ""
+        if code == _NOT_FOUND and first and "/" not in first and os.path.exists(first):
+            return f"It is in this folder: write ./{self.script}"
+        return f"Run it by hand to see more: {self.script}"
 
 
 def _read_to_end(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, str, bool]:
@@ -262,6 +270,8 @@ class HostWatch:
             DiscoveryError: If the first look-up fails.
         """
         self._hosts = self._discovery.find()
+        if not self._hosts:
+            self._say("the host discovery script names no host with slots yet; it is run again every second")
         if not isinstance(self._discovery, FixedHosts):
             threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
 

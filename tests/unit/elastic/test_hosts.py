@@ -176,3 +176,19 @@ def test_fixed_hosts_are_as_given():
     hosts = FixedHosts([HostSlots("h1", 2)])
     hosts.find().clear()
     assert hosts.find() == [("h1", 2)]
+
+
+def test_a_script_that_names_no_host_at_the_start_is_said(tmp_path):
+    said = []
+    watch = HostWatch(ScriptHosts("true"), said.append)
+    watch.start()
+    watch.close()
+    assert said == ["the host discovery script names no host with slots yet; it is run again every second"]
+
+
+def test_a_script_of_this_folder_needs_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.sh").write_text("#!/bin/sh\necho h1\n")
+    with pytest.raises(DiscoveryError) as caught:
+        ScriptHosts("nodes.sh --all").find()
+    assert caught.value.remedy == "It is in this folder: write ./nodes.sh --all"
