@@ -345,10 +345,12 @@ class Regrouping:
                 _RESUME,
             )
         elif worlds.same_failures >= MAX_SAME_FAILURES:
+            doing = "made no step in a world" if worlds.was_up else "could not enter a world"
             self.finish(
                 EXIT_ENVIRONMENT,
-                f"the same workers could not enter a world {MAX_SAME_FAILURES} times in a row",
-                "Can the hosts reach one another? python -m hvdtrain doctor checks it.",
+                f"the same workers {doing} {MAX_SAME_FAILURES} times in a row; the last time "
+                f"{worlds.why_broken}",
+                _SAME_REMEDY if worlds.was_up else _ENTER_REMEDY,
             )
         return worlds.state is State.ENDED
 
@@ -382,6 +384,8 @@ class Regrouping:
 
 
 _RESUME = "Continue from the newest checkpoint with --resume."
+_ENTER_REMEDY = "Can the hosts reach one another? python -m hvdtrain doctor checks it."
+_SAME_REMEDY = "Look at the output of the workers for what fails in each world, such as an error of Horovod."
 _START_REMEDY = (
     "Look at the output of the workers. A script that uses hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
 )

@@ -1,6 +1,6 @@
 """The current world of an elastic job: from its opening until all its workers wait for the next one."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
 
 from hvdtrain.elastic.changes import ChangeLog
@@ -46,7 +46,9 @@ class Worlds:
         generation: the number of the current world; 0 before the first.
         has_begun: whether any worker ever had the state of a world.
         broken: number of worlds that broke.
-        same_failures: worlds, one after the other, that the same workers could not enter.
+        same_failures: worlds, one after the other, that broke with the same workers and without a step.
+        was_up: whether the last world that broke had trained.
+        why_broken: why it broke.
         stalled: why no worker made progress, if that broke the world.
         log: what changed since the last world that trained.
         crashes: the worlds that crashes broke.
@@ -57,12 +59,14 @@ class Worlds:
         self.state = State.STARTING
         self.generation = self.broken = self.same_failures = 0
         self.has_begun = False
-        self.stalled = ""
+        self.was_up = False
+        self.stalled = self.why_broken = ""
         self.log, self.crashes = ChangeLog(), Crashes()
         self._names: set[str] = set()
         self._deadline = self._left_since = float("inf")
         self._is_broken = False
         self._place = Place()  # where the last world began
+        self._where: Hashable = None  # the same, with the kind of its source
         self._change: Change | None = None
         self._liveness: Liveness | None = None
 
@@ -75,13 +79,13 @@ class Worlds:
         """Let workers enter the next world, in the order of ranks."""
         workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
         self._change = self.log.describe(workers, now)
-        if self._is_broken:
-            where = arranged[0].place if source == "root" else ("checkpoint", self._place)
-            self.crashes.broke(self.generation, where)
+        where = arranged[0].place if source == "root" else ("checkpoint", self._place)
         names = {worker.name for worker in workers}
-        was_never_up = self.generation > 0 and self._liveness is None
-        self.same_failures = self.same_failures + 1 if was_never_up and names == self._names else 0
-        self._names, self._liveness = names, None
+        if self._is_broken:
+            self.crashes.broke(self.generation, where)
+        is_same = self._is_broken and (names, where) == (self._names, self._where)
+        self.same_failures = self.same_failures + 1 if is_same else 0
+        self._names, self._where, self._liveness = names, where, None
         self.generation += 1
         for rank, worker in enumerate(workers):
             worker.generation, worker.rank, worker.stage, worker.since = (
@@ -157,6 +161,7 @@ class Worlds:
             self._do(CloseStore())
         self.state, self._left_since, self._is_broken = State.CHANGING, now, True
         self.broken += 1
+        self.was_up, self.why_broken = self._liveness is not None, why
         for worker in self.members:
             self._do(Send(worker.name, Abort(generation=self.generation, why=why)))
             if worker.stage is Stage.ENTERING:

@@ -362,6 +362,35 @@ def test_a_world_that_cannot_be_entered_is_tried_again():
         play.ready("w2")
     assert play.finish.exit_code == 3
     assert "could not enter a world 10 times" in play.finish.problem
+    assert "no route" in play.finish.problem
+
+
+def fail_alike(play):
+    """Let a world that trains break by an error that both workers have, though nobody is lost."""
+    play.ready("w2")
+    play.ready("w1")
+    if play.state == "forming":
+        play.form()
+
+
+def test_worlds_that_break_alike_though_they_trained_end_the_job():
+    play = training(2)
+    for _ in range(10):
+        fail_alike(play)
+        assert play.state == "training"
+    for _ in range(2):
+        fail_alike(play)
+    assert play.finish.exit_code == 3
+    assert "made no step in a world 10 times in a row" in play.finish.problem
+    assert "rank 1 on h1 lost its connection to the others" in play.finish.problem
+
+
+def test_worlds_that_break_after_a_step_do_not_end_the_job():
+    play = training(2)
+    for step in range(20):
+        play.step(20 + step)
+        fail_alike(play)
+    assert play.state == "training"
 
 
 def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
