@@ -81,10 +81,12 @@ class Cluster(Protocol):
         can_start: whether the driver starts workers; otherwise, such as below srun, they come by themselves.
         addresses: where the driver listens, each address and port; the driver sets it before the first start.
             Workers are told it in ``HVDTRAIN_ELASTIC``.
+        listen_on: the addresses of this host at which the workers reach it; the driver listens on them only.
     """
 
     can_start: bool
     addresses: Sequence[tuple[str, int]]
+    listen_on: Sequence[str]
 
     def hosts(self) -> Sequence[HostSlots]:
         """Return the hosts that there are now, in a fixed order, as far as is known."""

@@ -120,7 +120,7 @@ class HostCluster:
         others = [one.name for one in find_hosts() if not is_this_host(one.name)]
         self.is_one_host = is_fixed and not others and not interface_names
         self._own = _Addresses(interface_names, others, is_alone=self.is_one_host)
-        self.listen_on = self._own.listening
+        self.listen_on: Sequence[str] = self._own.listening
         self._name = name
         self._running: dict[str, WorkerProcess] = {}
 
@@ -199,7 +199,7 @@ class StepCluster:
         self._job_key = job_key
         self._environ = environ
         self._own = _Addresses(interface_names, [], is_alone=False)
-        self.listen_on = self._own.listening
+        self.listen_on: Sequence[str] = self._own.listening
         self._name = name
 
     def hosts(self) -> Sequence[HostSlots]:

@@ -37,11 +37,8 @@ from hvdtrain.elastic.state_file import StateFile
 from hvdtrain.elastic.world import World, world_key
 from hvdtrain.elastic.worlds import State
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.host.network import own_addresses
 from hvdtrain.watch.heartbeat import BEAT_SECONDS
 
-_LOOPBACK = "127.0.0.1"
-_MAX_ADDRESSES = 3
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
 _STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
 _KILLED_SECONDS = 5.0
@@ -69,7 +66,6 @@ class Driver:
         limits: what the job may have, and how long to wait for what.
         cluster: where its workers run.
         job_key: the key of the job.
-        is_one_host: whether all workers will ever run on this host.
         environ: names the file for the state of the workers, if one is wanted.
     """
 
@@ -79,11 +75,10 @@ class Driver:
         cluster: Cluster,
         job_key: str,
         *,
-        is_one_host: bool,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._limits, self._cluster, self._key = limits, cluster, job_key
-        self._links = Links(_listening_addresses(is_one_host), job_key, limits.silence_seconds)
+        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
         cluster.addresses = self._links.addresses
         self._members = Members(
             limits, time.monotonic(), job=secrets.token_hex(8), can_start=cluster.can_start
@@ -302,14 +297,6 @@ class Driver:
         self._close_store()
         self._links.close_all()
         self._state_file.write(State.ENDED.value, self._members.generation, [])
-
-
-def _listening_addresses(is_one_host: bool) -> list[str]:
-    """Return this host's addresses at which workers reach the driver; never all of them at once."""
-    if is_one_host:
-        return [_LOOPBACK]
-    flat = [text.split("/")[0] for texts in own_addresses().values() for text in texts]
-    return flat[:_MAX_ADDRESSES] or [_LOOPBACK]
 
 
 def stop_on(driver: Driver, numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> None:

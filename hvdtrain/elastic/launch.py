@@ -47,7 +47,7 @@ def _run(args: Any) -> int:
     slots = sum(one.slots for one in watch.hosts())
     limits = make_limits(_limit_options(args), slots, os.environ, is_fixed=is_fixed)
     if args.nics:
-        os.environ.update(_interface_variables(args.nics))  # the driver listens on them
+        os.environ.update(_interface_variables(args.nics))  # the workers use them
     job_key = secrets.token_hex(32)
     cluster = HostCluster(
         _start_options(args),
@@ -57,7 +57,7 @@ def _run(args: Any) -> int:
         is_fixed=is_fixed,
         name=_NAME,
     )
-    driver = Driver(limits, cluster, job_key, is_one_host=cluster.is_one_host)
+    driver = Driver(limits, cluster, job_key)
     try:
         return report(_NAME, run_driver(driver, save=lambda: safe_shell_exec.pass_on(signal.SIGUSR1)))
     finally:

@@ -40,7 +40,7 @@ def run_step(command: Sequence[str], given: LimitOptions, interface_names: Seque
         os.environ["HOROVOD_GLOO_IFACE"] = interface_names[0]
     job_key = secrets.token_hex(32)
     cluster = StepCluster(job_key, os.environ, interface_names=interface_names, name=_NAME)
-    driver = Driver(limits, cluster, job_key, is_one_host=False)
+    driver = Driver(limits, cluster, job_key)
     step = _Step(command, cluster.environment(), driver)
     try:
         outcome = run_driver(driver, step.save)

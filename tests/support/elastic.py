@@ -96,6 +96,7 @@ class FakeCluster:
     ) -> None:
         self.now_hosts = list(hosts)
         self.addresses: Sequence[tuple[str, int]] = ()
+        self.listen_on: Sequence[str] = ["127.0.0.1"]
         self.words, self.environ, self.key = list(words), dict(environ or {}), key
         self.processes: dict[str, FakeProcess] = {}
         self.said: list[str] = []
@@ -158,9 +159,7 @@ class ToyJob:
             hosts, words or [sys.executable, str(TOY), str(folder), str(steps)], self.key, environ
         )
         self._state = folder / "state.json"
-        self.driver = Driver(
-            limits, self.cluster, self.key, is_one_host=True, environ={STATE_VARIABLE: str(self._state)}
-        )
+        self.driver = Driver(limits, self.cluster, self.key, environ={STATE_VARIABLE: str(self._state)})
         self.outcome: Outcome | None = None
         self._thread = threading.Thread(target=self._run)
 

@@ -8,10 +8,11 @@ import sys
 import time
 
 import pytest
-from support.elastic import ToyJob
+from support.elastic import FakeCluster, ToyJob
 
 from hvdtrain.elastic import links
 from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.driver import Driver
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import Beat, Hello, Ready, Refuse, Welcome, encode, from_driver
 from hvdtrain.elastic.world import Place
@@ -67,6 +68,14 @@ def test_a_worker_is_welcome_once(job):
     assert isinstance(FakeWorker(job, "").hello(), Refuse)
     first.send(Ready(generation=0, place=Place(), valid=False, digest="d", stall_timeout=5))
     assert job.state()["members"][0]["worker"] == "w1"
+
+
+def test_the_driver_listens_where_its_cluster_is_reached_and_nowhere_else():
+    cluster = FakeCluster([("h1", 1)], SLEEP, "key")
+    cluster.listen_on = ["127.0.0.2", "127.0.0.3"]
+    driver = Driver(ONE, cluster, "key")
+    assert [address for address, _ in driver.addresses] == ["127.0.0.2", "127.0.0.3"]
+    driver._end_all()
 
 
 def test_who_does_not_know_the_key_is_not_let_in(job):
