@@ -52,6 +52,7 @@ class Regrouping:
         self._grace_by = self._stop_by = self._complete_by = _FOREVER
         self._purpose: Purpose = "train"
         self._signal = 0
+        self._was_asked = False  # by a signal to the launcher
         self._exit_code: int | None = None
         self._why_saved = ""  # if the job ends for a lack of workers
         self._comparison: Comparison | None = None
@@ -122,10 +123,10 @@ class Regrouping:
     def stop(self, number: int, now: float) -> None:
         """Let all workers save and stop for a signal to the launcher; end them for a second one."""
         name = signal.Signals(number).name
-        if self._signal or not self._worlds.has_begun:
+        if self._was_asked or not self._worlds.has_begun:
             self.finish(128 + number, f"the job was ended by {name} before its state was saved")
             return
-        self._signal, self._purpose = number, "stop"
+        self._was_asked, self._signal, self._purpose = True, number, "stop"
         self._do(Say(f"{name}: the workers save and stop"))
         if self._worlds.state is State.TRAINING:
             self._send_stop(now)

@@ -6,7 +6,7 @@ from support.elastic_play import Play, training
 
 from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.events import Arrived, Forward, Lost, Signalled
-from hvdtrain.elastic.messages import End, Hello, Stop, Welcome
+from hvdtrain.elastic.messages import End, Hello, Leaving, Stop, Welcome
 
 TERM = Signalled(signal.SIGTERM)
 
@@ -38,6 +38,18 @@ def test_a_second_signal_ends_the_job():
     play.take(Signalled(signal.SIGINT))
     assert play.finish.exit_code == 130
     assert play.told("w1", End)
+
+
+def test_the_first_signal_does_not_end_a_job_that_already_saves_because_all_workers_leave():
+    play = training(2)
+    play.say("w1", Leaving(why="SIGTERM"))
+    play.say("w2", Leaving(why="SIGTERM"))
+    play.wait(2.5)
+    assert play.state == "stopping"
+    play.take(TERM)
+    assert play.state == "stopping"
+    play.take(TERM)
+    assert play.finish.exit_code == 143
 
 
 def test_a_signal_before_anything_was_trained_ends_the_job():
