@@ -36,15 +36,19 @@ class Staffing:
         return max([1, *(one.slots for one in self._hosts if one.name == host)])
 
     def discover(self, hosts: Sequence[HostSlots], now: float) -> None:
-        """Take the hosts that there are now; workers whose slot is gone are to leave."""
+        """Take the hosts that there are now; a worker whose slot is gone is to leave, until it is back."""
         before, self._hosts = set(self.slots), hosts
         there = set(self.slots)
         for slot in before - there:
             self._backoff.forget(slot)
         for worker in self._roster.at(*ALIVE):
-            if worker.slot in there or worker.wants_out:
+            if worker.slot in there:
+                if _is_removed_only(worker):
+                    worker.wants_out, worker.is_removed = "", False
                 continue
-            reason = f"{worker.slot} is no longer among the hosts"
+            if worker.wants_out:
+                continue
+            reason = _removal_of(worker)
             if worker.stage in (*IN_WORLD, Stage.READY):
                 worker.wants_out, worker.is_removed = reason, True
             else:
@@ -67,8 +71,11 @@ class Staffing:
         self._do(Say(f"{worker} {worker.reason}{again}"))
 
     def left(self, worker: Worker, now: float) -> None:
-        """Leave the slot of a worker that left as it was asked to out for the longest time."""
-        if worker.slot in self.slots:
+        """Leave the slot of a worker that left as it was asked to out for the longest time.
+
+        A slot that was gone and is back may be used at once.
+        """
+        if worker.slot in self.slots and not _is_removed_only(worker):
             self._backoff.left(worker.slot, now)
 
     def is_hopeless(self) -> bool:
@@ -87,3 +94,12 @@ class Staffing:
         taken = self._roster.taken_slots(now)
         free = [slot for slot in self.slots if slot not in taken]
         return sorted(free, key=lambda slot: max(now, self._backoff.ready_at(slot)))[: wanted - alive]
+
+
+def _removal_of(worker: Worker) -> str:
+    return f"{worker.slot} is no longer among the hosts"
+
+
+def _is_removed_only(worker: Worker) -> bool:
+    """Return whether a worker is to leave for no other reason than that its slot was gone."""
+    return worker.is_removed and worker.wants_out == _removal_of(worker)

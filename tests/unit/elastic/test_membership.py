@@ -653,6 +653,50 @@ def test_workers_on_a_host_that_is_gone_leave_in_order():
     assert len(play.started) == 6  # it is back
 
 
+def test_workers_on_a_host_that_is_back_in_a_moment_stay():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    play.discover(("h1", 2))
+    play.wait(1)
+    play.discover(("h1", 2), ("h2", 2))
+    play.wait(5)
+    assert play.state == "training"
+    assert not play.told("w1", ChangeWorld)
+
+
+def test_workers_on_a_host_that_is_back_during_the_change_stay():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    play.discover(("h1", 2))
+    play.wait(2.1)
+    play.ready("w3")
+    play.discover(("h1", 2), ("h2", 2))
+    for worker in ("w1", "w2", "w4"):
+        play.ready(worker)
+    assert play.names == ["w1", "w2", "w3", "w4"]
+
+
+def test_a_host_that_is_back_does_not_keep_a_worker_that_wants_out_itself():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    play.discover(("h1", 2))
+    play.say("w3", Leaving(why="SIGTERM"))
+    play.discover(("h1", 2), ("h2", 2))
+    play.wait(2.1)
+    for worker in ("w1", "w2", "w3", "w4"):
+        play.ready(worker)
+    play.obey("w3")
+    assert play.names == ["w1", "w2", "w4"]
+
+
+def test_a_slot_that_is_back_while_its_worker_leaves_is_used_at_once():
+    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    play.discover(("h1", 2))
+    play.wait(2.1)
+    for worker in ("w1", "w2", "w3", "w4"):
+        play.ready(worker)
+    play.discover(("h1", 2), ("h2", 2))
+    play.obey("w3", "w4")
+    assert len(play.started) == 6
+
+
 def test_a_host_that_comes_during_a_change_gets_workers_afterwards():
     play = training(2, Limits(wanted=2, least=1, most=4), (("h1", 2),))
     play.die("w2")
