@@ -22,6 +22,7 @@ GRACE_SECONDS = 30.0  # after which the signal to the launcher is forwarded
 STOP_SECONDS = 600.0  # after which a job that does not stop is ended
 WAIT_SECONDS = 10.0  # between lines that say that the job waits
 MAX_SAME_FAILURES = 10
+MAX_UNENTERED = 2  # worlds that those who train could not enter with the same joiners
 
 _FOREVER = float("inf")
 
@@ -190,6 +191,8 @@ class Regrouping:
         if self._worlds.state is State.STARTING and not self._may_start(ready, now):
             return None
         staying = [worker for worker in ready if not worker.wants_out]
+        if self._worlds.unentered >= MAX_UNENTERED and self._purpose == "train":
+            staying = self._without_joiners(staying)
         if ready and not staying and self._worlds.state is not State.STARTING:
             if self._awaits_heirs(ready):
                 staying = ready
@@ -205,6 +208,17 @@ class Regrouping:
         if len(staying) < self._limits.least:
             return self._wait(len(staying), now)
         return self._open(staying, now) if self._agree(staying, now) else None
+
+    def _without_joiners(self, staying: list[Worker]) -> list[Worker]:
+        """Let the workers that were in no world that trained leave, if the others are enough."""
+        joiners = [one for one in staying if self._worlds.log.is_new(one)]
+        others = [one for one in staying if one not in joiners]
+        if not joiners or not others or len(others) < self._limits.least:
+            return staying
+        for one in joiners:
+            one.wants_out = f"{self._worlds.unentered} worlds with it could not be entered"
+            self._do(Say(f"{one} is left out: {one.wants_out}; the last time {self._worlds.why_broken}"))
+        return others
 
     def _awaits_heirs(self, leaving: list[Worker]) -> bool:
         """Return whether all workers are to leave, but others are about to come in other slots."""

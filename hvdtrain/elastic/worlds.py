@@ -14,7 +14,7 @@ from hvdtrain.watch.heartbeat import WorkerState
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 
 FORM_SECONDS = 20.0
-SYNC_SECONDS = 60.0  # and at least the stall timeout
+SYNC_SECONDS = 60.0  # without an answer or progress, and at least the stall timeout
 
 
 class State(Enum):
@@ -47,6 +47,7 @@ class Worlds:
         has_begun: whether any worker ever had the state of a world.
         broken: number of worlds that broke.
         same_failures: worlds, one after the other, that broke with the same workers and without a step.
+        unentered: worlds, one after the other, that the same workers could not enter.
         was_up: whether the last world that broke had trained.
         why_broken: why it broke.
         stalled: why no worker made progress, if that broke the world.
@@ -57,13 +58,15 @@ class Worlds:
     def __init__(self, roster: Roster, do: Callable[[Action], None]) -> None:
         self._roster, self._do = roster, do
         self.state = State.STARTING
-        self.generation = self.broken = self.same_failures = 0
+        self.generation = self.broken = self.same_failures = self.unentered = 0
         self.has_begun = False
         self.was_up = False
         self.stalled = self.why_broken = ""
         self.log, self.crashes = ChangeLog(), Crashes()
         self._names: set[str] = set()
+        self._unentered_by: set[str] = set()
         self._deadline = self._left_since = float("inf")
+        self._moved = 0.0  # when a worker that receives the state last made progress
         self._is_broken = False
         self._place = Place()  # where the last world began
         self._where: Hashable = None  # the same, with the kind of its source
@@ -112,6 +115,7 @@ class Worlds:
         """Take note that a worker has the state of the world."""
         if worker.stage in (Stage.ENTERING, Stage.SYNCING):
             worker.stage, self.has_begun, self._place = Stage.TRAINING, True, place
+            self._moved = now
         self._advance(now)
 
     def _advance(self, now: float) -> None:
@@ -119,9 +123,9 @@ class Worlds:
         if self.state is State.FORMING and Stage.ENTERING not in stages:
             self._do(CloseStore())
             self.state = State.SYNCING
-            self._deadline = now + max(SYNC_SECONDS, self._roster.stall_timeout())
+            self._moved = now
         if self.state is State.SYNCING and stages == {Stage.TRAINING}:
-            self.state, self._deadline = State.TRAINING, float("inf")
+            self.state, self._deadline, self.unentered = State.TRAINING, float("inf"), 0
             members = sorted(self.members, key=lambda worker: worker.rank)
             self._liveness = Liveness(
                 None, [worker.member() for worker in members], self._roster.stall_timeout(), now
@@ -134,7 +138,9 @@ class Worlds:
 
     def beat(self, worker: Worker, state: WorkerState, now: float) -> None:
         """Take note of what a worker does."""
-        worker.state = state
+        before, worker.state = worker.state, state
+        if before is None or (before.number, before.place) != (state.number, state.place):
+            self._moved = now
         if self._liveness is not None and worker.stage is Stage.TRAINING:
             self._liveness.beat(worker.rank, state, now)
 
@@ -162,6 +168,9 @@ class Worlds:
         self.state, self._left_since, self._is_broken = State.CHANGING, now, True
         self.broken += 1
         self.was_up, self.why_broken = self._liveness is not None, why
+        if not self.was_up:
+            self.unentered = self.unentered + 1 if self._names == self._unentered_by else 1
+            self._unentered_by = self._names
         for worker in self.members:
             self._do(Send(worker.name, Abort(generation=self.generation, why=why)))
             if worker.stage is Stage.ENTERING:
@@ -192,9 +201,18 @@ class Worlds:
         is_alone = len(self.members) < 2
         return self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
 
+    def _is_late(self, now: float) -> bool:
+        """Return whether the world does not come up; sending the state may take any time with progress."""
+        if self.state is State.FORMING:
+            return now >= self._deadline
+        limit = max(SYNC_SECONDS, self._roster.stall_timeout())
+        is_frozen = any(now - worker.heard >= limit for worker in self.members)
+        is_stuck = now - self._moved >= LONG_FACTOR * limit
+        return is_frozen or is_stuck
+
     def _late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the silent workers of a world that does not come up in time; the others try again."""
-        if now < self._deadline:
+        if not self._is_late(now):
             return []
         doing = "enter the world" if self.state is State.FORMING else "receive the state"
         silent = [worker for worker in self.members if worker.is_silent(now)]
@@ -215,7 +233,7 @@ class Worlds:
 
     def ticks(self) -> list[float]:
         """Return when something is due."""
-        return [self._deadline] if self.state in (State.FORMING, State.SYNCING) else []
+        return [self._deadline] if self.state is State.FORMING else []
 
     def _describe(self, members: Collection[Worker], now: float) -> str:
         text = f"training with {len(members)} worker{'s' if len(members) > 1 else ''}"

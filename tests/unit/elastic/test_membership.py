@@ -410,6 +410,79 @@ def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
     assert play.world.source == "root"
 
 
+def join(play, *members, joiner="w2"):
+    """Let a joiner and the members stand in a world in which Horovod is up and the state is sent."""
+    play.come(joiner)
+    play.wait(1.1)
+    for member in members:
+        play.ready(member)
+    for worker in play.names:
+        play.say(worker, Formed(generation=play.members.generation))
+    assert play.state == "syncing"
+
+
+def test_a_large_state_may_take_any_time_while_a_worker_makes_progress():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    join(play, "w1")
+    for number in range(30):
+        play.wait(100)
+        for worker in ("w1", "w2"):
+            play.say(worker, Beat(state=["receiving the state", number, 0, 0, True, 0.0, ""]))
+    assert play.state == "syncing"
+    play.wait(100)
+    assert play.state == "syncing"
+
+
+def test_a_state_that_does_not_arrive_without_any_progress_breaks_the_world():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    join(play, "w1")
+    play.wait(1190)
+    assert play.state == "syncing"
+    play.wait(12)
+    assert play.state == "changing"
+    assert play.killed == []
+
+
+def test_a_worker_that_freezes_while_it_receives_the_state_is_ended():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    join(play, "w1")
+    play.wait(119, silent=("w2",))
+    assert play.state == "syncing"
+    play.wait(3, silent=("w2",))
+    assert "w2" in play.killed
+    assert "w1" not in play.killed
+
+
+def test_a_joiner_with_which_no_world_can_be_entered_is_left_out():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.come("w2")
+    play.wait(1.1)
+    play.ready("w1")
+    for _ in range(2):
+        assert play.names == ["w1", "w2"]
+        play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
+        play.ready("w1")
+        play.ready("w2")
+    play.obey("w2")
+    assert "is left out: 2 worlds with it could not be entered; the last time rank 0" in play.said
+    assert play.names == ["w1"]
+    play.form()
+    assert play.state == "training"
+
+
+def test_joiners_that_are_needed_are_tried_again():
+    play = training(2, Limits(wanted=2, least=2, most=2))
+    play.die("w2")
+    play.ready("w1")
+    play.wait(1.5)
+    play.come("w3")
+    for _ in range(4):
+        play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
+        play.ready("w1")
+        play.ready("w3")
+        assert play.names == ["w1", "w3"]
+
+
 def test_without_a_valid_source_the_checkpoint_is_read():
     play = training(2)
     play.die("w1")
