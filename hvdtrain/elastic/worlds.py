@@ -14,6 +14,7 @@ from hvdtrain.watch.heartbeat import WorkerState
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 
 FORM_SECONDS = 20.0
+FORM_SECONDS_A_PAIR = 0.005  # of workers: each asks the store about every other one
 SYNC_SECONDS = 60.0  # without an answer or progress, and at least the stall timeout
 
 
@@ -99,7 +100,7 @@ class Worlds:
             )
         self.state, self._deadline, self._is_broken, self.stalled = (
             State.FORMING,
-            now + FORM_SECONDS,
+            now + FORM_SECONDS + len(workers) ** 2 * FORM_SECONDS_A_PAIR,
             False,
             "",
         )

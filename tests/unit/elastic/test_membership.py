@@ -348,6 +348,15 @@ def test_a_world_that_does_not_form_is_tried_again_without_the_silent():
     assert play.names == ["w1"]
 
 
+def test_many_workers_have_longer_to_enter_a_world():
+    play = Play(Limits(wanted=128, least=1, most=128), (("h1", 128),))
+    play.come(*[f"w{number + 1}" for number in range(128)])
+    play.wait(100)
+    assert play.state == "forming"
+    play.wait(4)
+    assert play.state == "changing"
+
+
 def test_a_world_that_cannot_be_entered_is_tried_again():
     play = training(2)
     for _ in range(9):
