@@ -274,10 +274,16 @@ class Driver:
             self._cluster.kill_far(host, hello.pid, hello.process_seconds)
 
     def _await_ends(self, seconds: float) -> None:
-        """Wait until all workers have ended by themselves; a second signal ends the wait."""
-        until = time.monotonic() + seconds
-        while self._left() and time.monotonic() < until:
-            self._receive(self._links.wait(min(_TURN_SECONDS, until - time.monotonic())))
+        """Wait until all workers have ended by themselves; a second signal ends the wait.
+
+        They still get beats: without these they would not end a checkpoint that they write.
+        """
+        until, next_beat = time.monotonic() + seconds, time.monotonic()
+        while self._left() and (now := time.monotonic()) < until:
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat()
+            self._receive(self._links.wait(min(_TURN_SECONDS, max(0.0, until - time.monotonic()))))
             if any(isinstance(event, Signalled) for event in list(self._events)):
                 return
             self._events.clear()

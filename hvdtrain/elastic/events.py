@@ -7,6 +7,8 @@ from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello
 from hvdtrain.elastic.world import World
 from hvdtrain.host.hostfile import HostSlots
 
+END_SECONDS = 10.0  # for the workers to end by themselves when the job is over
+
 
 @dataclass(frozen=True)
 class Arrived:
@@ -149,7 +151,7 @@ class Finish:
     exit_code: int
     problem: str = ""
     remedy: str = ""
-    grace_seconds: float = 10.0
+    grace_seconds: float = END_SECONDS
 
 
 Action = Start | Send | Kill | Forward | OpenWorld | CloseStore | Say | Finish

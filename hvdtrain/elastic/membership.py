@@ -45,7 +45,7 @@ from hvdtrain.elastic.messages import (
     Values,
     Welcome,
 )
-from hvdtrain.elastic.regrouping import LEFT_SECONDS, Regrouping
+from hvdtrain.elastic.regrouping import LEFT_SECONDS, SAVE_SECONDS, Regrouping
 from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.staffing import Staffing
 from hvdtrain.elastic.worlds import UP, State, Worlds
@@ -274,7 +274,9 @@ class Members:
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
-            self._regrouping.finish(message.exit_code, told=message.problem, remedy=message.remedy)
+            self._regrouping.finish(
+                message.exit_code, told=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
+            )
         else:
             self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
 from hvdtrain.elastic.crashes import SAME_STEP
-from hvdtrain.elastic.events import Action, CloseStore, Finish, Forward, Say, Send
+from hvdtrain.elastic.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
 from hvdtrain.elastic.messages import Abort, AskValues, End, Leave, Stop, Values, Wait
 from hvdtrain.elastic.ranks import Candidate, arrange, choose_source
 from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
@@ -20,6 +20,7 @@ LEAVE_SECONDS = 2.0  # in which workers that want to leave are collected
 LEFT_SECONDS = 10.0  # for a worker to leave: rank 0 ends a save
 GRACE_SECONDS = 30.0  # after which the signal to the launcher is forwarded
 STOP_SECONDS = 600.0  # after which a job that does not stop is ended
+SAVE_SECONDS = 45.0  # after an error of one worker: the others end a checkpoint that they write, within 40 s
 WAIT_SECONDS = 10.0  # between lines that say that the job waits
 MAX_SAME_FAILURES = 10
 MAX_UNENTERED = 2  # worlds that those who train could not enter with the same joiners
@@ -376,7 +377,15 @@ class Regrouping:
         exit_code = failure.exit_code if failure else EXIT_ENVIRONMENT
         self.finish(exit_code, f"no worker can start: {last} {last.reason if last else ''}", _START_REMEDY)
 
-    def finish(self, exit_code: int, problem: str = "", remedy: str = "", *, told: str = "") -> None:
+    def finish(
+        self,
+        exit_code: int,
+        problem: str = "",
+        remedy: str = "",
+        *,
+        told: str = "",
+        grace_seconds: float = END_SECONDS,
+    ) -> None:
         """End the job.
 
         Args:
@@ -384,6 +393,7 @@ class Regrouping:
             problem: what was found; the launcher says it.
             remedy: what to do.
             told: what was found, if a worker says it.
+            grace_seconds: so long the workers may take to end by themselves.
         """
         if self._worlds.state is State.FORMING:
             self._do(CloseStore())
@@ -395,7 +405,7 @@ class Regrouping:
                 self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))
             self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
         self._worlds.state = State.ENDED
-        self._do(Finish(exit_code, problem, remedy if problem else ""))
+        self._do(Finish(exit_code, problem, remedy if problem else "", grace_seconds))
 
 
 _RESUME = "Continue from the newest checkpoint with --resume."

@@ -14,7 +14,18 @@ from hvdtrain.elastic import links
 from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.driver import Driver
 from hvdtrain.elastic.handshake import prove_to_driver
-from hvdtrain.elastic.messages import Beat, Hello, Ready, Refuse, Welcome, encode, from_driver
+from hvdtrain.elastic.messages import (
+    Beat,
+    DriverBeat,
+    End,
+    Failed,
+    Hello,
+    Ready,
+    Refuse,
+    Welcome,
+    encode,
+    from_driver,
+)
 from hvdtrain.elastic.world import Place
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -145,6 +156,15 @@ def test_a_worker_hears_the_driver(job):
     worker = FakeWorker(job)
     assert is_welcome(worker)
     assert worker.receive().kind == "driver_beat"
+
+
+def test_workers_that_still_save_at_the_end_hear_the_driver(job):
+    worker = FakeWorker(job)
+    assert is_welcome(worker)
+    worker.send(Failed(blame="code", problem="the loss is NaN", exit_code=4))
+    assert worker.receive(End)
+    for _ in range(3):
+        assert worker.receive(DriverBeat)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

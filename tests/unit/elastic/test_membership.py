@@ -27,6 +27,7 @@ from hvdtrain.elastic.messages import (
     Welcome,
 )
 from hvdtrain.elastic.world import Place
+from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 
 
 def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():
@@ -582,6 +583,7 @@ def test_a_failure_that_all_would_have_ends_the_job_once():
     play.say("w2", Failed(blame="code", problem="the loss is NaN", remedy="lower it", exit_code=4))
     assert play.finish.exit_code == 4
     assert play.finish.problem == ""  # the worker says it
+    assert play.finish.grace_seconds > LAST_SAVE_SECONDS
     told = play.told("w1", End)[0]
     assert (told.problem, told.exit_code, told.speaks) == ("the loss is NaN", 4, False)
     assert [one.speaks for one in play.told("w2", End)] == [True]
