@@ -9,7 +9,7 @@ from hvdtrain.elastic.events import Action, CloseStore, OpenWorld, Say, Send
 from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
 from hvdtrain.elastic.ranks import Candidate, describe_worlds
 from hvdtrain.elastic.roster import IN_WORLD, Roster, Stage, Worker
-from hvdtrain.elastic.world import Change, Place, Purpose, Source
+from hvdtrain.elastic.world import Place, Purpose, Source
 from hvdtrain.watch.heartbeat import WorkerState
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 
@@ -71,7 +71,6 @@ class Worlds:
         self._is_broken = False
         self._place = Place()  # where the last world began
         self._where: Hashable = None  # the same, with the kind of its source
-        self._change: Change | None = None
         self._liveness: Liveness | None = None
 
     @property
@@ -82,7 +81,7 @@ class Worlds:
     def open(self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float) -> None:
         """Let workers enter the next world, in the order of ranks."""
         workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
-        self._change = self.log.describe(workers, now)
+        change = self.log.describe(workers, now)
         where = arranged[0].place if source == "root" else ("checkpoint", self._place)
         names = {worker.name for worker in workers}
         if self._is_broken:
@@ -104,7 +103,7 @@ class Worlds:
             False,
             "",
         )
-        self._do(OpenWorld(describe_worlds(arranged, self.generation, source, purpose, self._change)))
+        self._do(OpenWorld(describe_worlds(arranged, self.generation, source, purpose, change)))
 
     def formed(self, worker: Worker, now: float) -> None:
         """Take note that Horovod is up on a worker."""
@@ -117,6 +116,8 @@ class Worlds:
         if worker.stage in (Stage.ENTERING, Stage.SYNCING):
             worker.stage, self.has_begun, self._place = Stage.TRAINING, True, place
             self._moved = now
+            if worker.rank == 0:
+                self.log.record(self.members)
         self._advance(now)
 
     def _advance(self, now: float) -> None:
@@ -238,10 +239,12 @@ class Worlds:
 
     def _describe(self, members: Collection[Worker], now: float) -> str:
         text = f"training with {len(members)} worker{'s' if len(members) > 1 else ''}"
-        if self._change is None:
+        changed = self.log.describe_all(members)
+        if changed is None:
             return f"{text} (world {self.generation})"
-        parts = [f"left: {'; '.join(self._change.left)}"] if self._change.left else []
-        parts += [f"joined: {', '.join(self._change.joined)}"] if self._change.joined else []
+        left, joined = changed
+        parts = [f"left: {'; '.join(left)}"] if left else []
+        parts += [f"joined: {', '.join(joined)}"] if joined else []
         paused = self.log.seconds(now)
         return f"{text} (world {self.generation}) after {paused:.1f} s" + "".join(
             f"; {part}" for part in parts

@@ -179,6 +179,27 @@ def test_a_lost_member_breaks_the_world_and_the_next_has_the_others(how):
     assert play.slot("w4") == Slot("h1", 2)
 
 
+def test_what_rank_0_has_recorded_is_not_told_again_if_its_world_breaks():
+    play = training(4)
+    play.die("w4")
+    for worker in ("w1", "w2", "w3"):
+        play.ready(worker)
+    play.wait(5)
+    for worker in play.names:
+        play.say(worker, Formed(generation=2))
+    play.sync("w1")
+    play.die("w3")
+    play.ready("w2")
+    play.wait(3)
+    play.ready("w1")
+    assert play.names == ["w1", "w2"]
+    assert play.world.change.left == ("rank 2 on h1: killed (SIGKILL)",)
+    assert play.world.change.why.startswith("rank 2 on h1")
+    assert play.world.change.since_seconds == pytest.approx(3, abs=0.5)
+    play.form()
+    assert "after 8.0 s; left: rank 2 on h1: killed (SIGKILL); rank 3 on h1: killed" in play.said
+
+
 def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
     play = training(3)
     play.step(11, "w2", "w3")
