@@ -143,10 +143,15 @@ class Regrouping:
         for worker in self._roster.at(Stage.STARTED):
             if now - worker.since >= 2 * self._limits.start_timeout:
                 lost.append((worker, f"did not report within {2 * self._limits.start_timeout:.0f} s"))
+        has_begun = self._worlds.has_begun
         limit = max(LONG_FACTOR * stall, LONG_SECONDS)
-        for worker in self._roster.at(Stage.BUILDING) if stall and not self._worlds.has_begun else []:
+        if has_begun:  # nobody waits for a joiner
+            limit = max(limit, LONG_FACTOR * self._limits.start_timeout)
+        for worker in self._roster.at(Stage.BUILDING) if stall else []:
             age = now - worker.heard + (worker.state.age_seconds if worker.state else 0.0)
-            if age >= limit or now - self._first_ready >= limit:
+            is_long = has_begun and worker.state is not None and worker.state.is_long
+            is_awaited = not has_begun and now - self._first_ready >= limit
+            if (age >= limit and not is_long) or is_awaited:
                 doing = f"; it was {worker.state}" if worker.state else ""
                 lost.append((worker, f"was not ready after {limit:.0f} s{doing}"))
         return lost

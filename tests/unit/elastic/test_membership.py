@@ -137,6 +137,20 @@ def test_a_joiner_that_is_never_ready_disturbs_nobody():
     assert play.members.generation == 1
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_joiner_that_makes_no_progress_is_ended_unless_its_work_was_announced_to_take_long(is_long):
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    play.arrive("w2")
+    for second in range(1300):
+        play.now += 1
+        beat(play, "w1", 12, 0.0)
+        beat(play, "w2", 0, float(second), is_long=is_long)
+        if second == 1190:
+            assert "w2" not in play.killed
+    assert ("w2" in play.killed) != is_long
+    assert play.state == "training"
+
+
 def test_a_joiner_that_differs_is_refused_and_the_others_are_not_told():
     play = training(1, Limits(wanted=1, least=1, most=2))
     play.arrive("w2")
