@@ -790,6 +790,7 @@ def test_workers_on_a_host_that_is_back_during_the_change_stay():
     play.discover(("h1", 2), ("h2", 2))
     for worker in ("w1", "w2", "w4"):
         play.ready(worker)
+    assert play.members.generation == 2
     assert play.names == ["w1", "w2", "w3", "w4"]
 
 
