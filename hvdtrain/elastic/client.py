@@ -165,9 +165,9 @@ class Client:
         """Say that Horovod did not come up in the world."""
         self._send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
 
-    def synced(self, place: Place) -> None:
-        """Say that this worker has the whole state of the world."""
-        self._send(Synced(generation=self._orders.generation, place=place))
+    def synced(self, place: Place, run_dir: str) -> None:
+        """Say that this worker has the whole state of the world, which is written to a run directory."""
+        self._send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
 
     def change_wanted(self) -> bool:
         """Return whether all workers are to leave the world at the next step."""

@@ -62,8 +62,8 @@ class Membership(Protocol):
         """Say that Horovod did not come up in the world."""
         ...
 
-    def synced(self, place: Place) -> None:
-        """Say that this worker has the whole state of the world."""
+    def synced(self, place: Place, run_dir: str) -> None:
+        """Say that this worker has the whole state of the world, which is written to a run directory."""
         ...
 
     def change_wanted(self) -> bool:

@@ -248,7 +248,7 @@ class Members:
 
     def _synced(self, worker: Worker, message: Synced, now: float) -> None:
         if message.generation == worker.generation:
-            self._worlds.synced(worker, message.place, now)
+            self._worlds.synced(worker, message.place, message.run_dir, now)
 
     def _leaving(self, worker: Worker, message: Leaving, now: float) -> None:
         if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):

@@ -93,11 +93,18 @@ class FormFailed(_Message):
 
 
 class Synced(_Message):
-    """The worker has the whole state of this world, and trains."""
+    """The worker has the whole state of this world, and trains.
+
+    Attributes:
+        generation: the world.
+        place: where it stands.
+        run_dir: the run directory.
+    """
 
     kind: Literal["synced"] = "synced"
     generation: int
     place: Place
+    run_dir: Text = ""
 
 
 class Leaving(_Message):

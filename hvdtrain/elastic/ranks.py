@@ -75,6 +75,8 @@ def describe_worlds(
     source: Source,
     purpose: Purpose,
     change: Change | None,
+    *,
+    run_dir: str = "",
 ) -> tuple[World, ...]:
     """Return the world as each of its workers is told of it, without store and salt.
 
@@ -84,6 +86,7 @@ def describe_worlds(
         source: where its state comes from.
         purpose: what it is for.
         change: why it takes the place of the one before.
+        run_dir: the run directory of the job, if that is known.
     """
     members = tuple(
         MemberInfo(
@@ -114,6 +117,7 @@ def describe_worlds(
                 purpose=purpose,
                 members=members,
                 change=change,
+                run_dir=run_dir,
             )
         )
     return tuple(worlds)

@@ -87,6 +87,7 @@ class World(_Frozen):
         purpose: what it is for: to train, to save because too few workers are left, or to save and stop.
         members: all workers, in the order of ranks.
         change: why it took the place of the one before; None in the first.
+        run_dir: the run directory of the job; empty while no worker has said that it trains there.
     """
 
     generation: int
@@ -104,6 +105,7 @@ class World(_Frozen):
     purpose: Purpose = "train"
     members: tuple[MemberInfo, ...] = Field(default=())
     change: Change | None = None
+    run_dir: str = ""
 
     @property
     def root(self) -> Place:

@@ -71,6 +71,7 @@ class Worlds:
         self._is_broken = False
         self._place = Place()  # where the last world began
         self._where: Hashable = None  # the same, with the kind of its source
+        self._run_dir = ""  # of the job, as workers that trained have said
         self._liveness: Liveness | None = None
 
     @property
@@ -103,7 +104,8 @@ class Worlds:
             False,
             "",
         )
-        self._do(OpenWorld(describe_worlds(arranged, self.generation, source, purpose, change)))
+        worlds = describe_worlds(arranged, self.generation, source, purpose, change, run_dir=self._run_dir)
+        self._do(OpenWorld(worlds))
 
     def formed(self, worker: Worker, now: float) -> None:
         """Take note that Horovod is up on a worker."""
@@ -111,8 +113,9 @@ class Worlds:
             worker.stage = Stage.SYNCING
         self._advance(now)
 
-    def synced(self, worker: Worker, place: Place, now: float) -> None:
-        """Take note that a worker has the state of the world."""
+    def synced(self, worker: Worker, place: Place, run_dir: str, now: float) -> None:
+        """Take note that a worker has the state of the world, which is written to a run directory."""
+        self._run_dir = run_dir or self._run_dir
         if worker.stage in (Stage.ENTERING, Stage.SYNCING):
             worker.stage, self.has_begun, self._place = Stage.TRAINING, True, place
             self._moved = now

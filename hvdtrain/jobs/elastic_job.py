@@ -240,7 +240,7 @@ class Worlds:
         else:
             self._state.start(world)
         seed_training(self._run, session.state.progress.step)
-        membership.synced(session.state.place)
+        membership.synced(session.state.place, str(session.run_dir))
         if world.change is not None:
             now = time.perf_counter()
             paused = now - (self._paused_since or now)

@@ -24,7 +24,8 @@ def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[Traini
     """Collective. Find where a world starts from, and load it into every worker.
 
     A world that starts anew after one that was lost takes the run directory that was begun; one that starts
-    from a checkpoint takes the newest of its run directory.
+    from a checkpoint takes the newest of its run directory. If all workers that knew that directory are lost,
+    the driver has its path.
 
     Args:
         run: the training.
@@ -36,6 +37,7 @@ def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[Traini
     """
     workers, config = run.backend.workers, run.config
     paths = [text for text in workers.allgather_object("" if known is None else str(known)) if text]
+    paths += [world.run_dir] if world.run_dir else []
     path = paths[0] if paths else config.run_dir
     is_own = bool(paths) or (world.source == "checkpoint" and path is not None)
 
@@ -50,6 +52,9 @@ def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[Traini
     point = find_start(run)
     if is_begun and point.resumed_step is None:
         point = replace(point, resumed_step=0)
+    if world.source == "checkpoint" and not has_saved:
+        lost = f"no worker has the state of training any more; {path} has no checkpoint: training starts anew"
+        point = replace(point, notes=(*point.notes, lost))
     return run, point
 
 

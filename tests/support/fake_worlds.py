@@ -58,6 +58,7 @@ class FakeDriver:
         self.purpose = "train"
         self.stop = 0
         self.is_trained = False
+        self.run_dir = ""
         self.is_broken = False
 
     def expect(self, *names: str) -> None:
@@ -144,6 +145,7 @@ class FakeDriver:
                 purpose=self.purpose,
                 members=members,
                 change=change if generation > 1 else None,
+                run_dir=self.run_dir,
             )
             self._formed[name] = world, self._exchange
         self.worlds.append((len(order), root, source))
@@ -184,9 +186,9 @@ class FakeMembership:
     def form_failed(self, reason):
         self.said.append("form_failed")
 
-    def synced(self, place):
+    def synced(self, place, run_dir):
         self.said.append(("synced", place))
-        self.driver.is_trained = True
+        self.driver.is_trained, self.driver.run_dir = True, run_dir
 
     def change_wanted(self):
         return self.driver.wants_change

@@ -47,7 +47,7 @@ class Job:
             "run_dir": str(folder / "run"),
             **fields,
         }
-        self.run_dir = folder / "run"
+        self.run_dir = Path(given["run_dir"] or "")
         self.job = prepare([Layer("test", given)], task)
         self.driver = FakeDriver()
         self.outcomes: dict[str, object] = {}
@@ -299,6 +299,38 @@ def test_new_workers_alone_go_on_from_the_newest_checkpoint(job_in):
     assert job.outcomes["c"].status == "completed"
     assert [line["step"] for line in job.lines("train")] == STEPS
     assert sorted(job.indices()) == list(range(1, 11))
+
+
+def test_new_workers_alone_go_on_in_a_run_directory_that_no_config_names(job_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = job_in(run_dir=None)
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 7):
+            job.driver.expect("c")
+            job.start("c", is_joining=True)
+            job.kill(name)
+
+    job.run("a", before=before)
+    (job.run_dir,) = (tmp_path / "runs").iterdir()
+    assert job.outcomes["c"].status == "completed"
+    assert job.calls["c"].count("train_step") == 10 - 4
+    assert [line["step"] for line in job.lines("train")] == STEPS
+
+
+def test_new_workers_alone_say_that_they_start_anew_without_a_checkpoint(job_in, capsys):
+    job = job_in(save_every=None)
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 7):
+            job.driver.expect("c")
+            job.start("c", is_joining=True)
+            job.kill(name)
+
+    job.run("a", before=before)
+    assert job.outcomes["c"].status == "completed"
+    assert [line["step"] for line in job.lines("train")] == STEPS
+    assert "has no checkpoint: training starts anew" in " ".join(capsys.readouterr().out.split())
 
 
 def test_too_few_workers_save_and_stop(job_in):

@@ -229,8 +229,9 @@ def test_a_worker_enters_a_world(driver, join):
     assert worker.environ["HOROVOD_GLOO_IFACE"] == worker.environ["NCCL_SOCKET_IFNAME"] == "lo"
     worker.client.formed()
     assert driver.expect(Formed).generation == 3
-    worker.client.synced(Place(7))
-    assert driver.expect(Synced).place == Place(7)
+    worker.client.synced(Place(7), "runs/one")
+    synced = driver.expect(Synced)
+    assert (synced.place, synced.run_dir) == (Place(7), "runs/one")
     worker.ready()
     assert driver.expect(Ready).generation == 3
 

@@ -536,6 +536,16 @@ def test_without_a_valid_source_the_checkpoint_is_read():
     assert play.world.source == "checkpoint"
 
 
+def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lost():
+    play = training(1, Limits(wanted=1, least=1, most=2))
+    assert play.world.run_dir == ""
+    play.say("w1", Synced(generation=1, place=Place(), run_dir="runs/one"))
+    play.die("w1")
+    play.wait(60)
+    play.come("w2")
+    assert (play.worlds["w2"].source, play.worlds["w2"].run_dir) == ("checkpoint", "runs/one")
+
+
 def test_before_anything_was_trained_the_next_world_starts_as_the_first():
     play = Play(Limits(wanted=2, least=1, most=2))
     play.come("w1", "w2")
