@@ -125,14 +125,16 @@ class Client:
             Removed: If this worker is not in the next world.
             RefusedError: If the job does not take this worker.
         """
-        generation = self._orders.begin_waiting()
         self.world = None
-        self._thread.values = value_texts(values)
+        self._thread.values, digest = value_texts(values), digest_of(values)
+        self._ready = (
+            None  # from begin_waiting on, the other thread may be told to say again where this stands
+        )
         self._ready = Ready(
-            generation=generation,
+            generation=self._orders.begin_waiting(),
             place=place,
             valid=valid,
-            digest=digest_of(values),
+            digest=digest,
             stall_timeout=self._stall_timeout,
         )
         self._send(self._ready)

@@ -329,6 +329,21 @@ def test_retry_asks_a_worker_that_waits_to_say_it_again(driver, join):
     assert driver.expect(Ready).place == Place(5)
 
 
+def test_retry_while_a_worker_begins_to_wait_does_not_repeat_what_it_said_before(driver, join, monkeypatch):
+    worker = join()
+    worker.enter(driver)
+    begin, thread = worker.client._orders.begin_waiting, worker.client._thread
+
+    def begin_late() -> int:
+        generation = begin()
+        thread._take(Retry(generation=generation))
+        return generation
+
+    monkeypatch.setattr(worker.client._orders, "begin_waiting", begin_late)
+    worker.ready(place=(5, 0))
+    assert driver.expect(Ready).place == Place(5)
+
+
 def test_a_change_is_for_one_world(driver, join):
     worker = join()
     worker.enter(driver)
