@@ -251,7 +251,7 @@ class Worlds:
     def _train_in(self, world: World) -> Summary:
         """Collective. Train in a world to the end of training; return the summary, which all of them have."""
         session, workers = self._session, self._session.backend.workers
-        why = None
+        self._state.is_as_built, why = False, None
         if world.purpose == "train":
             run_loop(session, polling(session, self._asked))
         else:

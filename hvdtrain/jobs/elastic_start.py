@@ -1,6 +1,6 @@
 """Where a world of an elastic job starts from if none of its workers has a state that is whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress
 
 
-def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[TrainingRun, ResumePoint]:
+def start_of(
+    run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None] = lambda: None
+) -> tuple[TrainingRun, ResumePoint]:
     """Collective. Find where a world starts from, and load it into every worker.
 
     A world that starts anew after one that was lost takes the run directory that was begun; one that starts
@@ -31,6 +33,7 @@ def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[Traini
         run: the training.
         world: the world, whose source is not "root".
         known: the run directory, if this worker knows that it is this job's.
+        check_as_built: as ``restore`` takes it.
 
     Returns:
         The training with the config that leads there, and the start.
@@ -49,7 +52,7 @@ def start_of(run: TrainingRun, world: World, known: Path | None) -> tuple[Traini
     has_saved, is_begun = run_on_rank_zero(workers, look)
     changes: dict[str, Any] = {"run_dir": path, **({"resume": "auto"} if has_saved else {})}
     run = replace(run, job=replace(run.job, config=config.model_copy(update=changes)), hosts=_hosts(world))
-    point = find_start(run)
+    point = find_start(run, check_as_built)
     if is_begun and point.resumed_step is None:
         point = replace(point, resumed_step=0)
     if world.source == "checkpoint" and not has_saved:

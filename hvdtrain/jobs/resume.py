@@ -71,6 +71,7 @@ def restore(
     backend: Backend,
     data_size: int,
     compare_data: Callable[[Checkpoint], list[str]] = lambda _: [],
+    check_as_built: Callable[[], None] = lambda: None,
 ) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend.
 
@@ -80,6 +81,8 @@ def restore(
         data_size: samples in the training data.
         compare_data: raises a CheckpointError if the data are not those of the checkpoint that the run
             continues from; returns notes for the user. Rank 0 calls it.
+        check_as_built: raises an error if this worker's model or optimizer is not as it was built. Every
+            worker calls it before any of them gets a state, if the run continues from no checkpoint.
 
     Raises:
         CheckpointError: If the checkpoint that was named is missing or damaged, or one does not fit.
@@ -93,6 +96,8 @@ def restore(
         doing="reading the checkpoint" if config.resume or config.init else "",
     )
     state = states.pop() if states else None
+    if point.manifest is None:
+        check_as_built()
     if point.source is None:
         backend.broadcast_state(0)
     elif point.manifest is None:

@@ -87,8 +87,13 @@ def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLo
     return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)
 
 
-def find_start(run: TrainingRun) -> ResumePoint:
-    """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
+def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
+    """Collective. Find where to start from, load it into every worker, return it with all notes so far.
+
+    Args:
+        run: the training.
+        check_as_built: as ``restore`` takes it.
+    """
     config, workers, data = run.config, run.backend.workers, run.task_data.identity
     lock_run(config, workers, run.lock)  # before a checkpoint in it is read
     ACTIVITY.enter("reading the checkpoint", is_long=True)
@@ -97,6 +102,7 @@ def find_start(run: TrainingRun) -> ResumePoint:
         run.backend,
         len(run.task_data.train_data),
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
+        check_as_built=check_as_built,
     )
     ACTIVITY.enter("comparing batches", is_long=True)
     checked = check_batches(workers, data, config, point.progress)

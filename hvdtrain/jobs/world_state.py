@@ -7,6 +7,7 @@ from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import NO_FLAGS
 from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.elastic.world import World
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.common_state import Common
 from hvdtrain.jobs.data_identity import agree_on_data, compare_with_job
 from hvdtrain.jobs.elastic_start import report_of_others, start_of
@@ -28,12 +29,13 @@ class WorldState:
 
     Attributes:
         is_whole: whether model, optimizer and run are of one place, so that others may take them.
+        is_as_built: whether model and optimizer are as they were built, but for the initial weights.
     """
 
     def __init__(
         self, run: TrainingRun, session: Session, services: RunServices, found: Sequence[str]
     ) -> None:
-        self.is_whole = False
+        self.is_whole, self.is_as_built = False, True
         self._run, self._session, self._services, self._found = run, session, services, found
         self._has_begun = False  # whether this worker knows the run directory and has its report
 
@@ -57,6 +59,7 @@ class WorldState:
             compare_with_job(self._run.task_data.identity, common.data)
         if not all_have_it:
             self.is_whole = has_it  # until here it had a state of its own
+            self.is_as_built = False
             session.backend.broadcast_state(0)
         if not is_root:
             self._take(common)
@@ -70,6 +73,7 @@ class WorldState:
 
         Raises:
             HvdtrainError: as other jobs raise it when they start.
+            EnvironmentFault: If training begins anew and this worker has trained.
         """
         session = self._session
         self.is_whole = False
@@ -78,7 +82,8 @@ class WorldState:
         known = session.run_dir if self._has_begun else None
         if self._has_begun:
             hand_over_run(session, world, self._services)
-        run, point = start_of(self._run, world, known)
+        run, point = start_of(self._run, world, known, self._check_as_built)
+        self.is_as_built = point.manifest is None
         session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
         session.skipped, session.speeds, session.is_started = SkippedSamples(), [], False
         session.wanted = session.unsent = NO_FLAGS
@@ -90,6 +95,13 @@ class WorldState:
         session.report.say(describe())
         for note in notes:
             session.report.note(note)
+
+    def _check_as_built(self) -> None:
+        if not self.is_as_built:
+            raise EnvironmentFault(
+                "training starts anew, and model and optimizer of this worker are of an earlier start",
+                "The driver of the job starts another worker in its place.",
+            )
 
     def _take_over(self, world: World) -> Sequence[str]:
         """Become the worker that writes the run directory, unless it is that already. Local."""

@@ -11,7 +11,7 @@ from support.numpy_backend import NumpyDigits, install
 
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
-from hvdtrain.errors import Removed, Stopped, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, Removed, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic_job import train_in_worlds
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.setup import prepare
@@ -316,6 +316,30 @@ def test_new_workers_alone_go_on_in_a_run_directory_that_no_config_names(job_in,
     assert job.outcomes["c"].status == "completed"
     assert job.calls["c"].count("train_step") == 10 - 4
     assert [line["step"] for line in job.lines("train")] == STEPS
+
+
+def test_a_worker_that_has_trained_does_not_start_anew(job_in):
+    """It lost its state before the first checkpoint: what its optimizer did is not undone."""
+    job = job_in(save_every=None)
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 4):
+            job.driver.expect("c")
+            job.start("c", is_joining=True)
+            job.driver.torn.add("b")
+            job.kill(name)
+        if (name, call) == ("b", "broadcast_state") and job.driver.torn:
+            pytest.fail("a state that is not as it was built is given to others")
+
+    job.run("a", "b", before=before)
+    assert isinstance(job.outcomes["b"], EnvironmentFault)
+    assert job.memberships["b"].said[-1] == ("failed", job.outcomes["b"])
+    assert job.outcomes["c"].status == "completed"
+    assert job.calls["c"].count("train_step") == 10
+    assert [(size, source) for size, _, source in job.driver.worlds[1:]] == [
+        (2, "checkpoint"),
+        (1, "checkpoint"),
+    ]
 
 
 def test_new_workers_alone_say_that_they_start_anew_without_a_checkpoint(job_in, capsys):
