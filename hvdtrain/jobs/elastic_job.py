@@ -7,9 +7,11 @@ as the driver of the job forms them, until training is complete, the job ends, o
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import (
@@ -18,6 +20,7 @@ from hvdtrain.errors import (
     EXIT_STOPPED,
     HvdtrainError,
     Interrupted,
+    JobEnded,
     PeerLostError,
     Removed,
     Stopped,
@@ -37,6 +40,7 @@ from hvdtrain.jobs.outcome import (
     where_it_stood,
 )
 from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.take_over import RunServices, hand_over_run
 from hvdtrain.jobs.training_run import (
@@ -123,6 +127,7 @@ class Worlds:
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.perf_counter
         self._entered_at_step = 0
+        self._summary: Summary | None = None  # of training that is over
 
     def train(self) -> Summary:
         """Train in one world after another; return the summary of training that is complete.
@@ -177,6 +182,12 @@ class Worlds:
                 summary = self._train_in(world)
                 self._membership.done(EXIT_DONE)
                 return summary
+            except JobEnded as ended:
+                if ended.exit_code != EXIT_DONE or self._summary is None:
+                    raise
+                self._membership.done(EXIT_DONE)
+                newest = newest_verified(self._session.run_dir / CHECKPOINTS)  # which rank 0 wrote
+                return replace(self._summary, checkpoint=None if newest is None else str(newest))
             except Stopped:
                 self._membership.done(EXIT_STOPPED)
                 raise
@@ -261,6 +272,6 @@ class Worlds:
             session.saver.finish()
         status, problem = status_of(session, self._asked, why if session.stopped else None)
         with waiting_for_rank_zero(workers, "reading the last checkpoint"):
-            summary = summarise(session, status, problem, verified=True)
+            self._summary = summary = summarise(session, status, problem, verified=True)
             session.report.on_end(summary)
         return end_together(session, summary)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.elastic.world import Change, MemberInfo, Place, World
-from hvdtrain.errors import PeerLostError, Removed
+from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.wire import decode, encode
 from support.numpy_backend import NumpyBackend
 
@@ -61,6 +61,7 @@ class FakeDriver:
         self.is_trained = False
         self.run_dir = ""
         self.torn: set[str] = set()
+        self.exit_code: int | None = None
         self.is_broken = False
 
     def expect(self, *names: str) -> None:
@@ -105,9 +106,20 @@ class FakeDriver:
                 self._joined.append(name)
             self._ready[name] = place, valid and name not in self.torn
             self._form()
-            assert self._news.wait_for(lambda: name not in self._ready, _SECONDS), f"{name} waits for ever"
+            is_over = self._news.wait_for(
+                lambda: name not in self._ready or self.exit_code is not None, _SECONDS
+            )
+            assert is_over, f"{name} waits for ever"
+            if name in self._ready and self.exit_code is not None:
+                raise JobEnded("", exit_code=self.exit_code)
             world, exchange = self._formed[name]
             return world, exchange
+
+    def done(self, exit_code: int) -> None:
+        """Training is over: there is no other world."""
+        with self._news:
+            self.exit_code = exit_code
+            self._news.notify_all()
 
     def _form(self) -> None:
         if set(self._ready) != self._expected or not self._ready or self._leaving & self._expected:
@@ -210,6 +222,7 @@ class FakeMembership:
 
     def done(self, exit_code):
         self.said.append(("done", exit_code))
+        self.driver.done(exit_code)
 
     def explain(self):
         return None

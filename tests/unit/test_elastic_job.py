@@ -11,8 +11,9 @@ from support.numpy_backend import NumpyDigits, install
 
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
-from hvdtrain.errors import EnvironmentFault, Removed, Stopped, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic_job import train_in_worlds
+from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.setup import prepare
 from hvdtrain.jobs.signals import Signals
@@ -193,6 +194,21 @@ def test_two_workers_train_as_workers_of_a_fixed_job_do(job_in):
     assert (job.saved(), [size for size, *_ in job.driver.worlds]) == ([4, 8, 10], [2])
     assert sorted(job.indices()) == list(range(1, 11))
     assert [job.memberships[name].said[-1] for name in "ab"] == [("done", 0)] * 2
+
+
+def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summary_too(job_in, monkeypatch):
+    def end_late(session, summary):
+        found = end_together(session, summary)
+        if session.backend.workers.rank == 1:
+            raise PeerLostError("rank 0 ended before its answer was here")
+        return found
+
+    monkeypatch.setattr("hvdtrain.jobs.elastic_job.end_together", end_late)
+    job = job_in(steps=3, eval_every=None).run("a", "b")
+    assert job.statuses() == {"a": "completed", "b": "completed"}
+    assert job.outcomes["a"].final == job.outcomes["b"].final
+    assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
+    assert job.memberships["b"].said[-1] == ("done", 0)
 
 
 @pytest.mark.parametrize("killed", ["a", "b"])
