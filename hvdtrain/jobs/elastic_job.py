@@ -126,7 +126,7 @@ class Worlds:
         self._state = WorldState(run, session, self._services, found)
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.perf_counter
-        self._entered_at_step = 0
+        self._entered_at_step, self._has_entered = 0, False
         self._summary: Summary | None = None  # of training that is over
 
     def train(self) -> Summary:
@@ -253,11 +253,12 @@ class Worlds:
         seed_training(self._run, session.state.progress.step)
         membership.synced(session.state.place, str(session.run_dir))
         if world.change is not None:
-            now = time.perf_counter()
-            paused = now - (self._paused_since or now)
-            report_change(session, world, max(paused, world.change.since_seconds))
+            paused = world.change.since_seconds
+            if self._has_entered and self._paused_since is not None:  # the driver may count from further back
+                paused = time.perf_counter() - self._paused_since
+            report_change(session, world, paused)
         session.report.on_workers_changed(world.rank, world.size)
-        self._paused_since, self._entered_at_step = None, session.state.progress.step
+        self._paused_since, self._entered_at_step, self._has_entered = None, session.state.progress.step, True
 
     def _train_in(self, world: World) -> Summary:
         """Collective. Train in a world to the end of training; return the summary, which all of them have."""

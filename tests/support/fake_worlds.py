@@ -60,6 +60,7 @@ class FakeDriver:
         self.stop = 0
         self.is_trained = False
         self.run_dir = ""
+        self.since_seconds = 0.0
         self.torn: set[str] = set()
         self.exit_code: int | None = None
         self.is_broken = False
@@ -139,7 +140,12 @@ class FakeDriver:
             for rank, name in enumerate(order)
         )
         source = "root" if is_valid else "checkpoint" if self.is_trained else "start"
-        change = Change(left=tuple(self._gone), joined=tuple(self._joined), why="the workers change")
+        change = Change(
+            left=tuple(self._gone),
+            joined=tuple(self._joined),
+            why="the workers change",
+            since_seconds=self.since_seconds,
+        )
         self._exchange, self.is_broken = _Exchange(len(order)), False
         self._formed = {}
         for rank, name in enumerate(order):

@@ -373,6 +373,24 @@ def test_new_workers_alone_say_that_they_start_anew_without_a_checkpoint(job_in,
     assert "has no checkpoint: training starts anew" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_worker_that_knows_its_pause_counts_that_and_a_new_one_what_the_driver_says(job_in):
+    job = job_in()
+    job.driver.since_seconds = 1000.0
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("b", "train_step", 4):
+            job.kill("b")
+        if (name, call, number) == ("a", "train_step", 7):
+            job.driver.expect("c")
+            job.start("c", is_joining=True)
+            job.kill("a")
+
+    job.run("a", "b", before=before)
+    own, new = (line["pause_seconds"] for line in job.lines("event"))
+    assert own < 100
+    assert new == 1000
+
+
 def test_too_few_workers_save_and_stop(job_in):
     job = job_in()
 
