@@ -9,7 +9,7 @@ from typing import Any
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.elastic.driver_connection import CONNECT_SECONDS, DriverConnection, open_connection
 from hvdtrain.elastic.interface import interface_for
-from hvdtrain.elastic.lease import Lease
+from hvdtrain.elastic.lease import REGAINED_SECONDS, Lease
 from hvdtrain.elastic.member_thread import MemberThread
 from hvdtrain.elastic.messages import (
     Done,
@@ -101,9 +101,16 @@ class Client:
     def lost_lease(self) -> str:
         """Why this worker may no longer write files; empty while it may.
 
-        A process that was stopped waits here until it knows whether the driver still counts on it.
+        A process that was stopped waits here until it knows whether the driver still counts on it. The thread
+        that hears the driver does not wait for itself, and nobody waits for it for long: it may have ended.
         """
-        while self._lease.may_be_regained and not self._connection.is_closed:
+        until = time.monotonic() + REGAINED_SECONDS + 1.0
+        while (
+            self._lease.may_be_regained
+            and not self._connection.is_closed
+            and not self._thread.is_current
+            and time.monotonic() < until
+        ):
             time.sleep(0.02)
         if not self._lease.is_lost:
             return ""

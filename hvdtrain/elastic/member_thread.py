@@ -70,6 +70,11 @@ class MemberThread:
         self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, daemon=True, name="member")
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
     def start(self, arrived: Sequence[FromDriver] = ()) -> None:
         """Start the thread, which takes these messages first."""
         for message in arrived:
@@ -96,7 +101,7 @@ class MemberThread:
         self._connection.close()
         with suppress(OSError):
             self._wake.send(b"x")
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread.is_alive() and not self.is_current:
             self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:

@@ -115,7 +115,8 @@ def _soon(monkeypatch):
     monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 0.5)
     monkeypatch.setattr(member_thread, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(clients, "_ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(lease, "REGAINED_SECONDS", 0.3)
+    for module in (lease, clients):
+        monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
 def eventually(condition, seconds: float = 5.0) -> bool:
@@ -530,6 +531,20 @@ def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
     assert eventually(lambda: bool(worker.ended), 8)
     assert worker.aborted
     assert worker.ended[0].exit_code == 3
+
+
+@pytest.mark.parametrize(("is_member_thread", "seconds"), [(False, 5.0), (True, 0.5)])
+def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_thread, seconds):
+    """The thread that would hear the driver has ended, or is the one that asks."""
+    worker = join()
+    monkeypatch.setattr(lease.Lease, "may_be_regained", True)
+    monkeypatch.setattr(lease.Lease, "is_lost", True)
+    asked = threading.Thread(target=lambda: worker.client.lost_lease, daemon=True)
+    if is_member_thread:
+        monkeypatch.setattr(worker.client._thread, "_thread", asked)
+    asked.start()
+    asked.join(seconds)
+    assert not asked.is_alive()
 
 
 def test_a_signal_handler_may_leave_while_the_worker_waits(driver, join):
