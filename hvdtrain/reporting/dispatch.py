@@ -34,8 +34,13 @@ class Dispatcher:
         self._ended = False
 
     def go_on_from(self, other: "Dispatcher") -> None:
-        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up."""
-        self._called = {known: set(hooks) for known, hooks in other._called.items()}
+        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up.
+
+        Callbacks whose ``on_end`` it has called are over; those that it did not have are not.
+        """
+        self._called = {
+            known: set() if other._ended else set(hooks) for known, hooks in other._called.items()
+        }
 
     def start(self, context: RunContext) -> None:
         """Call ``on_start``; the other hooks of a callback are called from then on.

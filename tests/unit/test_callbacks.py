@@ -136,6 +136,18 @@ def test_the_context_of_a_callback_follows_its_worker_to_another_rank(tmp_path):
     assert kept.log.__self__ is after
 
 
+def test_a_callback_that_was_told_of_the_end_is_not_told_again_on_another_rank(tmp_path):
+    """Rank 0 is lost after the others have ended: the new one writes the summary, and ends its own."""
+    of_every_rank, of_rank_zero, built_in = Notebook(), Notebook(), Notebook()
+    before = CallbackReport(replace(run_context(tmp_path), rank=1), [of_every_rank])
+    before.on_start(20, 4)
+    before.on_end(summary())
+    after = CallbackReport(run_context(tmp_path), [of_every_rank, of_rank_zero], [built_in])
+    after.go_on_from(before, steps=20, done=20)
+    after.on_end(summary())
+    assert of_every_rank.hooks == of_rank_zero.hooks == built_in.hooks == ["on_start", "on_end"]
+
+
 def test_the_callbacks_after_one_whose_collective_failed_are_called(tmp_path):
     failing, notebook = Failing("on_evaluation", PeerLostError("a worker was lost")), Notebook()
     report = CallbackReport(run_context(tmp_path), [failing, notebook])
