@@ -161,10 +161,15 @@ def start_worker(
     def run() -> None:
         code = 1
         try:
-            if not is_this_host(slot.host):
+            command = shlex.join(options.command)
+            if is_this_host(slot.host):
+                # A shell that starts the worker and waits for it could be killed in its place, just before it
+                # starts it. On another host, Horovod's launcher writes the same.
+                command = f"exec {command}"
+            else:
                 process.is_on_another_host()
             execute = _exec_command_fn(settings, environ)
-            code, _ = execute(shlex.join(options.command), _SlotInfo(worker, slot.host), process.events)
+            code, _ = execute(command, _SlotInfo(worker, slot.host), process.events)
         finally:
             on_exit(_with_signal(code))
 

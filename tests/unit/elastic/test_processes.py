@@ -123,6 +123,16 @@ def test_a_worker_that_is_killed_before_it_runs_ends():
     assert ends.get(timeout=SECONDS) == -9
 
 
+def test_no_shell_waits_for_a_worker(tmp_path):
+    """It would be killed in place of a worker that it is about to start."""
+    process, ends = start(waits(tmp_path / "pid"))
+    parent = psutil.Process(int(wait_for(tmp_path / "pid"))).parent()
+    found = parent.cmdline()
+    process.kill()
+    assert ends.get(timeout=SECONDS) == -9
+    assert found[:2] != ["/bin/sh", "-c"]
+
+
 def test_a_process_that_has_the_number_of_another_is_not_killed(tmp_path):
     process, ends = start(waits(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
