@@ -131,6 +131,31 @@ class Sparse:
         return torch.optim.SGD(parameters, 0.1)
 
 
+class Queue:
+    """A model of PyTorch with a large buffer and frozen weights, which each step moves."""
+
+    loss = "mse"
+
+    def torch_model(self):
+        import torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dense = torch.nn.Linear(INPUTS, OUTPUTS)
+                self.teacher = torch.nn.Linear(INPUTS, OUTPUTS).requires_grad_(False)
+                self.register_buffer("queue", torch.zeros(100_000))
+
+            def forward(self, x):
+                if self.training:
+                    with torch.no_grad():
+                        self.queue += 1
+                        self.teacher.weight.lerp_(self.dense.weight, 0.1)
+                return self.dense(x)
+
+        return Model()
+
+
 class Perturbed(Norms):
     """A step of its own with two optimizers, which moves parameters to and fro between its reductions."""
 
@@ -361,6 +386,32 @@ def test_a_new_worker_gets_the_loss_scale(elastic, failures):
     elastic.broadcast_state(0)
     assert failures.loss_scale(elastic) == wanted
     assert 512.0 in wanted.values()
+
+
+@only_torch
+def test_a_step_after_a_broadcast_is_undone_to_what_was_sent(elastic, failures):
+    """Horovod's broadcast leaves no trace in a tensor; what is large is not copied at every step."""
+    import torch
+
+    if elastic.workers.size == 1:
+        return
+    build(elastic, Queue())
+    for step in range(2):
+        train(elastic, batch(elastic, step))
+    failures.fail(0)
+    with pytest.raises(PeerLostError):
+        train(elastic, batch(elastic, 2))
+    failures.fail(None)
+    failures.settle(elastic)
+    elastic.enter_world()
+    if elastic.workers.rank == 0:  # it is a step further
+        with torch.no_grad():
+            elastic.model.queue += 1
+            elastic.model.teacher.weight *= 0.9
+    elastic.broadcast_state(0)
+    assert float(elastic.model.queue[-1]) == 3
+    host = batch(elastic, 3)
+    assert at_each_failure(elastic, failures, lambda: train(elastic, host)) >= 1
 
 
 @pytest.mark.parametrize("task", [Norms, Perturbed])

@@ -286,6 +286,7 @@ class TorchBackend:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
         if self.workers.size == 1:
             return
+        self._moving.forget()
         with peer_errors():
             # made here: Horovod makes missing slots by a step that moves parameters and options
             has_slots = self.workers.broadcast_object(self._state.has_slots(), root)

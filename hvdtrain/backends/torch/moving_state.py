@@ -128,6 +128,16 @@ class MovingState:
                 _set(place.tensor, place.copy)
                 place.mark = _mark(place.tensor)
 
+    def forget(self) -> None:
+        """Forget the values of before, as another worker's have come in their place. Local: no collective.
+
+        Horovod writes them without a mark by which a change is seen.
+        """
+        self._steps = 0
+        for place in self._all():
+            place.is_copied |= place.copy is not None  # it has been seen to change
+            place.mark = place.total = place.copy = None
+
     def _all(self) -> Iterator[_Place]:
         yield from self._places
         yield from self._slots.values()
