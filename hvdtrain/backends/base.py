@@ -368,7 +368,7 @@ class Backend(Protocol):
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
 
-        The state that it leaves behind is not that of training: it is replaced before the first real step.
+        All that training goes on from, and what random numbers follow from, is as before.
 
         Args:
             batch: a batch of training data.

@@ -414,22 +414,66 @@ def test_a_step_after_a_broadcast_is_undone_to_what_was_sent(elastic, failures):
     assert at_each_failure(elastic, failures, lambda: train(elastic, host)) >= 1
 
 
-@pytest.mark.parametrize("task", [Norms, Perturbed])
-def test_a_warm_up_leaves_a_backend_that_takes_the_state_of_others(elastic, failures, task):
-    fields = {"momentum": 0.9, "ema_decay": 0.9}
+def random_state():
+    """Give what the framework's random numbers follow from."""
+    if FRAMEWORK == "torch":
+        import torch
+
+        return torch.get_rng_state().numpy().tobytes()
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+    from tensorflow.python.eager import context
+
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state.numpy().tolist(), context.context()._rng.getstate()
+
+
+@pytest.mark.parametrize("case", ["adamw", "loss scale", "own step"])
+def test_a_warm_up_leaves_everything_as_it_was(elastic, failures, case):
+    """A new worker's state may be the one that all others get, and that training goes on from."""
+    task, fields = {
+        "adamw": (Norms, {"optimizer": "adamw", "weight_decay": 0.1, "ema_decay": 0.9}),
+        "loss scale": (NoDropout, {"momentum": 0.9, "precision": "fp16"}),
+        "own step": (Perturbed, {"ema_decay": 0.9}),
+    }[case]
     everyone = elastic.workers.size
     failures.resize(elastic, 1)
-    build(elastic, task(), **fields)
-    state = elastic._state.snapshot().read()
-    loss = train(elastic, batch(elastic, 0)).sums["loss"]
-    expected = everything(elastic, failures)
-    build(elastic, task(), **fields)
-    host = batch(elastic, 0)
-    elastic.warm_up(host, host)
-    elastic._state.load(state)
-    assert train(elastic, host).sums["loss"] == loss
-    check_same(everything(elastic, failures), expected, "after a warm-up")
+    found = []
+    for is_warm in (False, True):
+        build(elastic, task(), **fields)
+        states = []
+        for step in range(3):
+            host = batch(elastic, step)
+            if is_warm and step < 2:  # a fresh worker, and one that has trained
+                before, random = everything(elastic, failures), random_state()
+                elastic.warm_up(host, host)
+                check_same(everything(elastic, failures), before, "after a warm-up")
+                assert random_state() == random
+            states.append((train(elastic, host).sums["loss"], everything(elastic, failures)))
+        found.append(states)
     failures.resize(elastic, everyone)
+    for step, ((loss, expected), (found_loss, state)) in enumerate(zip(*found, strict=True)):
+        assert found_loss == loss
+        check_same(state, expected, f"step {step} after a warm-up")
+
+
+@only_torch
+def test_a_warm_up_finds_frozen_weights_that_a_step_moves(elastic, failures):
+    """So the first step of a new worker can be undone."""
+    everyone = elastic.workers.size
+    if everyone == 1:
+        return
+    failures.resize(elastic, 1)
+    build(elastic, Queue())
+    host = batch(elastic, 0)
+    before = everything(elastic, failures)
+    elastic.warm_up(host)
+    check_same(everything(elastic, failures), before, "after a warm-up")
+    failures.resize(elastic, everyone)
+    elastic.enter_world()
+    elastic.broadcast_state(0)
+    host = batch(elastic, 0)
+    assert at_each_failure(elastic, failures, lambda: train(elastic, host)) >= 1
 
 
 def test_the_copies_of_an_own_step_are_said_before_training(elastic, monkeypatch):

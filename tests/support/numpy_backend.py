@@ -161,9 +161,11 @@ class NumpyBackend:
         pass
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        before = self._state()
         self.train_step(batch, 0.0)
         if eval_batch is not None:
             self.eval_step(eval_batch)
+        self._load(before)
 
     def close(self) -> None:
         pass

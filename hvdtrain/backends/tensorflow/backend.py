@@ -358,9 +358,8 @@ class TensorFlowBackend:
             return
         with peer_errors():
             variables = [field.variable for field in self._state.model.fields]
-            scale = None if self._own_step is not None else self._update.loss_scale
-            scales = [] if scale is None else scale.variables
-            broadcast_variables([*self._slots, *variables, *self._ema.to_broadcast(), *scales], root)
+            averages = self._ema.to_broadcast()
+            broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
@@ -372,7 +371,8 @@ class TensorFlowBackend:
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
         batches = [with_micro_batches(batch, number) for number in (1, 2)] if self._varies else [batch]
-        with state_kept(self.model):
+        others = [*self._slots, *self._ema.to_broadcast(), *self._scale_variables()]
+        with state_kept(self.model, others):
             for one in batches:
                 self.train_step(self._wrap(one), _WARM_UP_RATE).read()
             if eval_batch is not None:
@@ -402,6 +402,10 @@ class TensorFlowBackend:
     def plain_model(self) -> keras.Model:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model)
+
+    def _scale_variables(self) -> list[Any]:
+        scale = None if self._own_step is not None else self._update.loss_scale
+        return [] if scale is None else scale.variables
 
     def _make_moving_state(self) -> MovingState | None:
         """Return what undoes a step that failed; None in a job that ends with such a step."""

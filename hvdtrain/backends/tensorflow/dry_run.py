@@ -1,11 +1,12 @@
 """What a dry run needs in Keras; ``torch/dry_run.py`` does the same for PyTorch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -46,12 +47,16 @@ def _as_array(value: Any) -> Any:
 
 
 @contextmanager
-def state_kept(model: Layer) -> Iterator[None]:
+def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
     """Return a context after which a model and the random generators of both libraries are as they were.
 
     The copies lie in the host's memory.
+
+    Args:
+        model: the model.
+        others: more variables that are to be as they were.
     """
-    before = [(variable, variable.numpy()) for variable in model.variables]
+    before = [(variable, np.array(variable.numpy())) for variable in (*model.variables, *others)]
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seeds = None if generator is None else generator.state.numpy()
     operations = eager.context()._rng.getstate()  # what random operations outside of a graph draw from

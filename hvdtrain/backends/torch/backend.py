@@ -51,7 +51,7 @@ from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
-from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots
+from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots, optimizers_kept
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
@@ -308,11 +308,17 @@ class TorchBackend:
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
-        with state_kept(self.model, self._device):
+        scale = None if self._loss_scale is None else self._loss_scale.to_broadcast()
+        averages = [average for _, average in self._ema.to_broadcast()]
+        with state_kept(self.model, self._device, averages), optimizers_kept(self._optimizers.values()):
             self.train_step(self._wrap(batch), _WARM_UP_RATE).read()
             if eval_batch is not None:
                 with self.ema_weights():
                     self.eval_step(self._wrap(eval_batch))
+            self._moving.keep()  # for what it has found to move
+        if self._loss_scale is not None and scale is not None:
+            self._loss_scale.follow(scale)
+        self._moving.forget()
         self.enter_world()
 
     def close(self) -> None:

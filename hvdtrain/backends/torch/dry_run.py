@@ -1,6 +1,6 @@
 """What a dry run needs in PyTorch; ``tensorflow/dry_run.py`` does the same for Keras."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -44,11 +44,17 @@ def _as_array(tensor: torch.Tensor) -> Any:
 
 
 @contextmanager
-def state_kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Return a context after which a model and PyTorch's random generators are as they were.
 
     The copies lie in the host's memory.
+
+    Args:
+        model: the model.
+        device: where it computes.
+        others: more tensors that are to be as they were.
     """
+    more = [(tensor, tensor.detach().cpu().clone()) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
         (tensors, name, tensor, tensor.detach().cpu().clone())
         for module in model.modules()
@@ -64,6 +70,8 @@ def state_kept(model: nn.Module, device: torch.device) -> Iterator[None]:
             with torch.no_grad():
                 for tensors, name, tensor, value in places:
                     tensors[name] = tensor.copy_(value)
+                for tensor, value in more:
+                    tensor.copy_(value)
             for module, phase in phases:
                 module.training = phase
 
