@@ -11,6 +11,7 @@ from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.elastic.world import World
+from hvdtrain.jobs.dry_run import random_state_kept
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.training_run import TrainingRun, find_start
@@ -86,4 +87,6 @@ def warm_up(session: Session) -> None:
     batch = session.train_batch(plan, Progress())
     if batch is not None:
         first = next(iter(sets_of(session.eval_data)), None)
-        session.backend.warm_up(batch, None if first is None else session.eval_batch(plan, first))
+        eval_batch = None if first is None else session.eval_batch(plan, first)
+        with random_state_kept():  # a task's own code may draw from Python's and numpy's generators
+            session.backend.warm_up(batch, eval_batch)
