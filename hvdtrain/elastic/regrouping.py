@@ -123,10 +123,15 @@ class Regrouping:
         return True
 
     def stop(self, number: int, now: float) -> None:
-        """Let all workers save and stop for a signal to the launcher; end them for a second one."""
+        """Let all workers save and stop for a signal to the launcher; end them for SIGINT or a second one."""
         name = signal.Signals(number).name
-        if self._was_asked or not self._worlds.has_begun:
-            self.finish(128 + number, f"the job was ended by {name} before its state was saved")
+        if self._was_asked or number == signal.SIGINT or not self._worlds.has_begun:
+            when = "before training began"
+            if self._was_asked:
+                when = "while its workers were to save and stop"
+            elif self._worlds.has_begun:
+                when = "at once; --resume continues from the newest checkpoint"
+            self.finish(128 + number, f"the job was ended by {name} {when}")
             return
         self._was_asked, self._signal, self._purpose = True, number, "stop"
         self._do(Say(f"{name}: the workers save and stop"))

@@ -14,7 +14,7 @@ _STOPS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)  # as the launcher of o
 def run_driver(driver: Driver, save: Callable[[], None]) -> Outcome:
     """Run a job to its end. Only the main thread may call it.
 
-    SIGTERM, SIGUSR2, SIGHUP and SIGINT stop the job, SIGUSR1 lets workers save.
+    SIGTERM, SIGUSR2 and SIGHUP stop the job in order, SIGINT at once; SIGUSR1 lets workers save.
 
     Args:
         driver: the driver, which listens.
@@ -22,7 +22,7 @@ def run_driver(driver: Driver, save: Callable[[], None]) -> Outcome:
     """
 
     def stop(number: int, frame: Any) -> None:
-        driver.signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        driver.signal(number)
 
     signal.signal(signal.SIGINT, stop)
     for number in _STOPS:
