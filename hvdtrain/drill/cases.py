@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.drill.history import History, differences
 from hvdtrain.drill.jobs import Launch, RunningJob
-from hvdtrain.drill.task import MARK
+from hvdtrain.drill.task import CUT_SECONDS, MARK
 from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED
 
 AT_STEP = 45
@@ -127,8 +127,11 @@ def _disturbed(what: str, rank: int | None, *options: str) -> Callable[[Drilled]
     def run(drilled: Drilled) -> tuple[int | None, str]:
         worker = drilled.launch.workers - 1 if rank is None else rank
         code, output = _train(drilled, f"{what}@{worker}#{AT_STEP}", *options)
-        if code == EXIT_DONE and not (drilled.run_dir / MARK).exists():
+        mark = drilled.run_dir / MARK
+        if code == EXIT_DONE and not mark.exists():
             return None, f"rank {worker} was never disturbed\n{output}"
+        if what == "cut" and mark.exists():  # leave the cluster as it was
+            time.sleep(max(0.0, float(mark.read_text()) + CUT_SECONDS + 1 - time.time()))
         return code, output
 
     return run

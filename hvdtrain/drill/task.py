@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvdtrain.metrics import StepInfo
 
 SAMPLES, INPUTS, OUTPUTS = 480, 6, 3
-CUT_SECONDS = 60
+CUT_SECONDS = 45  # more than a host may be silent
 MARK = "disturbed-at"  # a file in the run directory
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "leave": signal.SIGTERM}

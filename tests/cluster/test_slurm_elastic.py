@@ -52,6 +52,20 @@ def kill(slurm: Slurm, job: str, node: str, signal: str, pid: str) -> None:
     slurm.run(["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-w", node, "kill", f"-{signal}", pid])
 
 
+def test_training_goes_on_without_a_killed_task(slurm, tmp_path):
+    (tmp_path / "job.sbatch").write_text(SCRIPT.replace("COMMAND", TRAINING))
+    job = slurm.submit(["job.sbatch"], tmp_path, PYTHONPATH=str(ROOT))
+    wait_for(tmp_path, lambda: len(History.of(tmp_path / "run").steps()) >= 30)
+    (lost,) = [one for one in json.loads(read(tmp_path / "state.json"))["members"] if one["rank"] == 1]
+    kill(slurm, job, lost["host"], "KILL", str(lost["pid"]))
+    wait_for(tmp_path, lambda: read(tmp_path / "code.txt"))
+    assert read(tmp_path / "code.txt") == "ended with 0\n", read(tmp_path / "out.txt")
+    history = History.of(tmp_path / "run")
+    assert history.steps() == list(range(1, history.summary["steps"] + 1))
+    assert history.samples() == history.summary["samples"]
+    assert [line["left"] for line in history.lines if line["phase"] == "event"] != []
+
+
 @pytest.mark.parametrize("way", ["killed", "node"])
 def test_a_job_goes_on_without_a_lost_worker_and_stops_on_request(slurm, tmp_path, way):
     (tmp_path / "job.sbatch").write_text(SCRIPT.replace("COMMAND", TOLD_TO_WAIT))
@@ -66,17 +80,3 @@ def test_a_job_goes_on_without_a_lost_worker_and_stops_on_request(slurm, tmp_pat
     kill(slurm, job, "n1", "TERM", read(tmp_path / "driver.txt").strip())
     wait_for(tmp_path, lambda: read(tmp_path / "code.txt"))
     assert read(tmp_path / "code.txt") == "ended with 75\n", read(tmp_path / "out.txt")
-
-
-def test_training_goes_on_without_a_killed_task(slurm, tmp_path):
-    (tmp_path / "job.sbatch").write_text(SCRIPT.replace("COMMAND", TRAINING))
-    job = slurm.submit(["job.sbatch"], tmp_path, PYTHONPATH=str(ROOT))
-    wait_for(tmp_path, lambda: len(History.of(tmp_path / "run").steps()) >= 30)
-    (lost,) = [one for one in json.loads(read(tmp_path / "state.json"))["members"] if one["rank"] == 1]
-    kill(slurm, job, lost["host"], "KILL", str(lost["pid"]))
-    wait_for(tmp_path, lambda: read(tmp_path / "code.txt"))
-    assert read(tmp_path / "code.txt") == "ended with 0\n", read(tmp_path / "out.txt")
-    history = History.of(tmp_path / "run")
-    assert history.steps() == list(range(1, history.summary["steps"] + 1))
-    assert history.samples() == history.summary["samples"]
-    assert [line["left"] for line in history.lines if line["phase"] == "event"] != []

@@ -134,7 +134,9 @@ def test_workers_start_where_the_script_says(tmp_path):
     ],
 )
 def test_what_cannot_work_is_refused_in_words(tmp_path, options, code, words):
-    elastic_options = [] if "--min-np" in options or "--host-discovery-script" in options else ["--min-np", "1"]
+    elastic_options = (
+        [] if "--min-np" in options or "--host-discovery-script" in options else ["--min-np", "1"]
+    )
     found, output = horovodrun(tmp_path, *options, *elastic_options).end()
     assert (found, words in output) == (code, True), output
     assert "Traceback" not in output

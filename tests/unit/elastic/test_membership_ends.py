@@ -139,3 +139,10 @@ def test_workers_that_come_by_themselves_get_names_and_slots_and_are_not_replace
     play.wait(1.1)
     play.ready("w1")
     assert play.names == ["w1", "w3"]
+
+
+def test_ctrl_c_ends_the_job_at_once():
+    play = training(2)
+    play.take(Signalled(signal.SIGINT))
+    assert play.finish.exit_code == 130
+    assert "--resume continues from the newest checkpoint" in play.finish.problem
