@@ -24,7 +24,7 @@ OWN_FILES = {
 OWN_NAMES = {
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
-    "torch/optimizer_state.py": {"fill_slots"},
+    "torch/optimizer_state.py": {"fill_slots", "optimizers_kept"},  # groups and late slots are no variables
     "tensorflow/device.py": {"device_name", "use_device"},
     # what is to be known of a library's layers has nothing in common
     "torch/layouts.py": {"Layout", "Rule", "rules", "left_out"},
