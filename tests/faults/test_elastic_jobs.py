@@ -33,7 +33,7 @@ def undisturbed(request, tmp_path_factory) -> tuple[str, Path]:
 def test_a_worker_is_killed_at_an_exact_place(undisturbed, points, tmp_path):
     framework, expected = undisturbed
     with ElasticJob(framework, tmp_path, workers=3, HVDTRAIN_TEST_POINTS=points) as job:
-        result = job.wait(150)
+        result = job.wait(200)
     assert result.returncode == 0, result.output[-4000:]
     assert len(list(tmp_path.glob("reached-*"))) == len(points.split(",")), "the places were reached"
     check_nothing_lost(tmp_path / "run", expected)
@@ -55,13 +55,13 @@ def set_slots(folder: Path, slots: int) -> None:
 
 def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
     framework, expected = undisturbed
-    hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.2"}
+    hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.3"}
     with ElasticJob(framework, tmp_path, workers=1, least=1, most=4, hosts=hosts, **slow) as job:
         for count in (2, 4, 1, 3):
             job.wait_for_step(job.step() + 5)
             set_slots(tmp_path, count)
             job.wait_for_workers(count)
-        result = job.wait(150)
+        result = job.wait(200)
     assert result.returncode == 0, result.output[-4000:]
     check_nothing_lost(tmp_path / "run", expected)
 
