@@ -70,6 +70,13 @@ def cli() -> None:
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
 
 
+def _ssh_options(command: Any) -> Any:
+    """Add the options on how to reach other hosts."""
+    command = click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")(command)
+    port = click.IntRange(1, 65535)
+    return click.option("--ssh-port", type=port, help="Port of sshd on the other hosts.")(command)
+
+
 def _config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
     """Return a decorator that adds the options of these config fields, and --set and --debug.
 
@@ -282,8 +289,7 @@ def compare(run_dirs: tuple[Path, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of a table.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
               help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip
-@click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
-@click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")
+@_ssh_options
 @click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 @click.option("--agent", is_flag=True, hidden=True)
 def doctor(debug: bool, **options: Any) -> None:
@@ -341,8 +347,7 @@ def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
 @click.option("--folder", default="drill", help="Folder for the runs, which all hosts share. [drill]")
 @click.option("--keep", is_flag=True, help="Keep the runs, also if nothing was lost.")
 @click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
-@click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of sshd on the other hosts.")
-@click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")
+@_ssh_options
 @click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 def drill(debug: bool, **options: Any) -> None:
     """Kill, freeze and stop workers of short jobs, and check that nothing is lost.

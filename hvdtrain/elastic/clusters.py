@@ -83,7 +83,34 @@ def _route_to(host: str) -> str:
     return ""
 
 
-class HostCluster:
+class _ListeningHost:
+    """What both kinds of cluster have: the driver's own host, where it listens and speaks.
+
+    Args:
+        own: the addresses of this host.
+        job_key: the key of the job.
+        name: of the launcher, in what it says.
+    """
+
+    def __init__(self, own: _Addresses, job_key: str, name: str) -> None:
+        self.addresses: Sequence[tuple[str, int]] = ()
+        self.listen_on: Sequence[str] = own.listening
+        self._own, self._job_key, self._name = own, job_key, name
+
+    def open_store(self, key: str, size: int) -> WorldStore:
+        """Open the rendezvous of a world."""
+        return WorldStore(key, self.listen_on)
+
+    def address_for(self, host: str) -> str:
+        """Return the address under which a host reaches this one."""
+        return self._own.for_host(host)
+
+    def say(self, text: str) -> None:
+        """Tell the user, on standard error."""
+        say(self._name, text)
+
+
+class HostCluster(_ListeningHost):
     """Hosts, in whose slots the driver starts workers.
 
     Args:
@@ -113,15 +140,11 @@ class HostCluster:
         is_fixed: bool = True,
         name: str = "horovodrun",
     ) -> None:
-        self.addresses: Sequence[tuple[str, int]] = ()
-        self._options = options
-        self._job_key = job_key
-        self._find_hosts = find_hosts
         others = [one.name for one in find_hosts() if not is_this_host(one.name)]
         self.is_one_host = is_fixed and not others and not interface_names
-        self._own = _Addresses(interface_names, others, is_alone=self.is_one_host)
-        self.listen_on: Sequence[str] = self._own.listening
-        self._name = name
+        own = _Addresses(interface_names, others, is_alone=self.is_one_host)
+        super().__init__(own, job_key, name)
+        self._options, self._find_hosts = options, find_hosts
         self._running: dict[str, WorkerProcess] = {}
 
     def hosts(self) -> Sequence[HostSlots]:
@@ -146,18 +169,6 @@ class HostCluster:
         """Kill a process of a host."""
         kill_process(self._options, host, pid, process_seconds)
 
-    def open_store(self, key: str, size: int) -> WorldStore:
-        """Open the rendezvous of a world."""
-        return WorldStore(key, self.listen_on)
-
-    def address_for(self, host: str) -> str:
-        """Return the address under which a host reaches this one."""
-        return self._own.for_host(host)
-
-    def say(self, text: str) -> None:
-        """Tell the user, on standard error."""
-        say(self._name, text)
-
     def close(self, seconds: float) -> list[str]:
         """Wait until all workers have ended; then kill the others, and return their names."""
         left = self._wait(seconds)
@@ -175,7 +186,7 @@ class HostCluster:
         return list(self._running)
 
 
-class StepCluster:
+class StepCluster(_ListeningHost):
     """Workers that another launcher starts, such as Slurm's srun: they come by themselves.
 
     Args:
@@ -195,12 +206,8 @@ class StepCluster:
     def __init__(
         self, job_key: str, environ: Mapping[str, str], *, interface_names: Sequence[str] = (), name: str = ""
     ) -> None:
-        self.addresses: Sequence[tuple[str, int]] = ()
-        self._job_key = job_key
+        super().__init__(_Addresses(interface_names, [], is_alone=False), job_key, name)
         self._environ = environ
-        self._own = _Addresses(interface_names, [], is_alone=False)
-        self.listen_on: Sequence[str] = self._own.listening
-        self._name = name
 
     def hosts(self) -> Sequence[HostSlots]:
         """Return no host: which there are is known when workers have come."""
@@ -217,18 +224,6 @@ class StepCluster:
             kill_by_command(words, pid, process_seconds)
         else:
             kill_process(StartOptions([]), host, pid, process_seconds)
-
-    def open_store(self, key: str, size: int) -> WorldStore:
-        """Open the rendezvous of a world."""
-        return WorldStore(key, self.listen_on)
-
-    def address_for(self, host: str) -> str:
-        """Return the address under which a host reaches this one."""
-        return self._own.for_host(host)
-
-    def say(self, text: str) -> None:
-        """Tell the user, on standard error."""
-        say(self._name, text)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the step, from which its workers know the driver."""

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -135,9 +134,10 @@ class Driver:
                 self._take(self._events.popleft())
             self._take(Tick())
             self._look_far(now)
-            self._state_file.write(
-                self._members.state.value, self._members.generation, self._members.snapshot()
-            )
+            if self._state_file.is_wanted:
+                self._state_file.write(
+                    self._members.state.value, self._members.generation, self._members.snapshot()
+                )
 
     def _take(self, event: Event) -> None:
         for action in self._members.take(event, time.monotonic()):
@@ -303,9 +303,3 @@ class Driver:
         self._close_store()
         self._links.close_all()
         self._state_file.write(State.ENDED.value, self._members.generation, [])
-
-
-def stop_on(driver: Driver, numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
-    """Let signals to this process stop the job. Only the main thread may call it."""
-    for number in numbers:
-        signal.signal(number, lambda received, frame: driver.signal(received))

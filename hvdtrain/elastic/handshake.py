@@ -78,24 +78,6 @@ def prove_to_driver(connection: socket.socket, job_key: str, worker: str, second
     connection.settimeout(None)
 
 
-def accept_worker(connection: socket.socket, job_key: str, seconds: float = _SECONDS) -> str:
-    """Carry out the driver's side of the handshake on a blocking connection, and return the worker's name.
-
-    Raises:
-        OSError: If the connection ends or times out, or if the other end does not know the key.
-    """
-    connection.settimeout(seconds)
-    handshake = DriverHandshake(job_key)
-    connection.sendall(handshake.opening)
-    answer = handshake.answer(receive_line(connection))
-    if answer is None:
-        raise ConnectionError("who connected does not know this job's key")
-    worker, last = answer
-    connection.sendall(last)
-    connection.settimeout(None)
-    return worker
-
-
 def receive_line(connection: socket.socket) -> bytes:
     """Return the next line without its end; what follows it stays unread.
 

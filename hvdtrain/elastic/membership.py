@@ -78,6 +78,19 @@ class Members:
         self._worlds = Worlds(self._roster, do)
         self._regrouping = Regrouping(limits, self._roster, self._worlds, do, now)
         self._refusals: dict[str, Comparison] = {}
+        self._handlers: dict[type, Callable[[Worker, Any, float], None]] = {
+            Beat: self._beat,
+            Ready: self._ready,
+            Values: self._values,
+            Formed: self._formed,
+            FormFailed: self._form_failed,
+            Synced: self._synced,
+            Leaving: self._leaving,
+            LeftWorld: self._left,
+            Failed: self._failed,
+            Done: self._done,
+            Stack: self._stack,
+        }
 
     @property
     def state(self) -> State:
@@ -160,7 +173,7 @@ class Members:
                 self._arrived(worker, hello, now)
             case Heard(_, message):
                 worker.heard = now
-                if handler := self._handlers().get(type(message)):
+                if handler := self._handlers.get(type(message)):
                     handler(worker, message, now)
             case Lost(_, is_unreachable):
                 worker.is_connected, worker.is_unreachable = False, is_unreachable
@@ -172,21 +185,6 @@ class Members:
                 if worker.failed_in and is_crash(code) and worker.failure is None:
                     self._worlds.crashes.crashed(worker.failed_in)
                 self._gone(worker, describe_exit(code), now)
-
-    def _handlers(self) -> dict[type, Callable[[Worker, Any, float], None]]:
-        return {
-            Beat: self._beat,
-            Ready: self._ready,
-            Values: self._values,
-            Formed: self._formed,
-            FormFailed: self._form_failed,
-            Synced: self._synced,
-            Leaving: self._leaving,
-            LeftWorld: self._left,
-            Failed: self._failed,
-            Done: self._done,
-            Stack: self._stack,
-        }
 
     def _arrived(self, worker: Worker, hello: Hello, now: float) -> None:
         if worker.stage is not Stage.STARTED:

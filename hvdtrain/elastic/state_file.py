@@ -21,6 +21,11 @@ class StateFile:
         self._path = path
         self._written = ""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a file."""
+        return self._path is not None
+
     @classmethod
     def named_by(cls, environ: Mapping[str, str]) -> "StateFile":
         """Return the file that the environment names, if it names one."""

@@ -202,9 +202,9 @@ class Worlds:
     def _pause(self) -> None:
         """Note since when there is no training: since the last step that this worker did, if it did one."""
         if self._paused_since is None:
-            state, now = self._session.state, time.perf_counter()
-            has_trained = state.last_step is not None and state.progress.step > self._entered_at_step
-            self._paused_since = state.last_step.clock_seconds if state.last_step and has_trained else now
+            state = self._session.state
+            last = state.last_step if state.progress.step > self._entered_at_step else None
+            self._paused_since = time.perf_counter() if last is None else last.clock_seconds
 
     def _settle(self) -> None:
         """Bring the numbers to where the state is, without the others. Local: no collective."""

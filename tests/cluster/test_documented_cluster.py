@@ -89,7 +89,7 @@ def went_on(said: str, ended: tuple) -> None:
 
 def test_the_command_of_the_readmes_for_several_hosts(cluster, tmp_path):
     documented = [
-        [words for words in commands(ROOT / name) if "-H" in words]
+        [words for words in commands(ROOT / name) if "host1:8,host2:8" in words]
         for name in ("README.md", "README.zh-CN.md")
     ]
     assert documented[0] == documented[1]

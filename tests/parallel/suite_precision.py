@@ -196,7 +196,7 @@ def test_a_scale_that_cannot_fall_further_gives_up(started):
 
 def test_the_scale_grows_again(started):
     backend = build(started, Net(), precision="fp16")
-    scale = type(scale_of(backend))(started.workers.size, initial=8.0, growth_interval=3)
+    scale = type(scale_of(backend))(backend.workers, initial=8.0, growth_interval=3)
     backend._update.loss_scale = scale
     losses(backend, 7)
     assert float(scale.value) == 32.0

@@ -5,7 +5,7 @@ import socket
 import time
 from typing import TypeVar
 
-from hvdtrain.elastic.handshake import accept_worker
+from hvdtrain.elastic.handshake import DriverHandshake, receive_line
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello, Welcome, encode, from_worker
 from hvdtrain.elastic.world import MemberInfo, World
 
@@ -13,6 +13,24 @@ T = TypeVar("T")
 
 KEY = "key of the job"
 SECONDS = 10.0
+
+
+def accept_worker(connection: socket.socket, job_key: str, seconds: float = 5.0) -> str:
+    """Carry out the driver's side of the handshake on a blocking connection, and return the worker's name.
+
+    Raises:
+        OSError: If the connection ends or times out, or if the other end does not know the key.
+    """
+    connection.settimeout(seconds)
+    handshake = DriverHandshake(job_key)
+    connection.sendall(handshake.opening)
+    answer = handshake.answer(receive_line(connection))
+    if answer is None:
+        raise ConnectionError("who connected does not know this job's key")
+    worker, last = answer
+    connection.sendall(last)
+    connection.settimeout(None)
+    return worker
 
 
 def world(generation: int = 1, rank: int = 0, size: int = 2, **fields: object) -> World:

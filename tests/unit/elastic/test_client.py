@@ -56,7 +56,7 @@ from hvdtrain.errors import (
     TaskError,
     UsageError,
 )
-from tests.support.elastic_driver import KEY, ScriptedDriver, world
+from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
 
@@ -174,8 +174,6 @@ def test_a_worker_that_is_not_welcome(driver, answer, error):
 
 
 def _accept_with(driver, answer) -> None:
-    from hvdtrain.elastic.handshake import accept_worker
-
     driver.connection, _ = driver.listener.accept()
     accept_worker(driver.connection, KEY)
     driver.say(answer)

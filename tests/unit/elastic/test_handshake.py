@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvdtrain.elastic.handshake import DriverHandshake, accept_worker, prove_to_driver, receive_line
+from hvdtrain.elastic.handshake import DriverHandshake, prove_to_driver, receive_line
+from tests.support.elastic_driver import accept_worker
 
 
 @pytest.fixture
