@@ -29,7 +29,8 @@ from hvdtrain.frameworks import FRAMEWORKS
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0
-STALL_SECONDS = 3
+STALL_SECONDS = 5
+TRAINING_SECONDS = 4.0  # of a job of the drill, less the end
 
 
 def here(workers: int) -> Launch:
@@ -225,7 +226,11 @@ def steady(framework: tuple[str, ...], count: int) -> None:
 @click.option("--count", default=20)
 @click.option("--seed", default=0)
 def kills(framework: tuple[str, ...], count: int, seed: int) -> None:
-    """Kill a random worker of three at a random moment, each time in a job of its own."""
+    """Kill a random worker of three at a random moment, each time in a job of its own.
+
+    In every second job another worker is killed within a second: while the others go on without the first, or
+    while the one that replaces it joins.
+    """
     lost = 0
     for name in framework:
         with tempfile.TemporaryDirectory() as folder_name:
@@ -234,17 +239,24 @@ def kills(framework: tuple[str, ...], count: int, seed: int) -> None:
             for number in range(count):
                 inner = folder / str(number)
                 inner.mkdir()
-                with running(here(3), name, inner) as job:
+                ranks = [chance.randrange(3) for _ in range(1 + number % 2)]
+                launch = replace(here(3), cooldown_seconds=(1, 5))
+                with running(launch, name, inner) as job:
                     if not job.wait_for_step(1, LIMIT_SECONDS):
                         raise click.ClickException(job.output())
-                    time.sleep(chance.uniform(0, 2.0))
-                    rank = chance.randrange(3)
-                    kill(inner, rank)
-                    finish(job, f"the job whose rank {rank} was killed")
-                found = differences(History.of(inner / "run"), expected)
+                    time.sleep(chance.uniform(0, TRAINING_SECONDS))
+                    for rank in ranks:
+                        kill(inner, rank)
+                        time.sleep(chance.uniform(0, 1.0))
+                    words = f"rank {', then '.join(map(str, ranks))}"
+                    finish(job, f"the job after the kill of {words}")
+                history = History.of(inner / "run")
+                found = differences(history, expected)
                 lost += bool(found)
+                worlds = sum(line["phase"] == "event" for line in history.lines)
                 print(
-                    f"{name}, kill {number + 1} of {count}, rank {rank}: {found or 'nothing lost'}",
+                    f"{name}, job {number + 1} of {count}, {words} killed, {worlds} changes: "
+                    f"{found or 'nothing lost'}",
                     flush=True,
                 )
     sys.exit(4 if lost else 0)
