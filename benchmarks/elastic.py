@@ -30,6 +30,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0
 STALL_SECONDS = 5
+STOPPED = 75
 TRAINING_SECONDS = 4.0  # of a job of the drill, less the end
 
 
@@ -267,7 +268,7 @@ def kills(framework: tuple[str, ...], count: int, seed: int) -> None:
 @click.option("--seconds", default=600.0)
 @click.option("--seed", default=0)
 def chaos(framework: tuple[str, ...], seconds: float, seed: int) -> None:
-    """Kill, freeze, remove and add workers every few seconds."""
+    """Kill, freeze, remove and add workers every few seconds; resume a job whose last worker was to leave."""
     for name in framework:
         with tempfile.TemporaryDirectory() as folder_name:
             _chaos(name, Path(folder_name), seconds, random.Random(seed))
@@ -278,29 +279,42 @@ def _chaos(framework: str, folder: Path, seconds: float, chance: random.Random) 
     options = ("--epochs", str(epochs), "--stall-timeout", str(STALL_SECONDS))
     expected = undisturbed(framework, folder / "undisturbed", *options)
     launch = replace(scripted(folder, 3, 4), step_seconds=0.03, cooldown_seconds=(1, 5))
-    done = dict.fromkeys(("killed", "frozen", "SIGTERM", "slots"), 0)
-    with running(launch, framework, folder, *options) as job:
-        if not job.wait_for_step(5, LIMIT_SECONDS):
-            raise click.ClickException(job.output())
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and job.wait(0.001) is None:
-            what = chance.choice([*done])
-            done[what] += 1
-            rank = chance.choice([*members(folder)] or [0])
-            if what == "slots":
-                set_slots(folder, chance.randint(1, 4))
-            else:
-                number = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}[what]
-                kill(folder, rank, number)
-            time.sleep(chance.uniform(0.2, 4.0))
-        set_slots(folder, 3)
-        finish(job, "the job", 600.0)
+    done = dict.fromkeys(("killed", "frozen", "SIGTERM", "slots", "resumed"), 0)
+    until, code = time.monotonic() + seconds, STOPPED
+    resume: tuple[str, ...] = ()
+    while code == STOPPED:
+        with running(launch, framework, folder, *options, *resume) as job:
+            if not job.wait_for_step(5, LIMIT_SECONDS):
+                raise click.ClickException(job.output())
+            _disturb(job, folder, until, chance, done)
+            set_slots(folder, 3)
+            code = job.wait(600.0)
+            if code not in (0, STOPPED):
+                raise click.ClickException(f"the job ended with {code}:\n{job.output()}")
+        if code == STOPPED:  # the last worker that trained was told to leave
+            resume = ("--resume",)
+            done["resumed"] += 1
     history = History.of(folder / "run")
     found = differences(history, expected)
     worlds = sum(line["phase"] == "event" for line in history.lines)
     print(f"{framework}, {seconds:g} s, {done}: {worlds} changes, {found or 'nothing lost'}", flush=True)
     if found:
         sys.exit(4)
+
+
+def _disturb(
+    job: RunningJob, folder: Path, until: float, chance: random.Random, done: dict[str, int]
+) -> None:
+    """Disturb a job every few seconds while it runs."""
+    numbers = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
+    while time.monotonic() < until and job.wait(0.001) is None:
+        what = chance.choice([*numbers, "slots"])
+        done[what] += 1
+        if what == "slots":
+            set_slots(folder, chance.randint(1, 4))
+        else:
+            kill(folder, chance.choice([*members(folder)] or [0]), numbers[what])
+        time.sleep(chance.uniform(0.2, 4.0))
 
 
 if __name__ == "__main__":
