@@ -284,7 +284,7 @@ def _chaos(framework: str, folder: Path, seconds: float, chance: random.Random) 
     resume: tuple[str, ...] = ()
     while code == STOPPED:
         with running(launch, framework, folder, *options, *resume) as job:
-            if not job.wait_for_step(5, LIMIT_SECONDS):
+            if not job.wait_for_step(last_step(folder) + 5, LIMIT_SECONDS):
                 raise click.ClickException(job.output())
             _disturb(job, folder, until, chance, done)
             set_slots(folder, 3)
