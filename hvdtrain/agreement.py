@@ -32,6 +32,7 @@ class Workers(Protocol):
         host: this host's name.
         controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
         is_elastic: whether their number may change while the job runs; rank, size and local ranks then do.
+        least: with fewer workers an elastic job waits; the size of a job that is not elastic.
         most: the most workers that the job may have; the size of a job that is not elastic.
         may_reduce: whether this worker may ever have others: whether collectives are compiled into steps.
     """
@@ -43,6 +44,7 @@ class Workers(Protocol):
     host: str
     controller: str
     is_elastic: bool
+    least: int
     most: int
 
     @property

@@ -52,6 +52,7 @@ class HorovodWorkers:
         if (launch := stated_launch()) is not None:
             build = installed_build()
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
+        self.least = membership.least if membership else self.size
         self.most = membership.most if membership else self.size
 
     @property

@@ -65,7 +65,7 @@ class Client:
         abort: Callable[[str], None],
     ) -> None:
         self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
-        self.slots_on_host, self.most = welcome.slots_on_host, welcome.most
+        self.slots_on_host, self.least, self.most = welcome.slots_on_host, welcome.least, welcome.most
         self.is_joining = welcome.is_training
         self.world: World | None = None
         self._environ, self._stall_timeout = environ, stall_timeout
@@ -185,6 +185,10 @@ class Client:
     def stop_wanted(self) -> int:
         """Return the signal for which all workers are to save and stop; 0 if they are not."""
         return self._orders.stop
+
+    def why_stop(self) -> str:
+        """Return why all workers are to save and stop, in words; empty if they are not."""
+        return self._orders.why_stop
 
     def leave(self, why: str) -> None:
         """Ask to leave the job at the next step boundary. A signal's handler may call it."""

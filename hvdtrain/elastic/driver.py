@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvdtrain.elastic.cluster import Cluster, Limits, Process, Slot, Store
+from hvdtrain.elastic.crashes import SSH_FAILED
 from hvdtrain.elastic.events import (
     Action,
     Arrived,
@@ -65,6 +66,7 @@ class Driver:
         limits: what the job may have, and how long to wait for what.
         cluster: where its workers run.
         job_key: the key of the job.
+        command: what starts a worker, for messages.
         environ: names the file for the state of the workers, if one is wanted.
     """
 
@@ -74,13 +76,18 @@ class Driver:
         cluster: Cluster,
         job_key: str,
         *,
+        command: str = "",
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._limits, self._cluster, self._key = limits, cluster, job_key
         self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
         cluster.addresses = self._links.addresses
         self._members = Members(
-            limits, time.monotonic(), job=secrets.token_hex(8), can_start=cluster.can_start
+            limits,
+            time.monotonic(),
+            job=secrets.token_hex(8),
+            can_start=cluster.can_start,
+            command=command,
         )
         self._events: deque[Event] = deque()  # from other threads and signal handlers, too
         self._processes: dict[str, Process] = {}
@@ -98,6 +105,11 @@ class Driver:
     def addresses(self) -> Sequence[tuple[str, int]]:
         """Where the driver listens."""
         return self._cluster.addresses
+
+    @property
+    def has_heard_workers(self) -> bool:
+        """Whether any worker has come."""
+        return bool(self._hellos)
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
@@ -216,7 +228,7 @@ class Driver:
             self._processes[worker] = self._cluster.start(worker, slot, on_exit)
         except OSError as error:
             self._cluster.say(f"cannot start a worker on {slot}: {error}")
-            self._events.append(Exited(worker, 1))
+            self._events.append(Exited(worker, SSH_FAILED))  # which is no crash of the worker
 
     def _open(self, worlds: Sequence[World]) -> None:
         """Open a store for a world, and tell its members all that only they may know."""

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 import sys
 from typing import Any
@@ -57,7 +58,7 @@ def _run(args: Any) -> int:
         is_fixed=is_fixed,
         name=_NAME,
     )
-    driver = Driver(limits, cluster, job_key)
+    driver = Driver(limits, cluster, job_key, command=shlex.join(args.command))
     try:
         return report(_NAME, run_driver(driver, save=lambda: safe_shell_exec.pass_on(signal.SIGUSR1)))
     finally:

@@ -16,6 +16,7 @@ class Membership(Protocol):
         job: the name of the job.
         slot: this worker's number among the slots of its host, from 0.
         slots_on_host: slots of this host.
+        least: with fewer workers the job waits.
         most: the most workers that the job may have.
         is_joining: whether the job trained already when this worker came.
         world: the world that this worker is in; None between worlds.
@@ -26,6 +27,7 @@ class Membership(Protocol):
     job: str
     slot: int
     slots_on_host: int
+    least: int
     most: int
     is_joining: bool
     world: World | None
@@ -72,6 +74,10 @@ class Membership(Protocol):
 
     def stop_wanted(self) -> int:
         """Return the signal for which the driver wants all workers to save and stop; 0 if it does not."""
+        ...
+
+    def why_stop(self) -> str:
+        """Return why all workers are to save and stop, in words; empty if they are not."""
         ...
 
     def leave(self, why: str) -> None:

@@ -66,9 +66,12 @@ class Members:
         now: the time now, by a monotonic clock.
         job: the name of the job.
         can_start: whether the driver starts workers, so that the ends of their processes are reported.
+        command: what starts a worker, for messages.
     """
 
-    def __init__(self, limits: Limits, now: float, *, job: str = "job", can_start: bool = True) -> None:
+    def __init__(
+        self, limits: Limits, now: float, *, job: str = "job", can_start: bool = True, command: str = ""
+    ) -> None:
         self._limits, self._job, self._can_start = limits, job, can_start
         self._now, self._slept = now, 0.0
         self._actions: list[Action] = []
@@ -76,7 +79,7 @@ class Members:
         self._roster = Roster(limits.silence_seconds, can_start)
         self._staffing = Staffing(limits, self._roster, do)
         self._worlds = Worlds(self._roster, do)
-        self._regrouping = Regrouping(limits, self._roster, self._worlds, do, now)
+        self._regrouping = Regrouping(limits, self._roster, self._worlds, do, now, command=command)
         self._refusals: dict[str, Comparison] = {}
         self._handlers: dict[type, Callable[[Worker, Any, float], None]] = {
             Beat: self._beat,
@@ -180,11 +183,12 @@ class Members:
                 self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
             case Exited(_, code):
                 worker.exit_code = code
+                described = describe_exit(code, has_joined=worker.hello is not None)
                 if worker.reason in ("", _NO_WORD) and worker.stage is not Stage.GOING:
-                    worker.reason = describe_exit(code)
+                    worker.reason = described
                 if worker.failed_in and is_crash(code) and worker.failure is None:
                     self._worlds.crashes.crashed(worker.failed_in)
-                self._gone(worker, describe_exit(code), now)
+                self._gone(worker, described, now)
 
     def _arrived(self, worker: Worker, hello: Hello, now: float) -> None:
         if worker.stage is not Stage.STARTED:
@@ -196,6 +200,7 @@ class Members:
             job=self._job,
             slot=worker.slot.number,
             slots_on_host=max(worker.slot.number + 1, self._staffing.slots_on(worker.slot.host)),
+            least=self._limits.least,
             most=self._limits.most,
             is_training=self._worlds.has_begun,
             lease_seconds=self._limits.silence_seconds,
@@ -317,6 +322,7 @@ class Members:
             self._worlds.left(worker, now)
             if not self._regrouping.is_complete:
                 self._worlds.break_up(f"{worker} {worker.reason}", now)
+            self._worlds.crashes.lost(worker.generation)
             if worker.exit_code is not None and is_crash(worker.exit_code) and worker.failure is None:
                 self._worlds.crashes.crashed(worker.generation)
 

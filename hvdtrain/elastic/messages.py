@@ -163,6 +163,7 @@ class Welcome(_Message):
         job: the name of the job: what a run directory's lock carries.
         slot: its number among the slots of its host.
         slots_on_host: slots of this host.
+        least: with fewer workers the job waits.
         most: the most workers that the job may have.
         is_training: whether the job trains already, so that this worker joins it.
         lease_seconds: so long the worker may write files, and goes on, without a message of the driver.
@@ -173,6 +174,7 @@ class Welcome(_Message):
     job: Text
     slot: int
     slots_on_host: int
+    least: int
     most: int
     is_training: bool
     lease_seconds: float
@@ -224,10 +226,11 @@ class Wait(_Message):
 
 
 class Stop(_Message):
-    """All save and stop; the job ends with 75."""
+    """All save and stop; the job ends with 75. ``why`` says what happened, in words."""
 
     kind: Literal["stop"] = "stop"
     signal: int
+    why: Text = ""
 
 
 class End(_Message):

@@ -1,5 +1,6 @@
 """What the driver of an elastic job has told this worker, as its training thread finds it."""
 
+import signal
 import threading
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ class Orders:
         broken: why that world is given up; empty if it is not.
         change: why this worker is to leave its world at the next step; empty if it is not.
         stop: the signal for which all are to save and stop; 0 if they are not.
+        why_stop: why they are, in words; empty if they are not.
         ended: how the driver ended the job; None if it did not.
         is_waiting: whether the training thread waits for a world.
         is_ending: whether the training thread knows that this worker ends.
@@ -41,7 +43,7 @@ class Orders:
         self._abort = abort
         self._news = threading.Condition()
         self.generation, self.stop = 0, 0
-        self.broken = self.change = ""
+        self.broken = self.change = self.why_stop = ""
         self.ended: JobEnded | None = None
         self.is_waiting = self.is_ending = False
         self._refused: RefusedError | None = None
@@ -63,8 +65,8 @@ class Orders:
                     return self._give_up("not all of the workers came up") or self.is_waiting
                 case ChangeWorld(generation=generation, why=why) if generation == self.generation:
                     self.change = why or "the workers change"
-                case Stop(signal=signal):
-                    self.stop = signal
+                case Stop(signal=number, why=why):
+                    self.stop, self.why_stop = number, why or f"{signal.Signals(number).name} came"
                 case Leave(why=why):
                     self._leave = why or "the launcher does not need this worker any longer"
                 case Refuse(problem=problem, remedy=remedy):

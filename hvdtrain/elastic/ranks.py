@@ -76,6 +76,7 @@ def describe_worlds(
     purpose: Purpose,
     change: Change | None,
     *,
+    why: str = "",
     run_dir: str = "",
 ) -> tuple[World, ...]:
     """Return the world as each of its workers is told of it, without store and salt.
@@ -86,6 +87,7 @@ def describe_worlds(
         source: where its state comes from.
         purpose: what it is for.
         change: why it takes the place of the one before.
+        why: why it does not train; empty if it does.
         run_dir: the run directory of the job, if that is known.
     """
     members = tuple(
@@ -115,6 +117,7 @@ def describe_worlds(
                 salt="",
                 source=source,
                 purpose=purpose,
+                why=why,
                 members=members,
                 change=change,
                 run_dir=run_dir,

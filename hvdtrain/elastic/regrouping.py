@@ -5,12 +5,23 @@ from collections.abc import Callable
 
 from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
-from hvdtrain.elastic.crashes import SAME_STEP
+from hvdtrain.elastic.endings import (
+    CANNOT_ENTER,
+    FAILS_IN_WORLD,
+    MEND_AND_RESUME,
+    RESUME,
+    all_leave,
+    cannot_start,
+    crashed_again,
+    lost_again,
+    too_few_came,
+    too_few_left,
+)
 from hvdtrain.elastic.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
 from hvdtrain.elastic.messages import Abort, AskValues, End, Leave, Stop, Values, Wait
 from hvdtrain.elastic.ranks import Candidate, arrange, choose_source
 from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
-from hvdtrain.elastic.world import Purpose
+from hvdtrain.elastic.world import Place, Purpose
 from hvdtrain.elastic.worlds import State, Worlds
 from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS
@@ -37,6 +48,7 @@ class Regrouping:
         worlds: its current world.
         do: takes actions.
         now: the time now.
+        command: what starts a worker, for messages.
 
     Attributes:
         digest: of what must be equal on all workers; empty before the first world.
@@ -44,9 +56,17 @@ class Regrouping:
     """
 
     def __init__(
-        self, limits: Limits, roster: Roster, worlds: Worlds, do: Callable[[Action], None], now: float
+        self,
+        limits: Limits,
+        roster: Roster,
+        worlds: Worlds,
+        do: Callable[[Action], None],
+        now: float,
+        *,
+        command: str = "",
     ) -> None:
         self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
+        self._command = command
         self.digest = ""
         self.last_failure: Worker | None = None
         self._start_by = now + limits.start_timeout
@@ -56,7 +76,8 @@ class Regrouping:
         self._signal = 0
         self._was_asked = False  # by a signal to the launcher
         self._exit_code: int | None = None
-        self._why_saved = ""  # if the job ends for a lack of workers
+        self._why_stopped = ""  # in words, if the workers save and stop
+        self._remedy = ""  # if the job ends for a lack of workers
         self._comparison: Comparison | None = None
 
     @property
@@ -74,7 +95,9 @@ class Regrouping:
         state = self._worlds.state
         if self.is_complete:
             if not self._worlds.members or now >= self._complete_by:
-                self.finish(self._exit_code or 0, self._why_saved, _RESUME if self._why_saved else "")
+                is_lack = bool(self._remedy) and self._exit_code == EXIT_STOPPED
+                problem = f"{self._why_stopped}: the state is saved" if is_lack else ""
+                self.finish(self._exit_code or 0, problem, self._remedy)
             return
         if self._has_failed_for_good(now):
             return
@@ -133,6 +156,7 @@ class Regrouping:
                 when = "at once; --resume continues from the newest checkpoint"
             self.finish(128 + number, f"the job was ended by {name} {when}")
             return
+        self._why_stopped = self._why_stopped or f"{name} came"
         self._was_asked, self._signal, self._purpose = True, number, "stop"
         self._do(Say(f"{name}: the workers save and stop"))
         if self._worlds.state is State.TRAINING:
@@ -145,9 +169,11 @@ class Regrouping:
         for worker in self._roster.at(Stage.BUILDING, Stage.READY):
             if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
                 lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
+        limit = 2 * self._limits.start_timeout
         for worker in self._roster.at(Stage.STARTED):
-            if now - worker.since >= 2 * self._limits.start_timeout:
-                lost.append((worker, f"did not report within {2 * self._limits.start_timeout:.0f} s"))
+            if now - worker.since >= limit:
+                worker.is_late = True
+                lost.append((worker, f"was still starting after {limit:g} s, twice --start-timeout"))
         has_begun = self._worlds.has_begun
         limit = max(LONG_FACTOR * stall, LONG_SECONDS)
         if has_begun:  # nobody waits for a joiner
@@ -186,8 +212,7 @@ class Regrouping:
             return
         self._change_by = _FOREVER
         if len(leaving) == len(members) and not joining:
-            self._do(Say(f"all workers are to leave ({leaving[0].wants_out}): they save and stop"))
-            self._purpose, self._signal = "stop", signal.SIGTERM
+            self._stop_for_lack(leaving)
             self._send_stop(now)
             return
         parts = [f"{worker} leaves: {worker.wants_out}" for worker in leaving]
@@ -208,7 +233,7 @@ class Regrouping:
             if self._awaits_heirs(ready):
                 staying = ready
             elif self._purpose == "train":
-                self._purpose = "stop"
+                self._stop_for_lack(ready)
         if self._purpose != "train":
             return self._open(ready, now)
         staying += self._heritage(ready, staying)
@@ -252,11 +277,13 @@ class Regrouping:
         if self._purpose != "train" and source != "root":
             return self.finish(
                 EXIT_STOPPED,
-                "no worker with the state of the training is left: nothing could be saved",
-                _RESUME,
+                f"{f'{self._why_stopped}; ' if self._remedy else ''}no worker with the state of the training "
+                "is left: nothing could be saved",
+                self._remedy or RESUME,
             )
         self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
-        self._worlds.open(arranged, source, self._purpose, now)
+        why = "" if self._purpose == "train" else self._why_stopped
+        self._worlds.open(arranged, source, self._purpose, now, why=why)
         return None
 
     def _candidate(self, worker: Worker) -> Candidate:
@@ -310,13 +337,11 @@ class Regrouping:
             self._worlds.state = State.WAITING
             self._wait_until, self._say_at = now + self._limits.elastic_timeout, now
         if now >= self._wait_until:
-            text = f"fewer than {self._limits.least} workers for {self._limits.elastic_timeout:.0f} s"
             if not self._worlds.has_begun:
-                last = self.last_failure
-                reason = f"; {last} {last.reason}" if last else ""
-                return self.finish(EXIT_ENVIRONMENT, f"{text}: {have} of them came{reason}", _START_REMEDY)
-            self._do(Say(f"{text}: the job saves and stops"))
-            self._purpose, self._why_saved = "save", f"{text}: the state is saved"
+                return self.finish(EXIT_ENVIRONMENT, *too_few_came(have, self._limits, self.last_failure))
+            self._purpose = "save"
+            self._why_stopped, self._remedy = too_few_left(have, self._limits, self.last_failure)
+            self._do(Say(f"{self._why_stopped}: the job saves and stops"))
             return self._regroup(now)
         if now >= self._say_at:
             left = self._wait_until - now
@@ -335,11 +360,17 @@ class Regrouping:
 
     # the end
 
+    def _stop_for_lack(self, leaving: list[Worker]) -> None:
+        """Let all workers, which were asked to leave, save and stop: nobody is left to go on."""
+        self._why_stopped, self._remedy = all_leave(leaving, self._limits)
+        self._purpose, self._signal = "stop", signal.SIGTERM
+        self._do(Say(f"{self._why_stopped}: the job saves and stops"))
+
     def _send_stop(self, now: float) -> None:
         self._worlds.state = State.STOPPING
         self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
         for worker in self._worlds.members:
-            self._do(Send(worker.name, Stop(signal=self._signal)))
+            self._do(Send(worker.name, Stop(signal=self._signal, why=self._why_stopped)))
 
     def _press(self, now: float) -> None:
         """Forward the signal to workers that do not stop, and end them if that does not help."""
@@ -354,21 +385,16 @@ class Regrouping:
         """End the job if another attempt would end as the last ones; return whether it has ended."""
         worlds = self._worlds
         if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
-            self.finish(EXIT_ENVIRONMENT, worlds.stalled, "Mend what they wait for, then use --resume.")
+            self.finish(EXIT_ENVIRONMENT, worlds.stalled, MEND_AND_RESUME)
         elif worlds.crashes.is_repeated():
-            place = max((one.ready.place for one in self._roster if one.ready), default=None)
-            step = f" after step {place.step:,}" if place else ""
-            why = f"; {self.last_failure} {self.last_failure.reason}" if self.last_failure else ""
-            self.finish(
-                EXIT_TRAINING,
-                f"a worker crashed {SAME_STEP} times in a row at the same place{step}{why}",
-                "Look at the output of these workers. A crash of native code often leaves a core file.",
-            )
+            self.finish(EXIT_TRAINING, *crashed_again(self._furthest(), self.last_failure))
+        elif worlds.crashes.is_lost_again():
+            self.finish(EXIT_ENVIRONMENT, *lost_again(self._furthest(), self.last_failure))
         elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:
             self.finish(
                 EXIT_ENVIRONMENT,
                 f"workers were lost {worlds.broken} times; --reset-limit allows {self._limits.reset_limit}",
-                _RESUME,
+                RESUME,
             )
         elif worlds.same_failures >= MAX_SAME_FAILURES:
             doing = "made no step in a world" if worlds.was_up else "could not enter a world"
@@ -376,16 +402,18 @@ class Regrouping:
                 EXIT_ENVIRONMENT,
                 f"the same workers {doing} {MAX_SAME_FAILURES} times in a row; the last time "
                 f"{worlds.why_broken}",
-                _SAME_REMEDY if worlds.was_up else _ENTER_REMEDY,
+                FAILS_IN_WORLD if worlds.was_up else CANNOT_ENTER,
             )
         return worlds.state is State.ENDED
 
+    def _furthest(self) -> Place | None:
+        """Return where the training stands, as far as a worker that is left says it."""
+        return max((one.ready.place for one in self._roster if one.ready), default=None)
+
     def finish_hopeless(self) -> None:
         """End a job whose workers failed again and again before anything was trained."""
-        last = self.last_failure
-        failure = last.failure if last else None
-        exit_code = failure.exit_code if failure else EXIT_ENVIRONMENT
-        self.finish(exit_code, f"no worker can start: {last} {last.reason if last else ''}", _START_REMEDY)
+        exit_code, ending = cannot_start(self.last_failure, self._command)
+        self.finish(exit_code, *ending)
 
     def finish(
         self,
@@ -416,11 +444,3 @@ class Regrouping:
             self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
         self._worlds.state = State.ENDED
         self._do(Finish(exit_code, problem, remedy if problem else "", grace_seconds))
-
-
-_RESUME = "Continue from the newest checkpoint with --resume."
-_ENTER_REMEDY = "Can the hosts reach one another? python -m hvdtrain doctor checks it."
-_SAME_REMEDY = "Look at the output of the workers for what fails in each world, such as an error of Horovod."
-_START_REMEDY = (
-    "Look at the output of the workers. A script that uses hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
-)

@@ -56,6 +56,7 @@ class Worker:
         failure: what it said when it failed.
         exit_code: that of its process; None while it runs, as far as is known.
         failed_in: the world in which it failed; None if it did not fail.
+        is_late: whether it did not come in time.
         is_counted: whether the failure was taken note of.
         is_connected: whether its connection stands.
         is_unreachable: whether its host stopped to respond.
@@ -80,6 +81,7 @@ class Worker:
     failure: Failed | None = None
     exit_code: int | None = None
     failed_in: int | None = None
+    is_late: bool = False
     is_counted: bool = False
     is_connected: bool = False
     is_unreachable: bool = False

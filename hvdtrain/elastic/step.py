@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hvdtrain.elastic.clusters import StepCluster
+from hvdtrain.elastic.crashes import COMMAND_NOT_FOUND
 from hvdtrain.elastic.driver import Driver
 from hvdtrain.elastic.limits import LimitOptions, make_limits
 from hvdtrain.elastic.notices import say
@@ -59,7 +61,7 @@ class _Step:
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], driver: Driver) -> None:
-        self._driver = driver
+        self._command, self._driver = shlex.join(command), driver
         self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
         self._job_is_over = threading.Event()
         self._ended_early = False
@@ -94,7 +96,24 @@ class _Step:
         if self._job_is_over.wait(_WORKERS_SECONDS):
             return
         self._ended_early = True
-        found = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-        say(_NAME, f"the command ended {found} before the job did")
+        say(_NAME, _describe_end(self._command, code, self._driver.has_heard_workers))
         while not self._job_is_over.wait(1.0):  # the second time, the driver waits for nobody
             self._driver.signal(signal.SIGTERM)
+
+
+def _describe_end(command: str, code: int, has_workers: bool) -> str:
+    """Return that the command ended before the job did, and what to do.
+
+    Args:
+        command: the command.
+        code: its exit code; that of a signal is negative.
+        has_workers: whether a worker of the job had come.
+    """
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    not_found = " (the shell did not find a command)" if code == COMMAND_NOT_FOUND else ""
+    if has_workers:
+        return f"`{command}` ended {how}{not_found} before the job did"
+    return (
+        f"`{command}` ended {how}{not_found}, and no worker had come\n"
+        "It must start python -m hvdtrain for each worker: -- srun ... python -m hvdtrain --framework torch"
+    )

@@ -85,6 +85,7 @@ class World(_Frozen):
         salt: what the world's key is derived with; only its members are told.
         source: where the state comes from: from the start of training, from rank 0, or from a checkpoint.
         purpose: what it is for: to train, to save because too few workers are left, or to save and stop.
+        why: why it does not train, in words; empty if it does.
         members: all workers, in the order of ranks.
         change: why it took the place of the one before; None in the first.
         run_dir: the run directory of the job; empty while no worker has said that it trains there.
@@ -103,6 +104,7 @@ class World(_Frozen):
     salt: str
     source: Source = "start"
     purpose: Purpose = "train"
+    why: str = ""
     members: tuple[MemberInfo, ...] = Field(default=())
     change: Change | None = None
     run_dir: str = ""

@@ -79,8 +79,18 @@ class Worlds:
         """The workers that are in the current world, or still leave it."""
         return self._roster.at(*IN_WORLD)
 
-    def open(self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float) -> None:
-        """Let workers enter the next world, in the order of ranks."""
+    def open(
+        self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float, *, why: str = ""
+    ) -> None:
+        """Let workers enter the next world, in the order of ranks.
+
+        Args:
+            arranged: the workers.
+            source: where their state comes from.
+            purpose: what the world is for.
+            now: the time now.
+            why: why it does not train; empty if it does.
+        """
         workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
         change = self.log.describe(workers, now)
         where = arranged[0].place if source == "root" else ("checkpoint", self._place)
@@ -104,7 +114,9 @@ class Worlds:
             False,
             "",
         )
-        worlds = describe_worlds(arranged, self.generation, source, purpose, change, run_dir=self._run_dir)
+        worlds = describe_worlds(
+            arranged, self.generation, source, purpose, change, why=why, run_dir=self._run_dir
+        )
         self._do(OpenWorld(worlds))
 
     def formed(self, worker: Worker, now: float) -> None:

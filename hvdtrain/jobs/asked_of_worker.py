@@ -1,6 +1,5 @@
 """What one worker of an elastic job was asked to do: by signals, and by the driver of the job."""
 
-import signal
 from dataclasses import dataclass
 
 from hvdtrain.backends.step_signals import ControlFlags
@@ -10,7 +9,9 @@ from hvdtrain.jobs.signals import Signals
 
 @dataclass
 class AskedOfWorker:
-    """What this worker of an elastic job was asked to do. A signal to it alone means that it leaves.
+    """What this worker of an elastic job was asked to do.
+
+    A signal to it alone never stops the others: ``ElasticSignals`` lets this worker leave.
 
     Attributes:
         signals: what signals asked of this worker.
@@ -21,15 +22,14 @@ class AskedOfWorker:
     membership: Membership
 
     @property
-    def number(self) -> int | None:
-        """The signal for which all workers are to stop; None if there is none."""
-        return self.membership.stop_wanted() or None
+    def why(self) -> str:
+        """Why all workers are to stop, in words; empty if they are not."""
+        return self.membership.why_stop()
 
     def poll(self) -> ControlFlags:
         """Return what this worker wants all of them to do."""
-        flags = self.signals.poll()
-        if flags.stop:
-            self.membership.leave(f"{signal.Signals(self.signals.number or 0).name} came")
         return ControlFlags(
-            stop=self.number is not None, save=flags.save, change=self.membership.change_wanted()
+            stop=bool(self.membership.stop_wanted()),
+            save=self.signals.poll().save,
+            change=self.membership.change_wanted(),
         )

@@ -268,7 +268,7 @@ class Worlds:
             run_loop(session, polling(session, self._asked))
         else:
             save_and_stop(session)
-            why = (world.change and world.change.why) or "the job has too few workers"
+            why = world.why or "the job has too few workers"
         with waiting_for_rank_zero(workers, "writing the last checkpoint"):
             session.saver.finish()
         status, problem = status_of(session, self._asked, why if session.stopped else None)

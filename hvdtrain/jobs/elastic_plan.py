@@ -8,7 +8,7 @@ from hvdtrain.training_plan import TrainingPlan, most_workers
 def workers(session: Session) -> str:
     """Return how many there may be, to stand after their number; empty if that is fixed."""
     most = most_workers(session.backend.workers)
-    return "" if most is None else f"; elastic: at most {most}"
+    return "" if most is None else f"; elastic: at least {session.backend.workers.least}, at most {most}"
 
 
 def batch(session: Session, plan: TrainingPlan) -> str:

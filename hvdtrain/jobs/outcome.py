@@ -1,6 +1,5 @@
 """How a training stands and how it ended: the summary, and the agreement of all workers on it."""
 
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -46,12 +45,12 @@ class Asked(Protocol):
     """What this worker was asked to do.
 
     Attributes:
-        number: the signal for which training is to stop; None if there is none.
+        why: why training is to stop, in words; empty if it is not.
     """
 
     @property
-    def number(self) -> int | None:
-        """The signal for which training is to stop; None if there is none."""
+    def why(self) -> str:
+        """Why training is to stop, in words; empty if it is not."""
         ...
 
     def poll(self) -> ControlFlags:
@@ -72,9 +71,8 @@ def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
         flags = signals.poll()
         if flags.stop and not reported:
             reported = True
-            why = f"{signal.Signals(signals.number or 0).name} came"
-            session.report.say(f"{why} {where_it_stood(session)}; stopping after this step")
-            session.report.write_summary(summarise(session, "stopped", why))
+            session.report.say(f"{signals.why} {where_it_stood(session)}; stopping after this step")
+            session.report.write_summary(summarise(session, "stopped", signals.why))
         return flags
 
     return poll_signals
@@ -94,8 +92,8 @@ def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple
     """
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
-    elif session.stopped and signals.number is not None:
-        why = f"{signal.Signals(signals.number).name} came"
+    elif session.stopped and signals.why:
+        why = signals.why
     saver = session.saver
     gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
     for _, not_finite, newest, replaced in gathered:

@@ -28,6 +28,11 @@ class Signals:
         self._save = False
         self._waits_for_step = False
 
+    @property
+    def why(self) -> str:
+        """Why training is to stop, in words; empty if it is not."""
+        return "" if self.number is None else f"{signal.Signals(self.number).name} came"
+
     def poll(self) -> ControlFlags:
         """Return what this worker wants all of them to do; a save is wanted once for each signal."""
         save, self._save = self._save, False

@@ -84,6 +84,7 @@ class ScriptedDriver:
             job="j1",
             slot=1,
             slots_on_host=2,
+            least=1,
             most=4,
             is_training=True,
             lease_seconds=lease_seconds,

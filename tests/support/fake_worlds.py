@@ -57,7 +57,7 @@ class FakeDriver:
         self._expected: set[str] = set()
         self._exchange: _Exchange | None = None
         self.purpose = "train"
-        self.stop = 0
+        self.stop, self.why_stop = 0, ""
         self.is_trained = False
         self.run_dir = ""
         self.since_seconds = 0.0
@@ -163,6 +163,7 @@ class FakeDriver:
                 salt="",
                 source=source,
                 purpose=self.purpose,
+                why=self.why_stop,
                 members=members,
                 change=change if generation > 1 else None,
                 run_dir=self.run_dir,
@@ -187,7 +188,7 @@ class FakeMembership:
 
     def __init__(self, driver: FakeDriver, name: str, is_joining: bool = False) -> None:
         self.driver, self.worker, self.is_joining = driver, name, is_joining
-        self.most, self.world = driver.most, None
+        self.least, self.most, self.world = 1, driver.most, None
         self.exchange: _Exchange | None = None
         self.said: list[Any] = []
 
@@ -216,6 +217,9 @@ class FakeMembership:
     def stop_wanted(self):
         return self.driver.stop
 
+    def why_stop(self):
+        return self.driver.why_stop
+
     def leave(self, why):
         self.driver.leave(self.worker)
 
@@ -243,7 +247,7 @@ class ElasticWorkers:
         self._membership = membership
         self._exchange: _Exchange | None = None
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.most = membership.most
+        self.least, self.most = membership.least, membership.most
 
     def restart(self, world):
         self._exchange = self._membership.exchange

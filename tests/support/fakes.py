@@ -36,7 +36,7 @@ class FakeWorkers:
         self, rank: int, hosts: Sequence[str], barrier: threading.Barrier, slots: list[bytes]
     ) -> None:
         self.rank = rank
-        self.size = self.most = len(hosts)
+        self.size = self.least = self.most = len(hosts)
         self.is_elastic = False
         self.may_reduce = self.size > 1
         self.host = hosts[rank]

@@ -405,7 +405,7 @@ def test_too_few_workers_save_and_stop(job_in):
 
     def before(name: str, call: str, number: int) -> None:
         if (name, call, number) == ("b", "train_step", 6):
-            job.driver.purpose = "save"
+            job.driver.purpose, job.driver.why_stop = "save", "only 1 worker was left of at least 2"
             job.kill(name)
 
     job.run("a", "b", before=before)
@@ -414,6 +414,7 @@ def test_too_few_workers_save_and_stop(job_in):
     assert [line["step"] for line in job.lines("train")] == [2, 4]
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"] in (4, 5)) == ("stopped", True)
+    assert summary["error"] == "only 1 worker was left of at least 2"
     assert job.saved()[-1] == summary["steps"]
 
 
@@ -422,7 +423,7 @@ def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
 
     def before(name: str, call: str, number: int) -> None:
         if (name, call, number) == ("a", "train_step", 6):
-            job.driver.stop = 15
+            job.driver.why_stop, job.driver.stop = "SIGTERM came", 15
 
     job.run("a", "b", before=before)
     assert [type(outcome) for outcome in job.outcomes.values()] == [Stopped, Stopped]

@@ -15,7 +15,7 @@ from hvdtrain.training_plan import Progress
 
 def workers(size: int = 2, most: int = 8, is_elastic: bool = True) -> FakeWorkers:
     made = FakeWorkers(0, ["alpha"] * size, None, [])
-    made.is_elastic, made.most = is_elastic, most
+    made.is_elastic, made.least, made.most = is_elastic, 1, most
     return made
 
 
@@ -65,7 +65,7 @@ def plan(
 @pytest.mark.parametrize(
     ("line", "fields", "said"),
     [
-        ("workers", {}, "2 on 1 host (alpha: 2), coordinated by MPI; elastic: at most 8"),
+        ("workers", {}, "2 on 1 host (alpha: 2), coordinated by MPI; elastic: at least 1, at most 8"),
         (
             "batch",
             {"global_batch_size": 64},

@@ -175,7 +175,7 @@ def elastic_workers(hvd: Horovod, *others) -> HorovodWorkers:
         hvd.calls.append("enter")
         hvd.world = entered
 
-    return HorovodWorkers(hvd, Collectives(*others), SimpleNamespace(most=7, enter=enter))
+    return HorovodWorkers(hvd, Collectives(*others), SimpleNamespace(least=1, most=7, enter=enter))
 
 
 def test_a_worker_takes_rank_and_size_of_each_world_anew():

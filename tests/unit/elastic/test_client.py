@@ -152,7 +152,7 @@ def test_it_trains_once(join, driver):
 
 def test_what_comes_with_the_welcome_counts(driver, join):
     welcome = Welcome(
-        worker="w1", job="j", slot=0, slots_on_host=1, most=2, is_training=False, lease_seconds=9
+        worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
     )
     worker = join(welcome, Stop(signal=15))
     assert worker.client.stop_wanted() == 15
@@ -359,6 +359,13 @@ def test_stop(driver, join):
     assert worker.client.stop_wanted() == 0
     driver.say(Stop(signal=signal.SIGTERM))
     assert eventually(lambda: worker.client.stop_wanted() == signal.SIGTERM)
+    assert worker.client.why_stop() == "SIGTERM came"
+
+
+def test_a_stop_that_no_signal_asked_for_says_why(driver, join):
+    worker = join()
+    driver.say(Stop(signal=signal.SIGTERM, why="all 2 workers are to leave"))
+    assert eventually(lambda: worker.client.why_stop() == "all 2 workers are to leave")
 
 
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):

@@ -186,8 +186,8 @@ def test_a_worker_that_cannot_be_started_is_reported(tmp_path):
 def test_a_command_that_ends_at_once_ends_the_job_with_a_hint(tmp_path):
     with ToyJob(tmp_path, ONE, [("h1", 1)], words=["false"]) as job:
         outcome = job.ended()
-    assert outcome.exit_code == 3
-    assert "ended with exit code 1" in outcome.problem
+    assert outcome.exit_code == 1
+    assert "ended with exit code 1 before it joined the job" in outcome.problem
     assert "hvd.elastic" in outcome.remedy
 
 

@@ -170,7 +170,18 @@ def test_a_step_goes_on_without_a_killed_worker_and_stops_on_request(tmp_path):
 def test_a_command_that_ends_before_the_job_ends_it(tmp_path):
     code, output = elastic(tmp_path, "-np", "2", command=["bash", "-c", "exit 5"]).end()
     assert code == 5
-    assert "the command ended with exit code 5 before the job did" in output
+    assert "`bash -c 'exit 5'` ended with exit code 5, and no worker had come" in output
+    assert "It must start python -m hvdtrain for each worker" in output
+
+
+def test_a_command_that_is_not_found_is_named(tmp_path):
+    command = ["horovodrun", "-np", "1", "--min-np", "1", "no-such-command"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert result.returncode == 127
+    assert (
+        "on localhost, `no-such-command` ended with exit code 127: the command was not found" in result.stderr
+    )
+    assert "hvd.elastic" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,19 @@ def test_a_worker_that_never_reports_is_given_up():
     play.come("w1")
     play.wait(125)
     assert "w2" in play.killed
-    assert "did not report within 120 s" in play.said
+    assert "was still starting after 120 s, twice --start-timeout" in play.said
+
+
+def test_a_start_timeout_that_is_too_short_is_named():
+    play = Play(Limits(wanted=2, least=1, most=2, start_timeout=1))
+    for _ in range(2):
+        play.wait(2.1)
+        for worker in play.killed[-2:]:
+            play.die(worker)
+        play.wait(1.1)
+    assert play.finish.exit_code == 3
+    assert "was still starting after 2 s, twice --start-timeout" in play.finish.problem
+    assert "Give more time with --start-timeout" in play.finish.remedy
 
 
 def test_workers_that_build_are_waited_for_beyond_the_start_timeout():
@@ -587,9 +599,17 @@ def test_below_the_least_for_too_long_the_rest_saves_and_ends():
     play.wait(61)
     assert play.world.purpose == "save"
     assert play.names == ["w1"]
+    text = (
+        "only 1 worker was left of at least 2 (--min-np) for 60 s (--elastic-timeout); the last to fail: "
+        "rank 1 on h1 killed (SIGKILL)"
+    )
+    assert play.world.why == text
+    assert f"{text}: the job saves and stops" in play.said
     play.form()
     play.done("w1", code=75)
     assert play.finish.exit_code == 75
+    assert play.finish.problem == f"{text}: the state is saved"
+    assert "--resume when there are slots for 2 workers or more, or with a lower" in play.finish.remedy
 
 
 def test_a_failure_of_the_last_save_is_one_more_round():
@@ -613,6 +633,7 @@ def test_nobody_left_within_the_elastic_timeout_ends_the_job():
     play.die("w1")
     play.wait(62)
     assert play.finish.exit_code == 75
+    assert "only 0 workers were left of at least 1" in play.finish.problem
     assert "--resume" in play.finish.remedy
 
 
@@ -620,7 +641,8 @@ def test_a_job_whose_workers_never_come_ends():
     play = Play(Limits(wanted=2, least=2, most=2, elastic_timeout=100), ())
     play.wait(200)
     assert play.finish.exit_code == 3
-    assert "fewer than 2 workers for 100 s" in play.finish.problem
+    assert play.finish.problem == "0 of at least 2 workers (--min-np) came within 100 s (--elastic-timeout)"
+    assert "doctor --host-discovery-script" in play.finish.remedy
 
 
 def test_a_failure_that_all_would_have_ends_the_job_once():
@@ -697,6 +719,47 @@ def test_three_crashes_at_one_step_end_the_job(code, ends):
     if ends:
         assert play.finish.exit_code == 4
         assert "crashed 3 times in a row at the same place after step 10" in play.finish.problem
+
+
+@pytest.mark.parametrize("code", [-9, 0])
+def test_workers_that_are_lost_at_one_step_for_ever_end_the_job(code):
+    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
+    for _ in range(5):
+        crash(play, 10, code)
+    assert play.state == "training"
+    crash(play, 10, code)
+    assert play.finish.exit_code == 3
+    assert "workers were lost 6 times in a row at the same place after step 10" in play.finish.problem
+    assert "memory" in play.finish.remedy
+
+
+def test_workers_that_are_lost_at_different_steps_do_not_end_the_job():
+    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
+    for step in range(10, 20):
+        crash(play, step, -9)
+    assert play.state == "training"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [
+        (127, 127, "on h1, `python train.py` ended with exit code 127: the command was not found"),
+        (126, 126, "the command cannot be executed"),
+        (2, 2, "`python train.py` ended with exit code 2"),
+        (1, 1, "`python train.py` ended with exit code 1 before it joined the job"),
+        (0, 3, "`python train.py` ended with exit code 0 before it joined the job"),
+        (255, 3, "the worker on h1, slot 0 ended with exit code 255"),
+        (-11, 3, "the worker on h1, slot 0 killed (SIGSEGV)"),
+    ],
+)
+def test_a_command_that_ends_before_it_joins_is_named_with_its_exit_code(code, exit_code, words):
+    play = Play(Limits(wanted=1, least=1, most=1), (("h1", 1),), command="python train.py")
+    for worker in ("w1", "w2"):
+        play.die(worker, code)
+        play.wait(1.1)
+    assert play.finish.exit_code == exit_code
+    assert words in play.finish.problem
+    assert ("hvd.elastic" in play.finish.remedy) == (code in (0, 1)), play.finish
 
 
 def test_crashes_at_different_steps_do_not_end_the_job():

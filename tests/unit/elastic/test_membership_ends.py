@@ -32,6 +32,17 @@ def test_the_signal_is_forwarded_after_the_grace_time():
     assert "did not stop within 600 s" in play.finish.problem
 
 
+def test_a_job_whose_workers_all_leave_says_so():
+    play = training(1)
+    play.say("w1", Leaving(why="SIGTERM came"))
+    play.wait(2.5)
+    play.done("w1", code=75)
+    assert play.finish.exit_code == 75
+    why = "the only worker is to leave, and no other is ready (rank 0 on h1: SIGTERM came)"
+    assert play.finish.problem == f"{why}: the state is saved"
+    assert play.finish.remedy == "Continue with --resume when there are slots for 1 worker or more."
+
+
 def test_a_second_signal_ends_the_job():
     play = training(2)
     play.take(TERM)
@@ -46,6 +57,8 @@ def test_the_first_signal_does_not_end_a_job_that_already_saves_because_all_work
     play.say("w2", Leaving(why="SIGTERM"))
     play.wait(2.5)
     assert play.state == "stopping"
+    why = "all 2 workers are to leave, and no other is ready (rank 0 on h1: SIGTERM; rank 1 on h1: SIGTERM)"
+    assert play.told("w1", Stop)[0].why == why
     play.take(TERM)
     assert play.state == "stopping"
     play.take(TERM)

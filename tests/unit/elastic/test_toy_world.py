@@ -107,7 +107,8 @@ def test_below_the_least_the_rest_saves_and_ends(tmp_path):
         job.cluster.now_hosts = [("h1", 1)]
         outcome = job.ended()
     assert outcome.exit_code == 75
-    assert outcome.problem == "fewer than 2 workers for 1 s: the state is saved"
+    assert outcome.problem.startswith("only 1 worker was left of at least 2 (--min-np) for 1 s")
+    assert outcome.problem.endswith(": the state is saved")
     assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
     assert any("waiting for workers: 1 of at least 2" in text for text in job.cluster.said), job.cluster.said
 
