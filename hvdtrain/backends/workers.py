@@ -1,7 +1,6 @@
 """The workers of a job through Horovod, whichever framework's binding it is."""
 
 import re
-import socket
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TrainingError
 from hvdtrain.horovod_build.installed import installed_build
+from hvdtrain.host.launcher import host_name
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 
 
@@ -47,7 +47,7 @@ class HorovodWorkers:
         self.size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
         self.local_size: int = hvd.local_size()
-        self.host = socket.gethostname()
+        self.host = host_name()
         self.controller = "none" if self.size == 1 else "MPI" if hvd.mpi_enabled() else "Gloo"
         if (launch := stated_launch()) is not None:
             build = installed_build()

@@ -1,6 +1,7 @@
 """The command: an undisturbed run, then the same run disturbed in every way, in each framework."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +51,7 @@ def run_drill(options: Mapping[str, Any]) -> int:
                 if outcome.lost:
                     problem = f"the undisturbed job in {framework} failed: {'; '.join(outcome.lost)}"
                     raise EnvironmentFault(
-                        problem, f"{outcome.output}\nRun the doctor: python -m hvdtrain doctor"
+                        problem, f"{outcome.output}\nRun the doctor: {doctor_command(options)}"
                     )
                 expected = History.of(drilled.run_dir)
                 limit_seconds = _FACTOR * outcome.seconds + _MORE_SECONDS
@@ -65,6 +66,21 @@ def run_drill(options: Mapping[str, Any]) -> int:
     if not options["keep"]:
         shutil.rmtree(folder, ignore_errors=True)
     return EXIT_DONE
+
+
+def doctor_command(options: Mapping[str, Any]) -> str:
+    """Return the command that checks the hosts of a drill.
+
+    Args:
+        options: the options of the drill, by name.
+    """
+    words = ["python", "-m", "hvdtrain", "doctor"]
+    named = {"-H": "hosts", "--hostfile": "hostfile", "--ssh-port": "ssh_port"}
+    named |= {"--ssh-identity-file": "ssh_identity_file"}
+    for flag, name in named.items():
+        words += [flag, str(options[name])] if options[name] else []
+    words += ["--framework", options["framework"]] if options["framework"] != "both" else []
+    return shlex.join(words)
 
 
 def _launch(options: Mapping[str, Any]) -> Launch:

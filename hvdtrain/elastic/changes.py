@@ -11,6 +11,9 @@ class ChangeLog:
 
     Rank 0 of a world records its change as soon as it has the state. If the world breaks before all have it,
     the next one's change holds only what was not recorded.
+
+    Attributes:
+        cause: why the last world that trained ended, in words; empty while one trains.
     """
 
     def __init__(self) -> None:
@@ -18,13 +21,14 @@ class ChangeLog:
         self._recorded: list[tuple[Worker, str]] = []  # the members when rank 0 last recorded a change
         self._began: float | None = None
         self._unrecorded_since: float | None = None
-        self._why = ""
+        self._why = self.cause = ""
 
     def begin(self, why: str, now: float) -> None:
         """Take note that the current world ends; a change that has begun keeps its reason."""
         if not self._trained:
             return
-        self._began = now if self._began is None else self._began
+        if self._began is None:
+            self._began, self.cause = now, why
         if self._unrecorded_since is None:
             self._unrecorded_since, self._why = now, why
 
@@ -67,7 +71,7 @@ class ChangeLog:
         """Take note that a world trains."""
         self._trained = self._recorded = _named(members)
         self._began = self._unrecorded_since = None
-        self._why = ""
+        self._why = self.cause = ""
 
 
 def _named(members: Sequence[Worker]) -> list[tuple[Worker, str]]:

@@ -29,13 +29,12 @@ def describe_exit(code: int, *, has_joined: bool = True) -> str:
             return f"killed ({signal.Signals(-code).name})"
         except ValueError:
             return f"killed (signal {-code})"
-    if code == 0 and not has_joined:
-        return "ended with exit code 0 and did not join the job"
-    if code == COMMAND_NOT_FOUND and not has_joined:
-        return f"ended with exit code {code}: the command was not found"
-    if code == 0:
-        return "ended with exit code 0 in the middle of the job (sys.exit() or os._exit(0) in the task?)"
-    return f"ended with exit code {code}"
+    meaning = {SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
+    if has_joined:
+        meaning[0] = " in the middle of the job (sys.exit() or os._exit(0) in the task?)"
+    else:
+        meaning |= {0: " and did not join the job", COMMAND_NOT_FOUND: ": the command was not found"}
+    return f"ended with exit code {code}{meaning.get(code, '')}"
 
 
 class Crashes:

@@ -32,7 +32,7 @@ from hvdtrain.elastic.events import (
 )
 from hvdtrain.elastic.links import Link, Links
 from hvdtrain.elastic.membership import Members
-from hvdtrain.elastic.messages import DriverBeat, EnterWorld, Hello, KillProcess, Refuse, from_worker
+from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
 from hvdtrain.elastic.state_file import StateFile
 from hvdtrain.elastic.world import World, world_key
 from hvdtrain.elastic.worlds import State
@@ -80,7 +80,7 @@ class Driver:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._limits, self._cluster, self._key = limits, cluster, job_key
-        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
+        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds, cluster.say)
         cluster.addresses = self._links.addresses
         self._members = Members(
             limits,
@@ -183,7 +183,11 @@ class Driver:
     def _arrive(self, link: Link, hello: Hello) -> None:
         """Let a worker in, if it is one that was started, or if workers come by themselves."""
         name = link.claimed
-        if not name and not self._cluster.can_start and self._members.state is not State.ENDED:
+        if self._finish is not None:  # another worker says what ended the job, or this process does
+            link.send(End(problem=self._finish.problem, exit_code=self._finish.exit_code))
+            self._links.close(link)
+            return
+        if not name and not self._cluster.can_start:
             name = self._members.enrol(hello)
         if not self._members.admits(name):
             problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, FromWorker, encode, from_driver
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE
+from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 from hvdtrain.watch.watch_events import silence_seconds
 from hvdtrain.watch.worker_connections import end_if_silent
@@ -117,7 +117,7 @@ def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS
         time.sleep(_RETRY_SECONDS)
     tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
     raise EnvironmentFault(
-        f"host {socket.gethostname()} cannot connect to the driver of its elastic job ({tried})",
+        f"host {host_name(environ)} cannot connect to the driver of its elastic job ({tried})",
         "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces option "
         "chooses the network.",
     )

@@ -59,7 +59,9 @@ def cannot_start(last: Worker | None, command: str) -> tuple[int, Ending]:
     code = last.exit_code
     if last.failure is not None:
         return last.failure.exit_code, Ending(failed, _CANNOT_START)
-    if last.hello is not None or last.is_late or code is None or code < 0 or code == SSH_FAILED:
+    if last.hello is None and code == SSH_FAILED:
+        return EXIT_ENVIRONMENT, Ending(failed, f"Check it: python -m hvdtrain doctor -H {last.slot.host}")
+    if last.hello is not None or last.is_late or code is None or code < 0:
         return EXIT_ENVIRONMENT, Ending(failed, _LONGER_START if last.is_late else _CANNOT_START)
     what = f"`{command}`" if command else "the command"
     ended = f"no worker can start: on {last.slot.host}, {what} ended with exit code {code}"

@@ -35,6 +35,9 @@ def run_elastic(args: Any) -> None:
         code = _run(args)
     except UsageError as error:
         raise ValueError(str(error).replace("\n", "\n  ")) from None
+    except DiscoveryError as error:
+        say(_NAME, f"{error}\nTo check it: {_doctor_command(args)}")
+        code = error.exit_code
     if code:
         sys.exit(code)
 
@@ -83,6 +86,11 @@ def _host_watch(args: Any) -> HostWatch:
     for text in parsed.notes:
         note(text)
     return HostWatch(FixedHosts(parsed.hosts), note)
+
+
+def _doctor_command(args: Any) -> str:
+    words = ["python", "-m", "hvdtrain", "doctor", "--host-discovery-script", args.host_discovery_script]
+    return shlex.join([*words, *(["--slots-per-host", str(args.slots)] if args.slots else [])])
 
 
 def _limit_options(args: Any) -> LimitOptions:

@@ -438,6 +438,7 @@ class Regrouping:
         text, why = problem or told, problem or told or "the job ends"
         for worker in self._roster.at(*ALIVE):
             if not worker.is_connected:
+                self._do(Forward(worker.name, signal.SIGTERM))  # it still starts, and has nothing to save
                 continue
             if worker.stage in IN_WORLD:
                 self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b, sha256
 from typing import Any, Literal
@@ -22,14 +21,13 @@ from hvdtrain.errors import (
     SaveError,
     WorkerFailure,
 )
-from hvdtrain.host.launcher import SLOT_VARIABLE
+from hvdtrain.host.launcher import SLOT_VARIABLE, host_name
 from hvdtrain.watch.worker_connections import machine_id
 
 Blame = Literal["code", "environment", "peer"]
 
 # where a launcher says which of its host's workers this is
 _SLOT_VARIABLES = (SLOT_VARIABLE, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-_HOST_VARIABLES = ("HOROVOD_HOSTNAME", "SLURMD_NODENAME")
 _MAX_VALUE = 4096
 # a file or a connection of this host failed; the same code may work on another host
 _OF_THE_HOST = {
@@ -46,9 +44,8 @@ _OF_THE_HOST = {
 def hello(environ: Mapping[str, str]) -> Hello:
     """Return the first message of this worker."""
     slots = [environ[name] for name in _SLOT_VARIABLES if environ.get(name, "").isdecimal()]
-    hosts = [environ[name] for name in _HOST_VARIABLES if environ.get(name)]
     return Hello(
-        host=(hosts or [socket.gethostname()])[0],
+        host=host_name(environ),
         machine=machine_id(),
         pid=os.getpid(),
         process_seconds=psutil.Process().create_time(),

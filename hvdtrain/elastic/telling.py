@@ -1,7 +1,6 @@
 """Telling the driver of an elastic job how this worker ends, and who of the workers reports it."""
 
 import os
-from contextlib import suppress
 
 from hvdtrain.elastic.client import Client, connect, current
 from hvdtrain.errors import EXIT_STOPPED, JobEnded, RefusedError, Removed, Stopped
@@ -20,6 +19,8 @@ def tell_driver(error: BaseException) -> BaseException:
         driver says nothing.
     """
     client = current() or _connect_to_tell(error)
+    if isinstance(client, JobEnded):
+        return client
     if client is None or isinstance(error, JobEnded | RefusedError):
         return error
     if isinstance(error, Removed):
@@ -33,11 +34,18 @@ def tell_driver(error: BaseException) -> BaseException:
     return error
 
 
-def _connect_to_tell(error: BaseException) -> Client | None:
-    """Join the job only to tell of an error before it: it ends once, with this message, if all have it."""
+def _connect_to_tell(error: BaseException) -> Client | JobEnded | None:
+    """Join the job only to tell of an error before it: it ends once, with this message, if all have it.
+
+    If another worker was faster, the job has ended, which is returned: that worker has reported it.
+    """
     if isinstance(error, Exception) and not isinstance(error, JobEnded | RefusedError):
-        with suppress(Exception):
+        try:
             return connect(
                 os.environ, stall_timeout=_CONNECT_SECONDS, abort=lambda why: None, seconds=_CONNECT_SECONDS
             )
+        except JobEnded as ended:
+            return ended
+        except Exception:
+            return None
     return None

@@ -260,6 +260,7 @@ class Worlds:
         left, joined = changed
         parts = [f"left: {'; '.join(left)}"] if left else []
         parts += [f"joined: {', '.join(joined)}"] if joined else []
+        parts += [f"cause: {self.log.cause}"] if not parts and self.log.cause else []
         paused = self.log.seconds(now)
         return f"{text} (world {self.generation}) after {paused:.1f} s" + "".join(
             f"; {part}" for part in parts

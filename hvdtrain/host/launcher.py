@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from typing import IO, Any
@@ -25,6 +26,12 @@ _LAUNCHERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "orterun", "pt_elast
 def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is a worker of an elastic job, whatever else started it."""
     return bool(environ.get(ELASTIC_VARIABLE))
+
+
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this host in messages: in an elastic job, the one by which its launcher knows it."""
+    variables = ("HOROVOD_HOSTNAME", "SLURMD_NODENAME") if is_elastic(environ) else ()
+    return next((environ[name] for name in variables if environ.get(name)), "") or socket.gethostname()
 
 
 def launched_rank() -> int | None:

@@ -5,7 +5,6 @@ The worker that failed speaks, the others stay quiet, and all of them end.
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.host.deadline import deadline
-from hvdtrain.host.launcher import WORKER_VARIABLE, is_elastic, launched_rank
+from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.printable import printable
@@ -188,8 +187,8 @@ def _who(rank: int | None) -> str:
     if rank is None and is_elastic():  # before the first world there are no ranks, and later other ones
         rank = launched_rank()
         name = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip()
-        return f"{name if rank is None else f'rank {rank}'} on {socket.gethostname()}: "
-    return "" if rank is None else f"rank {rank} on {socket.gethostname()}: "
+        return f"{name if rank is None else f'rank {rank}'} on {host_name()}: "
+    return "" if rank is None else f"rank {rank} on {host_name()}: "
 
 
 def _write(problem: str, remedy: str) -> None:

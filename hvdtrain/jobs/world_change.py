@@ -53,6 +53,8 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
     plan = session.plan()
     session.report.on_change(
         session.step_info(session.learning_rate(plan)),
-        WorkersChange(world.change.left, world.change.joined, world.generation, pause_seconds),
+        WorkersChange(
+            world.change.left, world.change.joined, world.change.why, world.generation, pause_seconds
+        ),
         plan.steps,
     )

@@ -21,12 +21,14 @@ class WorkersChange:
     Attributes:
         left: who is no longer there, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)".
         joined: who came, in words.
+        cause: what began the change, in words.
         generation: the number of the world that goes on.
         pause_seconds: the time without training.
     """
 
     left: tuple[str, ...]
     joined: tuple[str, ...]
+    cause: str
     generation: int
     pause_seconds: float
 
@@ -36,6 +38,7 @@ class WorkersChange:
             "event": "changed",
             "left": list(self.left),
             "joined": list(self.joined),
+            "cause": self.cause,
             "generation": self.generation,
             "pause_seconds": round(self.pause_seconds, 3),
         }
@@ -51,6 +54,7 @@ class WorkersChange:
         parts = [f"{now} from step {step + 1:,} on"]
         parts += [f"left: {', '.join(self.left)}"] if self.left else []
         parts += [f"joined: {', '.join(self.joined)}"] if self.joined else []
+        parts += [f"cause: {self.cause}"] if self.cause and not (self.left or self.joined) else []
         return "; ".join([*parts, f"{self.pause_seconds:.1f} s without training"])
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hvdtrain.cli import cli
 from hvdtrain.drill.cases import CUT_OFF, Case, Drilled, Outcome, run_case
+from hvdtrain.drill.command import doctor_command
 from hvdtrain.drill.history import History, differences
 from hvdtrain.drill.jobs import Launch
 from hvdtrain.drill.table import show, to_document
@@ -95,6 +96,19 @@ def test_what_cannot_be_tried_is_said(tmp_path):
 def test_the_task_refuses_what_is_no_disturbance():
     with pytest.raises(TaskError, match="kill@1#60"):
         Drill(disturb="kill rank 1")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"hosts": "a:2,b:2", "ssh_port": 2222}, " -H a:2,b:2 --ssh-port 2222"),
+        ({"hostfile": Path("my hosts"), "framework": "tf"}, " --hostfile 'my hosts' --framework tf"),
+    ],
+)
+def test_an_undisturbed_job_that_cannot_run_names_the_doctor_for_the_same_hosts(given, words):
+    none = dict.fromkeys(("hosts", "hostfile", "ssh_port", "ssh_identity_file"))
+    assert doctor_command({**none, "framework": "both", **given}) == f"python -m hvdtrain doctor{words}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from hvdtrain.host import launcher
-from hvdtrain.host.launcher import launched_rank, open_console
+from hvdtrain.host.launcher import host_name, launched_rank, open_console
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -110,3 +110,15 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
     assert process.stderr.read().startswith("note: cannot write to standard output: Broken pipe; the job")
     process.stderr.close()
     assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, os.uname().nodename),
+        ({"HOROVOD_HOSTNAME": "localhost"}, os.uname().nodename),
+        ({"HOROVOD_HOSTNAME": "localhost", "HVDTRAIN_ELASTIC": "127.0.0.1:4000"}, "localhost"),
+    ],
+)
+def test_a_host_of_an_elastic_job_has_the_name_that_its_launcher_gives_it(environ, expected):
+    assert host_name(environ) == expected

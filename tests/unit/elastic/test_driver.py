@@ -1,6 +1,7 @@
 """The driver's loop with fake workers on sockets: who is let in, who disturbs nobody, how all are ended."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -165,6 +166,42 @@ def test_workers_that_still_save_at_the_end_hear_the_driver(job):
     assert worker.receive(End)
     for _ in range(3):
         assert worker.receive(DriverBeat)
+
+
+def test_a_worker_that_comes_when_the_job_has_ended_is_told_how_it_ended(job):
+    worker, late = FakeWorker(job), FakeWorker(job)
+    assert is_welcome(worker)
+    worker.send(Failed(blame="code", problem="epochs: -1", exit_code=2))
+    assert worker.receive(End).speaks
+    answer = late.hello()
+    assert isinstance(answer, End)
+    assert (answer.exit_code, answer.speaks) == (2, False)
+
+
+def test_a_driver_without_free_files_says_so_once_and_does_not_spin(monkeypatch):
+    monkeypatch.setattr(links, "PAUSE_SECONDS", 0.2)
+    said, tries, accept = [], [], socket.socket.accept
+
+    def fail(listener):
+        tries.append(listener)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    driver = links.Links(["127.0.0.1"], "key", 20.0, said.append)
+    with socket.create_connection(driver.addresses[0], 5) as worker:
+        monkeypatch.setattr(socket.socket, "accept", fail)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            driver.wait(1.0)
+        assert 2 <= len(tries) <= 7
+        assert len(said) == 1
+        assert "cannot take the connection of a worker: Too many open files" in said[0]
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        driver.wait(1.0)
+        driver.wait(1.0)
+        worker.settimeout(5)
+        assert worker.recv(10)  # the connection waited, and is taken now
+    assert len(said) == 2
+    driver.close_all()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -131,6 +131,11 @@ def test_workers_start_where_the_script_says(tmp_path):
         (["-np", "2", "--blacklist-cooldown-range", "9", "3"], 2, "--blacklist-cooldown-range 9 3"),
         (["-np", "2", "--network-interfaces", "none7"], 2, "this host has no none7"),
         (["-np", "2", "--host-discovery-script", "exit 4"], 3, "exit 4: it ended with exit code 4"),
+        (
+            ["-np", "2", "--host-discovery-script", "exit 4"],
+            3,
+            "To check it: python -m hvdtrain doctor --host-discovery-script 'exit 4'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(tmp_path, options, code, words):

@@ -435,6 +435,9 @@ def test_worlds_that_break_alike_though_they_trained_end_the_job():
     for _ in range(10):
         fail_alike(play)
         assert play.state == "training"
+    cause = "rank 1 on h1 lost its connection to the others"
+    assert (play.world.change.left, play.world.change.joined, play.world.change.why) == ((), (), cause)
+    assert f"(world 11) after 0.0 s; cause: {cause}" in play.said
     for _ in range(2):
         fail_alike(play)
     assert play.finish.exit_code == 3

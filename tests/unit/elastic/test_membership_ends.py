@@ -70,6 +70,8 @@ def test_a_signal_before_anything_was_trained_ends_the_job():
     play.come("w1")
     play.take(TERM)
     assert play.finish.exit_code == 143
+    assert Forward("w2", signal.SIGTERM) in play.actions  # it still starts, and cannot be told
+    assert Forward("w1", signal.SIGTERM) not in play.actions
 
 
 def test_a_signal_while_workers_change_makes_the_next_world_one_that_stops():

@@ -100,5 +100,5 @@ def test_a_text_has_a_limit():
     ],
 )
 def test_a_worker_says_where_it_is(environ, host, slot):
-    said = hello(environ)
+    said = hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", **environ})
     assert (said.host, said.slot, said.pid) == (host, slot, os.getpid())

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvdtrain.elastic.messages import Done, End, Failed, LeftWorld
-from tests.support.elastic_driver import ScriptedDriver
+from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker
 
 ENDS = """
 import os, sys
@@ -45,6 +45,22 @@ def test_a_worker_that_nobody_else_speaks_for_says_it(driver):
     assert code == 2
     assert "hvdtrain: worker w7 on " in said
     assert said.endswith("no loss\n  Add one.\n")
+
+
+def test_a_worker_of_an_elastic_job_names_its_host_as_the_launcher_does(driver):
+    driver.environ["HOROVOD_HOSTNAME"] = "h7"
+    assert "hvdtrain: worker w7 on h7: no loss" in _end(driver, "TaskError('no loss')")[1]
+
+
+def test_a_worker_that_finds_the_job_ended_by_the_same_error_says_nothing(driver):
+    command = [sys.executable, "-c", ENDS, "ConfigError('epochs: -1')", ""]
+    environ = {**os.environ, **driver.environ}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as worker:
+        driver.connection, _ = driver.listener.accept()
+        accept_worker(driver.connection, KEY)
+        driver.say(End(problem="", exit_code=2))
+        _, said = worker.communicate(timeout=60)
+    assert (worker.returncode, said) == (2, "")
 
 
 def test_a_worker_for_which_another_one_speaks_says_nothing(driver):
