@@ -391,9 +391,9 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except (Interrupted, Stopped, Removed, Exception) as error:
-        from hvdtrain.jobs.failures import end_worker
+        from hvdtrain.jobs.failures import end_worker, is_debugging
 
-        end_worker(error, "--debug" in sys.argv)
+        end_worker(error, is_debugging())
 
 
 def _reports(error: click.ClickException) -> bool:

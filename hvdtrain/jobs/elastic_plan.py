@@ -1,8 +1,11 @@
 """What the plan says of an elastic job: the parts that follow the number of workers."""
 
+from hvdtrain.data.order import BatchPlan
 from hvdtrain.reporting.console import counted
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
+
+_NAMED = 8  # numbers of workers
 
 
 def workers(session: Session) -> str:
@@ -36,19 +39,39 @@ def learning_rate(session: Session, plan: TrainingPlan) -> str:
     return f"{text}; it follows the number of workers {length}"
 
 
-def batch_norm(layers: int, micro_batch: int, most: int, is_synchronised: bool) -> str:
+def batch_norm(layers: int, batch: BatchPlan, numbers: range, is_synchronised: bool) -> str:
     """Return which samples batch norm takes together.
 
     Args:
         layers: number of its layers.
-        micro_batch: samples of a micro-batch.
-        most: the most workers that the job may have.
+        batch: how a step is sharded now.
+        numbers: the numbers of workers that the job may have.
         is_synchronised: whether layers take the samples of all workers together.
     """
-    samples = counted(micro_batch, "sample")
+    samples, most = counted(batch.micro_batch, "sample"), numbers[-1]
     if not is_synchronised:
-        return f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
+        text = f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
+        padded = _padded_with(batch, numbers)
+        if not padded:
+            return text
+        return (
+            f"warning: {text}; with {padded} padding (a repeated sample) counts in the statistics; see "
+            "--sync-batch-norm"
+        )
     return (
         f"warning: {counted(layers, 'layer')} over the micro-batches of {samples} of as many workers as "
         f"there are, up to {most}, so the curve depends on their number"
     )
+
+
+def _padded_with(batch: BatchPlan, numbers: range) -> str:
+    """Return the numbers of workers with which a step is padded, such as "3, 5, 6 workers"; empty if none."""
+    if batch.micro is None:  # --batch-size: the batch follows the workers
+        return ""
+    found = [
+        number for number in numbers if not BatchPlan.of_size(batch.global_batch, number, batch.micro).is_even
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - _NAMED} other numbers of" if len(found) > _NAMED else ""
+    return f"{', '.join(map(str, found[:_NAMED]))}{more} workers"

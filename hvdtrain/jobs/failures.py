@@ -130,6 +130,11 @@ def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | No
     return PeerLostError(event.problem, event.remedy or error.remedy, names_worker=True)
 
 
+def is_debugging() -> bool:
+    """Return whether --debug was given, so that tracebacks and the stacks of stalled workers are shown."""
+    return "--debug" in sys.argv
+
+
 def end_if_uncaught() -> None:
     """Let an error of hvdtrain that a script does not catch end it as the command line would."""
     if sys.excepthook is sys.__excepthook__:

@@ -152,16 +152,23 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
     together = batch.global_batch // batch.accumulate
     if (most := most_workers(session.backend.workers)) is not None:
-        return elastic_plan.batch_norm(layers, batch.micro_batch, most, is_synchronised)
+        return elastic_plan.batch_norm(
+            layers, batch, range(session.backend.workers.least, most + 1), is_synchronised
+        )
     if is_synchronised:
         return (
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
         )
+    padding = "" if batch.is_even else "; padding (a repeated sample) counts in the statistics"
     if batch.workers == 1:
-        return ""
+        over = f"over each micro-batch of {counted(batch.micro_batch, 'sample')}"
+        return (
+            f"warning: {counted(layers, 'layer')} {over}{padding}; see --sync-batch-norm" if padding else ""
+        )
     return (
         f"warning: {counted(layers, 'layer')} over each worker's {counted(batch.micro_batch, 'sample')}, not "
-        f"the {together} of all, so the curve depends on the number of workers; see --sync-batch-norm"
+        f"the {together} of all, so the curve depends on the number of workers{padding}; "
+        "see --sync-batch-norm"
     )
 
 

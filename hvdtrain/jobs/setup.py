@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ from hvdtrain.jobs.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.data_sets import open_sets
-from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, name_lost_worker
+from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, is_debugging, name_lost_worker
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.metric_names import SEPARATOR
@@ -213,7 +212,7 @@ def started(
 
 def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:
     """Collective. Watch the workers of a job that is not elastic."""
-    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), "--debug" in sys.argv)
+    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), is_debugging())
     with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
         watch, watching.note = watch_workers(
             backend.workers,

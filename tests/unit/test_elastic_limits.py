@@ -80,7 +80,13 @@ def plan(
         (
             "batch norm",
             {"norms": 3, "global_batch_size": 64},
-            "3 layers over each micro-batch of 8 samples, with any number of workers",
+            "warning: 3 layers over each micro-batch of 8 samples, with any number of workers; with 3, "
+            "5, 6, 7 workers padding (a repeated sample) counts in the statistics; see --sync-batch-norm",
+        ),
+        (
+            "batch norm",
+            {"norms": 3},
+            "3 layers over each micro-batch of 32 samples, with any number of workers",
         ),
         (
             "batch norm",

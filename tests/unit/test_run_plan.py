@@ -139,6 +139,17 @@ def test_the_batch_is_taken_apart(fields, said):
             "warning: 20 layers over each worker's 32 samples, not the 128 of all, so the curve depends on "
             "the number of workers; see --sync-batch-norm",
         ),
+        (
+            {"global_batch_size": 50},
+            "warning: 20 layers over each worker's 13 samples, not the 50 of all, so the curve depends on "
+            "the number of workers; padding (a repeated sample) counts in the statistics; see "
+            "--sync-batch-norm",
+        ),
+        (
+            {"global_batch_size": 50, "accumulate": 4, "hosts": ["alpha"]},
+            "warning: 20 layers over each micro-batch of 13 samples; padding (a repeated sample) counts "
+            "in the statistics; see --sync-batch-norm",
+        ),
         ({"sync_batch_norm": True}, "20 layers over the 128 samples of all workers' micro-batches"),
         (
             {"sync_batch_norm": True, "accumulate": 2, "hosts": ["alpha"]},
