@@ -21,7 +21,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 OWNERS = {
     "hvdtrain.backends.torch": ("torch", "horovod.torch"),
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.elastic.launch": ("horovod.runner",),
+    "hvdtrain.elastic.host_job": ("horovod.runner",),
     "hvdtrain.elastic.processes": ("horovod.runner",),
     "hvdtrain.elastic.store": ("horovod.runner",),
 }

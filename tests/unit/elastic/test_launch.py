@@ -179,6 +179,16 @@ def test_a_command_that_ends_before_the_job_ends_it(tmp_path):
     assert "It must start python -m hvdtrain for each worker" in output
 
 
+def test_ctrl_c_before_the_driver_runs_ends_the_launcher_in_one_line(tmp_path):
+    options = ["-np", "1", "--host-discovery-script", "touch asked; sleep 30"]
+    job = horovodrun(tmp_path, *options)
+    until = time.monotonic() + SECONDS
+    while not (tmp_path / "asked").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    code, output = job.end(signal.SIGINT)
+    assert (code, output) == (130, "horovodrun: the job was ended by SIGINT before training began\n")
+
+
 def test_a_command_that_is_not_found_is_named(tmp_path):
     command = ["horovodrun", "-np", "1", "--min-np", "1", "no-such-command"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
