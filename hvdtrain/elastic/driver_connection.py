@@ -12,6 +12,7 @@ from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, FromWorker, en
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
 from hvdtrain.host.signed_requests import KEY_VARIABLE
+from hvdtrain.watch.lines import LineConnection
 from hvdtrain.watch.watch_events import silence_seconds
 from hvdtrain.watch.worker_connections import end_if_silent
 
@@ -21,26 +22,21 @@ _ADDRESS_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 
 
-class DriverConnection:
+class DriverConnection(LineConnection):
     """A connection over which messages go both ways. Only ``queue`` may be called by any thread.
 
     Args:
         connection: the connection, after the handshake.
-
-    Attributes:
-        is_closed: whether it has ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.is_closed = False
-        self._incoming, self._outgoing = bytearray(), bytearray()
+        super().__init__(connection, MAX_LINE_BYTES)
         self._queue: deque[bytes] = deque()
 
     @property
     def is_sending(self) -> bool:
         """Whether something is not sent yet."""
-        return bool(self._queue or self._outgoing) and not self.is_closed
+        return bool(self._queue or self.has_unsent) and not self.is_closed
 
     def queue(self, message: FromWorker) -> None:
         """Let a message be sent by the next ``send``."""
@@ -49,39 +45,19 @@ class DriverConnection:
     def send(self) -> None:
         """Send what is queued, as far as that does not wait."""
         while self._queue:
-            self._outgoing += self._queue.popleft()
-        try:
-            while self._outgoing:
-                sent = self.socket.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outgoing.clear()  # the next receive says that the connection has ended
+            self.send_bytes(self._queue.popleft())
+        self.flush()
 
     def receive(self) -> list[FromDriver]:
         """Return the messages that have arrived. It does not wait; what is no message is dropped."""
-        try:
-            while part := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._incoming += part
-                if len(self._incoming) > MAX_LINE_BYTES:
-                    break  # the rest waits
-            else:
-                self.is_closed = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.is_closed = True
-        *lines, rest = bytes(self._incoming).split(b"\n")
-        self._incoming = bytearray(rest if len(rest) <= MAX_LINE_BYTES else b"")
-        return [message for line in lines if (message := from_driver(line))]
+        return [message for line in self.receive_lines() if (message := from_driver(line))]
 
     def close(self) -> None:
         """End the connection."""
         self.is_closed = True
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # a process that was forked may have it, too
-        self.socket.close()
+            self.connection.shutdown(socket.SHUT_RDWR)  # a process that was forked may have it, too
+        self.connection.close()
 
 
 def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:

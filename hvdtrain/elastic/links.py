@@ -5,13 +5,13 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
+from hvdtrain.watch.lines import LineConnection
 from hvdtrain.watch.worker_connections import end_if_silent
 
 HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
@@ -22,56 +22,41 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
 _RESEND_SECONDS = 0.05
 _MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
-_MAX_PIECES = 64  # of one connection in a turn, so that a flood holds up nobody
-_PIECE_BYTES = 1 << 16
 
 
-@dataclass(eq=False)
-class Link:
+class Link(LineConnection):
     """The connection to one worker, or to somebody who has not proved to be one.
 
-    Attributes:
+    Args:
         connection: the connection.
+        deadline: when it is closed unless it is a worker's by then.
+
+    Attributes:
         worker: its name; empty until it has said hello and is known.
         claimed: the name that it proved.
         is_proven: whether the other end knows the key.
-        deadline: when it is closed unless it is a worker's by then.
+        handshake: the handshake; None once it is over.
     """
 
-    connection: socket.socket
-    deadline: float
-    worker: str = ""
-    claimed: str = ""
-    is_proven: bool = False
-    is_closed: bool = False
-    is_unreachable: bool = False
-    handshake: DriverHandshake | None = None
-    _incoming: bytearray = field(default_factory=bytearray)
-    _outgoing: bytearray = field(default_factory=bytearray)
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__(connection, MAX_HANDSHAKE_BYTES)
+        self.deadline = deadline
+        self.worker = self.claimed = ""
+        self.is_proven = False
+        self.handshake: DriverHandshake | None = None
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that have arrived; too long ones, and too many bytes without proof, end it."""
-        limit = MAX_LINE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES
-        try:
-            for _ in range(_MAX_PIECES):
-                piece = self.connection.recv(_PIECE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES)
-                if not piece:
-                    self.is_closed = True
-                    break
-                self._incoming += piece
-                if len(self._incoming) > limit:
-                    break
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self.is_closed = True
-            self.is_unreachable = not isinstance(error, ConnectionResetError | BrokenPipeError)
-        while (end := self._incoming.find(b"\n")) >= 0:
-            line = bytes(self._incoming[:end])
-            del self._incoming[: end + 1]
-            yield line
-        if len(self._incoming) > (MAX_LINE_BYTES if self.is_proven else MAX_HANDSHAKE_BYTES):
-            self.is_closed = True
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the connection ended because its host no longer responds."""
+        return self.error is not None and not isinstance(self.error, ConnectionResetError | BrokenPipeError)
+
+    def prove(self, name: str) -> None:
+        """Take note that the other end knows the key, and of the name that it proved."""
+        self.claimed, self.is_proven, self.max_bytes = name, True, MAX_LINE_BYTES
+
+    def on_long_line(self) -> None:
+        """End the connection: a worker sends no such line."""
+        self.is_closed = True
 
     def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
         """Send a message without waiting.
@@ -80,26 +65,15 @@ class Link:
             message: what to send.
             may_drop: whether to drop it if an earlier one is still on its way.
         """
-        if not (may_drop and self._outgoing):
+        if not (may_drop and self.has_unsent):
             self.send_bytes(encode(message))
 
     def send_bytes(self, line: bytes) -> None:
-        """Send a line without waiting; what the connection does not take now is sent later."""
+        """Send a line without waiting, unless very much is unread at the other end."""
         if len(self._outgoing) <= _MAX_OUTGOING_BYTES:
-            self._outgoing += line
-        self.flush()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether something waits until the connection takes it."""
-        return bool(self._outgoing)
-
-    def flush(self) -> None:
-        """Send what the connection takes now."""
-        with contextlib.suppress(OSError):  # the next receive says what is wrong
-            while self._outgoing:
-                sent = self.connection.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                del self._outgoing[:sent]
+            super().send_bytes(line)
+        else:
+            self.flush()
 
 
 class Links:
@@ -166,7 +140,7 @@ class Links:
             elif ready in self._listeners:
                 self._accept(ready)
             elif link := self._links.get(ready):
-                received += [(link, line) for line in link.lines() if self._is_message(link, line)]
+                received += [(link, line) for line in link.receive_lines() if self._is_message(link, line)]
         now = time.monotonic()
         for link in list(self._links.values()):
             link.flush()
@@ -247,8 +221,8 @@ class Links:
         if answer is None:
             link.is_closed = True
             return False
-        link.claimed, last = answer
-        link.is_proven = True
+        name, last = answer
+        link.prove(name)
         link.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._silence_seconds:
             end_if_silent(link.connection, max(1, round(self._silence_seconds)))

@@ -115,7 +115,7 @@ class MemberThread:
     def _talk(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
-            selector.register(self._connection.socket, selectors.EVENT_READ)
+            selector.register(self._connection.connection, selectors.EVENT_READ)
             next_beat = time.monotonic()
             while not self._connection.is_closed:
                 self._connection.send()

@@ -1,13 +1,12 @@
 """What the workers of a job send each other about once a second: lines of JSON."""
 
-import contextlib
 import json
 import socket
 import time
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdtrain.activity import Activity, ActivityMark
+from hvdtrain.watch.lines import LineConnection
 from hvdtrain.watch.worker_connections import Member
 
 BEAT_SECONDS = 1.0
@@ -68,40 +67,21 @@ def read_state(values: Any) -> WorkerState | None:
     return WorkerState(*values)
 
 
-@dataclass(eq=False)
-class Peer:
+class Peer(LineConnection):
     """The other end of a connection.
 
-    Attributes:
+    Args:
         connection: the connection.
         member: the worker at its other end.
-        error: why the connection failed, if it did not end in order.
-        is_closed: whether the connection has ended.
     """
 
-    connection: socket.socket
-    member: Member
-    error: OSError | None = None
-    is_closed: bool = False
-    _incoming: bytearray = field(default_factory=bytearray)
-    _outgoing: bytearray = field(default_factory=bytearray)
+    def __init__(self, connection: socket.socket, member: Member) -> None:
+        super().__init__(connection, _MAX_LINE_BYTES)
+        self.member = member
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have arrived. It does not wait."""
-        try:
-            while part := self.connection.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._incoming += part
-                if len(self._incoming) > _MAX_LINE_BYTES:
-                    break  # the rest waits; what is no message is dropped
-            else:
-                self.is_closed = True
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self.is_closed, self.error = True, error
-        *lines, rest = bytes(self._incoming).split(b"\n")
-        self._incoming = bytearray(rest if len(rest) <= _MAX_LINE_BYTES else b"")
-        return [message for line in lines if (message := _message(line))]
+        """Return the messages that have arrived. It does not wait; what is no message is dropped."""
+        return [message for line in self.receive_lines() if (message := _message(line))]
 
     def send(self, message: dict[str, Any], must_arrive: bool = False) -> None:
         """Send a message without waiting; if the last one is still on its way, drop this one.
@@ -110,12 +90,10 @@ class Peer:
             message: what to send.
             must_arrive: whether to queue it behind the last one in place of dropping it.
         """
-        if must_arrive or not self._outgoing:
-            self._outgoing += json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(OSError):  # the next receive says what is wrong
-            while self._outgoing:
-                sent = self.connection.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                del self._outgoing[:sent]
+        if must_arrive or not self.has_unsent:
+            self.send_bytes(json.dumps(message).encode() + b"\n")
+        else:
+            self.flush()
 
 
 def _message(line: bytes) -> dict[str, Any]:
