@@ -4,7 +4,7 @@ import signal
 from collections.abc import Hashable, Set
 
 SAME_STEP = 3
-SAME_STEP_LOST = 6
+SAME_STEP_LOST = 10
 
 # what ends a process from outside, so that it says nothing of the step
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

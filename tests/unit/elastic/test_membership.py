@@ -727,12 +727,12 @@ def test_three_crashes_at_one_step_end_the_job(code, ends):
 @pytest.mark.parametrize("code", [-9, 0])
 def test_workers_that_are_lost_at_one_step_for_ever_end_the_job(code):
     play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
-    for _ in range(5):
+    for _ in range(9):
         crash(play, 10, code)
     assert play.state == "training"
     crash(play, 10, code)
     assert play.finish.exit_code == 3
-    assert "workers were lost 6 times in a row at the same place after step 10" in play.finish.problem
+    assert "workers were lost 10 times in a row at the same place after step 10" in play.finish.problem
     assert "memory" in play.finish.remedy
 
 
