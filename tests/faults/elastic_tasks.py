@@ -1,7 +1,10 @@
-"""The task of the drill, killed at exact places on request.
+"""The task of the drill, killed at exact places on request, and held while a test waits for workers.
 
 The variable ``HVDTRAIN_TEST_POINTS`` lists places as ``name@rank#count!signal``, separated by commas: the
 ``count``-th time that the worker of that rank gets there, it sends itself the signal, once in the whole job.
+
+While there is a file ``hold`` in the folder of the job, each step takes a second: steps go on, so that
+workers can come and go, but the job does not end before slow ones are there.
 """
 
 import importlib
@@ -11,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from hvdtrain.callbacks import Callback
 from hvdtrain.drill.task import Drill
 
 # name to module, and name in it, of what is wrapped
@@ -25,6 +29,8 @@ PLACES = {
     "reducing": ("horovod.torch", "synchronize"),
     "warming": ("{backend}", "{Backend}.warm_up"),
 }
+HOLD = "hold"
+_HELD_SECONDS = 1.0
 _POINT = re.compile(r"(\w+)@(\d+)#(\d+)!(\d+)")
 
 
@@ -39,6 +45,18 @@ class Steady(Drill):
         for point in filter(None, os.environ.get("HVDTRAIN_TEST_POINTS", "").split(",")):
             _wrap(point, framework)
         return super().train_data()
+
+    def callbacks(self):
+        return [*super().callbacks(), _Held()]
+
+
+class _Held(Callback):
+    every_rank = True
+
+    def on_step(self, step, metrics):
+        until = time.monotonic() + _HELD_SECONDS
+        while os.path.exists(HOLD) and time.monotonic() < until:
+            time.sleep(0.02)
 
 
 def _wrap(point: str, framework: str) -> None:

@@ -5,37 +5,51 @@ import os
 from pathlib import Path
 
 import pytest
-from support.elastic_jobs import ElasticJob, check_nothing_lost
-from support.jobs import FRAMEWORKS, run
+from support.elastic_jobs import TASKS, ElasticJob, check_nothing_lost
+from support.jobs import FRAMEWORKS, run, train
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def undisturbed(request, tmp_path_factory) -> tuple[str, Path]:
-    """Give the framework and the run directory of a job that nothing happened to."""
-    folder = tmp_path_factory.mktemp(f"undisturbed-{request.param}")
-    with ElasticJob(request.param, folder, workers=2, HVDTRAIN_TEST_STEP_SECONDS="0") as job:
-        result = job.wait(120)
-    assert result.returncode == 0, result.output[-4000:]
-    return request.param, folder / "run"
+    """Give the framework and the run directory of a job of one worker that nothing happened to."""
+    folder, task = tmp_path_factory.mktemp(f"undisturbed-{request.param}"), f"{TASKS}:Steady"
+    options = ("--framework", request.param, "--task", task)
+    return request.param, train(1, "none", *options, cwd=folder, HVDTRAIN_TEST_STEP_SECONDS="0").folder
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        "stepping@1#40!9",
-        "evaluating@0#2!9",
-        "saving@0#2!9",
-        "writing@0#2!9",
-        "evaluating@1#2!9,entering@0#2!9",
-        "stepping@2#33!9,entered@0#2!9",
-    ],
-)
-def test_a_worker_is_killed_at_an_exact_place(undisturbed, points, tmp_path):
+def check_reached(folder: Path, points: str) -> None:
+    """Check that a job was disturbed at all of these places."""
+    expected = {"reached-{}-{}".format(*point.partition("#")[0].split("@")) for point in points.split(",")}
+    assert {path.name for path in folder.glob("reached-*")} == expected
+
+
+# one after the other, until one worker is left
+KILLED_IN_A_ROW = {
+    "step-evaluation-save": "stepping@1#30!9,evaluating@0#2!9,saving@0#3!9",
+    "step-entered-write": "stepping@2#33!9,entered@0#2!9,writing@0#3!9",
+}
+
+
+@pytest.mark.parametrize("places", KILLED_IN_A_ROW)
+def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, places, tmp_path):
     framework, expected = undisturbed
+    points = KILLED_IN_A_ROW[places]
+    with ElasticJob(framework, tmp_path, workers=4, HVDTRAIN_TEST_POINTS=points) as job:
+        result = job.wait(300)
+    assert result.returncode == 0, result.output[-4000:]
+    check_reached(tmp_path, points)
+    check_nothing_lost(tmp_path / "run", expected)
+
+
+def test_workers_killed_in_an_evaluation_and_in_the_change_after_it_are_replaced(undisturbed, tmp_path):
+    framework, expected = undisturbed
+    points = "evaluating@1#2!9,entering@0#2!9"
     with ElasticJob(framework, tmp_path, workers=3, HVDTRAIN_TEST_POINTS=points) as job:
+        job.wait_until((tmp_path / "reached-entering-0").exists, "the second kill", 120)
+        job.wait_for_workers(3)
         result = job.wait(200)
     assert result.returncode == 0, result.output[-4000:]
-    assert len(list(tmp_path.glob("reached-*"))) == len(points.split(",")), "the places were reached"
+    check_reached(tmp_path, points)
     check_nothing_lost(tmp_path / "run", expected)
 
 
@@ -55,10 +69,10 @@ def set_slots(folder: Path, slots: int) -> None:
 
 def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
     framework, expected = undisturbed
-    hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.3"}
+    hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.05"}
     with ElasticJob(framework, tmp_path, workers=1, least=1, most=4, hosts=hosts, **slow) as job:
+        job.wait_for_step(2)
         for count in (2, 4, 1, 3):
-            job.wait_for_step(job.step() + 5)
             set_slots(tmp_path, count)
             job.wait_for_workers(count)
         result = job.wait(200)
@@ -68,13 +82,13 @@ def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
 
 def test_below_min_np_the_rest_waits_then_saves(undisturbed, tmp_path):
     framework, _ = undisturbed
-    hosts, launch = script_of(tmp_path, 2), ("--elastic-timeout", "4")
-    slow = {"HVDTRAIN_TEST_STEP_SECONDS": "0.1"}
-    with ElasticJob(framework, tmp_path, workers=2, least=2, hosts=hosts, launch=launch, **slow) as job:
-        job.wait_for_step(30)
+    hosts, launch = script_of(tmp_path, 2), ("--elastic-timeout", "2")
+    with ElasticJob(framework, tmp_path, workers=2, least=2, hosts=hosts, launch=launch) as job:
+        job.wait_for_step(5)
+        job.hold()
         step = job.step()
         set_slots(tmp_path, 1)
-        result = job.wait(60)
+        result = job.wait(120)
     assert result.returncode == 75, result.output[-4000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "stopped"

@@ -11,6 +11,7 @@ from support.jobs import started
 
 TASKS = Path(__file__).parents[1] / "faults" / "elastic_tasks.py"
 STATE = "elastic-state.json"
+HOLD = "hold"  # as in the task
 
 
 class ElasticJob(started):
@@ -23,7 +24,7 @@ class ElasticJob(started):
         workers: to start with.
         least: fewer wait.
         most: never more.
-        hosts: words for horovodrun that say where.
+        hosts: words for horovodrun that say where; by default, this machine has a slot for each worker.
         launch: more words for horovodrun.
         changes: variables.
     """
@@ -36,10 +37,11 @@ class ElasticJob(started):
         workers: int = 3,
         least: int = 1,
         most: int | None = None,
-        hosts: tuple[str, ...] = ("-H", "localhost:4"),
+        hosts: tuple[str, ...] = (),
         launch: tuple[str, ...] = (),
         **changes: str,
     ) -> None:
+        hosts = hosts or ("-H", f"localhost:{workers}")
         limits = ["-np", str(workers), "--min-np", str(least)]
         if most:
             limits += ["--max-np", str(most)]
@@ -70,10 +72,16 @@ class ElasticJob(started):
         """Wait until a step is logged."""
         self.wait_until(lambda: self.step() >= step, f"step {step}", seconds)
 
-    def wait_for_workers(self, workers: int, seconds: float = 60) -> None:
-        """Wait until there are so many workers and they train."""
+    def wait_for_workers(self, workers: int, seconds: float = 120) -> None:
+        """Wait until there are so many workers and they train; until then, steps are slow."""
+        self.hold()
         self.wait_until(lambda: len(self.members()) == workers, f"{workers} workers", seconds)
+        (self.folder / HOLD).unlink()
         self.wait_for_step(self.step() + 2, seconds)
+
+    def hold(self) -> None:
+        """Let each step take a second, so that the job does not end before what a test waits for."""
+        (self.folder / HOLD).touch()
 
     def wait_until(self, condition, words: str, seconds: float = 60) -> None:
         """Wait for what the job is about to do.
