@@ -67,13 +67,14 @@ test: test-unit test-jobs
 test-unit: $(DONE)
 	$(PYTEST) tests/unit -n auto --dist loadfile
 
-# one after the other: each starts several workers; in one session, whose tests share pools of workers
+# one after the other in each of two processes: each starts several workers. Those that share pools of workers
+# are in one of them, those that wait for what was killed or stopped in the other (tests/conftest.py)
 test-jobs: $(DONE)
-	$(PYTEST) $(JOBS) $(if $(filter full,$(TIER)),,-m "not full")
+	$(PYTEST) $(JOBS) -n 2 --dist loadgroup $(if $(filter full,$(TIER)),,-m "not full")
 
 # the other cells of the same tests, and those that take long (tests/support/tiers.py)
 test-full: $(DONE)
-	$(PYTEST) $(JOBS) -m full
+	$(PYTEST) $(JOBS) -n 2 --dist loadgroup -m full
 
 # as root, with the packages of .ci/run
 test-cluster: $(DONE)

@@ -10,6 +10,11 @@ from support.pool import POOLS, Pool
 from support.tiers import is_left_out
 
 JOB_FOLDERS = ("contract", "parallel", "faults")
+# Tests of faults that run in turn with those of the other folders: they use the same pools, torchrun's port,
+# or look at the shared memory of the whole machine.
+IN_TURN = ("test_mistakes.py", "test_requeued.py", "test_torchrun.py", "test_reader_faults.py")
+LAUNCHES = "launches"
+LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
 
 
@@ -26,15 +31,25 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)  # marks are there before pytest deselects by them
 def pytest_collection_modifyitems(items):
-    """Run tests that need the same rare pool one after the other, at the end; mark what is of the full tier.
+    """Run tests that need the same rare pool one after the other, at the end; mark their tier and group.
 
     Each of those pools is launched once. Pools of one worker, and of two over MPI, are in use all the time.
     """
     items.sort(key=_rare_pool)
     for item in items:
         of_jobs = item.path.parent.name in JOB_FOLDERS
+        if of_jobs:
+            item.add_marker(pytest.mark.xdist_group(_group(item.path)))
         if of_jobs and (_rare_pool(item) or is_left_out(item.nodeid)):
             item.add_marker("full")
+
+
+def _group(path):
+    """Return which tests run in one process, one after the other: all that share pools, and each other file.
+
+    Most tests of faults wait for processes that were killed or stopped, so that others may run beside them.
+    """
+    return path.stem if path.parent.name == "faults" and path.name not in IN_TURN else "pools"
 
 
 def _rare_pool(item):
@@ -54,6 +69,7 @@ def _rare_pool(item):
 
 
 def pytest_configure(config):
+    config.stash[LAUNCHED] = [0, 0]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
     config.addinivalue_line("markers", "full: too long for `make test`; .ci/run runs it")
@@ -62,15 +78,26 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "pool(framework, controller, workers): which pool a test needs")
 
 
-def pytest_sessionfinish():
-    """End the pools."""
+def pytest_sessionfinish(session):
+    """End the pools; with several processes of tests, tell the first one what was launched here."""
     POOLS.end()
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output[LAUNCHES] = [started.count, len(Pool.launches)]
 
 
-def pytest_terminal_summary(terminalreporter):
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Add up what the processes of tests launched."""
+    found = getattr(node, "workeroutput", {}).get(LAUNCHES, [0, 0])
+    node.config.stash[LAUNCHED] = [*map(sum, zip(node.config.stash[LAUNCHED], found, strict=True))]
+
+
+def pytest_terminal_summary(terminalreporter, config):
     """Say what took the time: launches."""
-    if started.count:
-        terminalreporter.write_line(f"{started.count} commands started, {len(Pool.launches)} of them pools")
+    commands, pools = config.stash[LAUNCHED]
+    commands, pools = commands + started.count, pools + len(Pool.launches)
+    if commands:
+        terminalreporter.write_line(f"{commands} commands started, {pools} of them pools")
 
 
 @pytest.fixture(autouse=True)

@@ -48,12 +48,14 @@ def command_for(workers: int, controller: str, task: str, *options: str) -> list
     return [*launcher(workers, controller), *training]
 
 
-def end_of(workers: int, controller: str, task: str, *options: str, cwd: Path, timeout: float = 60) -> Ending:
+def end_of(
+    workers: int, controller: str, task: str, *options: str, cwd: Path, timeout: float = 150
+) -> Ending:
     """Train a faulty task until the last process is gone."""
     return run_to_end(command_for(workers, controller, task, *options), cwd, timeout)
 
 
-def run_to_end(command: list[str], cwd: Path, timeout: float = 60, **changes: str) -> Ending:
+def run_to_end(command: list[str], cwd: Path, timeout: float = 150, **changes: str) -> Ending:
     """Run a command until its last process is gone."""
     with started(command, cwd, **changes) as job:
         return ended(job, cwd, timeout)
@@ -68,7 +70,7 @@ def ended(job: started, cwd: Path, timeout: float) -> Ending:
     return Ending(cwd, result.returncode, job.result().output, job.since, time.time())
 
 
-def wait_until(condition, seconds: float = 60) -> None:
+def wait_until(condition, seconds: float = 150) -> None:
     """Wait for what a job is about to do.
 
     Raises:

@@ -39,7 +39,7 @@ def test_exit_code_says_that_the_environment_is_at_fault(ending):
 
 
 def test_every_worker_ends_within_seconds(ending):
-    assert ending.seconds < 20  # from the launch; the import of PyTorch is in it
+    assert ending.seconds < 30  # from the launch; the import of PyTorch is in it
 
 
 def test_it_is_said_once_and_without_a_traceback(ending):
