@@ -35,6 +35,8 @@ X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
 Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
 MOST = 4  # workers that the job may have
 MAX_PLACES = 200
+# the first step makes the optimizer's state; in TensorFlow, a step that fails at every place takes seconds
+STEPS = {"torch": 3, "tf": 2}[FRAMEWORK]
 only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
 only_tensorflow = pytest.mark.skipif(FRAMEWORK != "tf", reason="of TensorFlow alone")
 
@@ -294,7 +296,7 @@ def test_a_reduction_that_fails_leaves_a_step_undone(elastic, failures, case):
     def trained(disturbed):
         build(elastic, task(), **fields)
         losses, places = [], 0
-        for step in range(3):
+        for step in range(STEPS):
             host = batch(elastic, step, accumulate)
 
             def work(host=host):
@@ -339,8 +341,11 @@ def test_statistics_are_averaged_on_all_workers_or_not_at_all(elastic, failures)
     assert at_each_failure(elastic, failures, elastic.sync_batch_norm_statistics) >= 2
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 1, 2)])
-@pytest.mark.parametrize("fields", [{"momentum": 0.9, "ema_decay": 0.9}, {"compression": "fp16"}])
+KEPT, SENT_AS_FP16 = {"momentum": 0.9, "ema_decay": 0.9}, {"compression": "fp16"}
+CHANGES = [((2, 1, 2), KEPT), ((1, 2, 1), SENT_AS_FP16), ((1, 2, 1), KEPT), ((2, 1, 2), SENT_AS_FP16)]
+
+
+@pytest.mark.parametrize(("sizes", "fields"), CHANGES if FRAMEWORK == "torch" else CHANGES[:2])
 def test_workers_may_come_and_go(elastic, failures, sizes, fields):
     """Micro-batches keep their shape, their number follows the workers, and so does the curve."""
     everyone, tolerance = elastic.workers.size, 1e-5 if fields.get("compression") is None else 1e-2

@@ -21,7 +21,7 @@ def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
     run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240, marks=marks)
 
 
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 1, "none")])
+@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "mpi")])
 def test_a_step_is_a_transaction(framework, workers, controller, tmp_path):
     run_suite(TRANSACTION, workers, controller, framework, cwd=tmp_path, timeout=400)
 

@@ -13,6 +13,8 @@ from unittest import mock
 
 import pytest
 
+STACK_SECONDS = 60  # after which pytest shows where a test is; it captures what the pool's worker would show
+
 
 class _Ended(BaseException):
     """The command line ended its process with this exit code."""
@@ -89,6 +91,7 @@ def suite(path: str, framework: str, marks: str = "") -> int:
     """Run a file of tests: every worker runs the same of them, on a backend that they share."""
     os.environ["HVDTRAIN_TEST_FRAMEWORK"] = framework
     os.environ["HVDTRAIN_TESTS_REQUIRED"] = "0"
-    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", marks, path])
+    stacks = ["-o", f"faulthandler_timeout={STACK_SECONDS}"]
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *stacks, "-m", marks, path])
     assert code == pytest.ExitCode.OK, f"the suite ended with {code!r}"
     return int(code)
