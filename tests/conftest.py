@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from support.jobs import CONTROLLERS, FRAMEWORKS, started
+from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, started
 from support.pool import POOLS, Pool
 from support.tiers import is_left_out
 
@@ -83,6 +83,7 @@ def pytest_sessionfinish(session):
     POOLS.end()
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output[LAUNCHES] = [started.count, len(Pool.launches)]
+        remove_temporary_folders()  # xdist ends this process without what is registered for its exit
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -214,6 +214,13 @@ def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(dir=_root()))
 
 
+def remove_temporary_folders() -> None:
+    """Remove all temporary folders of this process."""
+    if _root.cache_info().currsize:
+        shutil.rmtree(_root(), ignore_errors=True)
+        _root.cache_clear()
+
+
 @functools.cache
 def _root() -> str:
     import atexit
