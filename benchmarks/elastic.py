@@ -152,13 +152,13 @@ def _recovery(framework: str, workers: int, rank: int) -> float:
 
 @main.command()
 @_framework
-def workers(framework: tuple[str, ...]) -> None:
+@click.option("--count", default=3)
+def workers(framework: tuple[str, ...], count: int) -> None:
     """Kill a worker of 2, 4, 8 and 16."""
     for name in framework:
-        for count in (2, 4, 8, 16):
-            show(
-                f"{name}, {count} workers, one killed", [_recovery(name, count, count - 1) for _ in range(3)]
-            )
+        for size in (2, 4, 8, 16):
+            seconds = [_recovery(name, size, size - 1) for _ in range(count)]
+            show(f"{name}, {size} workers, one killed", seconds)
 
 
 @main.command()
