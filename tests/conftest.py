@@ -3,11 +3,13 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, started
 from support.pool import POOLS, Pool
 from support.tiers import is_left_out
+from xdist.scheduler import LoadScopeScheduling
 
 JOB_FOLDERS = ("contract", "parallel", "faults")
 # Tests of faults that run in turn with those of the other folders: they use the same pools, torchrun's port,
@@ -31,25 +33,35 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)  # marks are there before pytest deselects by them
 def pytest_collection_modifyitems(items):
-    """Run tests that need the same rare pool one after the other, at the end; mark their tier and group.
+    """Run tests that need the same rare pool one after the other, at the end; mark what is of the full tier.
 
     Each of those pools is launched once. Pools of one worker, and of two over MPI, are in use all the time.
     """
     items.sort(key=_rare_pool)
     for item in items:
         of_jobs = item.path.parent.name in JOB_FOLDERS
-        if of_jobs:
-            item.add_marker(pytest.mark.xdist_group(_group(item.path)))
         if of_jobs and (_rare_pool(item) or is_left_out(item.nodeid)):
             item.add_marker("full")
 
 
-def _group(path):
-    """Return which tests run in one process, one after the other: all that share pools, and each other file.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give what deals out tests of jobs to several processes, asked for with --dist loadgroup.
+
+    xdist 3.8 finds the groups of its own mark no more with pytest 9.
+    """
+    return Grouped(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+class Grouped(LoadScopeScheduling):
+    """All tests that share pools run in one process, those of each other file too, one after the other.
 
     Most tests of faults wait for processes that were killed or stopped, so that others may run beside them.
     """
-    return path.stem if path.parent.name == "faults" and path.name not in IN_TURN else "pools"
+
+    def _split_scope(self, nodeid):
+        path = Path(nodeid.partition("::")[0])
+        return path.stem if path.parent.name == "faults" and path.name not in IN_TURN else "pools"
 
 
 def _rare_pool(item):

@@ -93,7 +93,7 @@ def test_below_min_np_the_rest_waits_then_saves(undisturbed, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "stopped"
     assert summary["steps"] >= step
-    assert summary["error"].startswith("only 1 worker was left of at least 2 (--min-np) for 4 s")
+    assert summary["error"].startswith("only 1 worker was left of at least 2 (--min-np) for 2 s")
     assert "elastic: at least 2, at most 2" in result.output
     assert "Continue with --resume when there are slots for 2 workers or more" in result.output
 
