@@ -49,7 +49,11 @@ class Member:
             f"hvdtrain.backends.{'torch' if framework == 'torch' else 'tensorflow'}.collectives"
         )
         hvd.init()
-        membership = SimpleNamespace(most=8, enter=lambda world: os.environ.update(world.environment(KEY)))
+
+        def enter(world):
+            os.environ.update(world.environment(KEY))
+
+        membership = SimpleNamespace(least=1, most=8, enter=enter)
         self._workers = HorovodWorkers(hvd, collectives.HorovodCollectives(), membership)
         self._sum = reduction(framework, hvd)
 
