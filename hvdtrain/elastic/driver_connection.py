@@ -45,7 +45,7 @@ class DriverConnection(LineConnection):
     def send(self) -> None:
         """Send what is queued, as far as that does not wait."""
         while self._queue:
-            self.send_bytes(self._queue.popleft())
+            self._outgoing += self._queue.popleft()
         self.flush()
 
     def receive(self) -> list[FromDriver]:

@@ -17,6 +17,7 @@ from horovod.runner.util import network
 from horovod.runner.util.remote import get_remote_command
 
 from hvdtrain.elastic.cluster import Slot
+from hvdtrain.elastic.crashes import SSH_FAILED
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, SLOT_VARIABLE, WORKER_VARIABLE
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
@@ -25,7 +26,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 _SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
 _CONNECT_SECONDS = 5
 _KILL_SECONDS = 15
-_SSH_FAILED = 255
 # what belongs to one world, or to another launch that this one runs in
 _NOT_PASSED_ON = (
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
@@ -178,7 +178,7 @@ def start_worker(
 
 def _with_signal(code: int) -> int:
     """Return the exit code of a shell with that of a signal as a negative number."""
-    is_signal = 128 < code < _SSH_FAILED and code - 128 in {int(one) for one in signal.valid_signals()}
+    is_signal = 128 < code < SSH_FAILED and code - 128 in {int(one) for one in signal.valid_signals()}
     return 128 - code if is_signal else code
 
 

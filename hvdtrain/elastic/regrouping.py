@@ -169,11 +169,11 @@ class Regrouping:
         for worker in self._roster.at(Stage.BUILDING, Stage.READY):
             if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
                 lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
-        limit = 2 * self._limits.start_timeout
+        start_limit = 2 * self._limits.start_timeout
         for worker in self._roster.at(Stage.STARTED):
-            if now - worker.since >= limit:
+            if now - worker.since >= start_limit:
                 worker.is_late = True
-                lost.append((worker, f"was still starting after {limit:g} s, twice --start-timeout"))
+                lost.append((worker, f"was still starting after {start_limit:g} s, twice --start-timeout"))
         has_begun = self._worlds.has_begun
         limit = max(LONG_FACTOR * stall, LONG_SECONDS)
         if has_begun:  # nobody waits for a joiner
