@@ -32,6 +32,8 @@ def prepare(
       the worker, and longer than a start may take. Horovod's 30 seconds are too short for both.
     - In an elastic job, too, whose rendezvous is only known later. There every worker that remains would
       also print that a collective failed, as an error of Horovod's: it is told what happened instead.
+    - Let Horovod fuse no operations. Which ones it fuses depends on timing, and with it the order in which
+      numbers of three or more workers are added. Gradients are joined before they are reduced.
 
     Args:
         environ: the environment.
@@ -56,6 +58,8 @@ def prepare(
         local_size = workers_on_this_host(environ)
         if local_size and cores_per_worker(local_size) < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if elastic or launched_rank() is not None:
+        wanted["HOROVOD_FUSION_THRESHOLD"] = "0"
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
     return new if elastic or launched_rank() is not None else {}

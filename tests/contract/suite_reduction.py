@@ -14,6 +14,7 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import TaskError
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 FOLDER = {"torch": "torch", "tf": "tensorflow"}[FRAMEWORK]
@@ -145,26 +146,133 @@ def reduced(reducer, part):
 
 @only_torch
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_reduction_begins_in_the_last_backward_pass(started, reduction, accumulate):
+def test_reduction_begins_in_the_last_backward_pass(started, reduction, monkeypatch, accumulate):
+    import torch
+
+    from hvdtrain.backends.portable import buckets
+
+    size = started.workers.size
+    if size == 1:
+        return
+    monkeypatch.setattr(buckets, "_LEAST_BYTES", 8)
+    reducer = reduction.AllReduce(started.workers, overlaps=True)
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
+    reducer.attach(weights)
+    reducer.finish([torch.zeros(2), torch.zeros(2)])  # the first shows which gradients are sparse
+    reducer.expect(accumulate)
+    for i in range(accumulate):
+        assert not reducer._begun
+        loss = weights["early"].sum() * (1 + started.workers.rank)
+        (loss + weights["late"].sum() if i else loss).backward()
+    assert set(reducer._begun) == {0}
+    late, early = reducer.finish([weight.grad for weight in weights.values()])
+    assert early is weights["early"].grad
+    assert late is weights["late"].grad
+    assert early.tolist() == 2 * [accumulate * size * (size + 1) / 2]
+    assert late.tolist() == 2 * [(accumulate - 1) * size]
+    assert not reducer._begun
+
+
+@only_torch
+def test_a_backward_pass_too_many_is_refused_once_its_sum_has_begun(started, reduction):
+    import torch
+
+    if started.workers.size == 1:
+        return
+    reducer = reduction.AllReduce(started.workers, overlaps=True)
+    weight = torch.nn.Parameter(torch.ones(2))
+    reducer.attach({"weight": weight})
+    reducer.finish([torch.zeros(2)])
+    reducer.expect(1)
+    weight.sum().backward()
+    with pytest.raises(TaskError, match="the gradient of weight grew after its last backward pass"):
+        weight.sum().backward()
+    reducer.finish([weight.grad])
+
+
+@only_torch
+def test_gradients_are_parts_of_one_tensor(started, reduction):
+    """Autograd adds to them: what is reduced was never copied, whatever its layout."""
     import torch
 
     size = started.workers.size
     if size == 1:
         return
     reducer = reduction.AllReduce(started.workers)
-    reducer.expect(accumulate)
-    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
+    last = torch.channels_last
+    kernel = torch.nn.Parameter(torch.ones(2, 3, 4, 5).to(memory_format=last))
+    weights = {"kernel": kernel, "bias": torch.nn.Parameter(torch.ones(3)), "unused": torch.ones(1)}
     reducer.attach(weights)
-    for i in range(accumulate):
-        assert not reducer._begun
-        loss = weights["early"].sum() * (1 + started.workers.rank)
-        (loss + weights["late"].sum() if i else loss).backward()
-    assert set(reducer._begun) == {"early"}
-    weights["late"].grad = torch.zeros(2) if weights["late"].grad is None else weights["late"].grad
-    late, early = reducer.finish([weight.grad for weight in weights.values()])
-    assert early.tolist() == 2 * [accumulate * size * (size + 1) / 2]
-    assert late.tolist() == 2 * [(accumulate - 1) * size]
-    assert not reducer._begun
+    reducer.finish([torch.zeros_like(weight) for weight in weights.values()])
+    for factor in (1, 2):
+        reducer.expect(1)
+        lent = [weight.grad for weight in weights.values()]
+        assert len({gradient.untyped_storage().data_ptr() for gradient in lent}) == 1
+        (factor * (kernel.sum() + weights["bias"].sum())).backward()
+        assert [weight.grad for weight in weights.values()] == lent
+        found = reducer.finish(lent)
+        assert [one.unique().tolist() for one in found] == [[factor * size], [factor * size], [0]]
+        assert found[0].is_contiguous(memory_format=last)
+
+
+@only_torch
+def test_gradients_from_elsewhere_are_summed(started, reduction):
+    """A task may replace a gradient, or drop it."""
+    import torch
+
+    size = started.workers.size
+    if size == 1:
+        return
+    reducer = reduction.AllReduce(started.workers)
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in "abc"}
+    reducer.attach(weights)
+    reducer.finish([torch.zeros(2) for _ in weights])
+    reducer.expect(1)
+    sum(weight.sum() for weight in weights.values()).backward()
+    weights["b"].grad = torch.full((2,), 5.0)
+    weights["c"].grad = torch.zeros(2)
+    found = reducer.finish([weight.grad for weight in weights.values()])
+    assert [one.tolist() for one in found] == [2 * [size], 2 * [5 * size], [0, 0]]
+
+
+@only_torch
+@pytest.mark.parametrize("keep", ["the gradient", "an alias"])
+def test_a_gradient_that_somebody_keeps_does_not_change(started, reduction, keep):
+    import torch
+
+    size = started.workers.size
+    if size == 1:
+        return
+    reducer = reduction.AllReduce(started.workers)
+    weight = torch.nn.Parameter(torch.ones(2))
+    reducer.attach({"weight": weight})
+    kept = []
+    for factor in range(1, 5):
+        weight.grad = None
+        reducer.expect(1)
+        (factor * weight).sum().backward()
+        (weight.grad,) = reducer.finish([weight.grad])
+        kept.append(weight.grad if keep == "the gradient" else weight.grad.detach())
+    assert [one.tolist() for one in kept] == [2 * [factor * size] for factor in range(1, 5)]
+
+
+@only_torch
+def test_memory_is_used_again(started, reduction):
+    import torch
+
+    if started.workers.size == 1:
+        return
+    reducer = reduction.AllReduce(started.workers)
+    weight = torch.nn.Parameter(torch.ones(2))
+    reducer.attach({"weight": weight})
+    places = set()
+    for _ in range(4):
+        weight.grad = None
+        reducer.expect(1)
+        weight.sum().backward()
+        (weight.grad,) = reducer.finish([weight.grad])
+        places.add(weight.grad.data_ptr())
+    assert len(places) == 1
 
 
 @only_torch
@@ -192,11 +300,13 @@ def test_a_failed_reduction_leaves_nothing_behind(started, reduction):
     if size == 1:
         return
     reducer = reduction.AllReduce(started.workers)
-    reducer.attach({name: torch.nn.Parameter(torch.ones(2)) for name in "abc"})
+    weights = [torch.ones(2), torch.ones(2 + 16 * rank), torch.ones(2, dtype=torch.float64)]
+    reducer.attach({name: torch.nn.Parameter(weight) for name, weight in zip("abc", weights, strict=True)})
     with pytest.raises(Exception, match="Mismatched"):
-        reducer.finish([torch.ones(2), torch.ones(2 + rank), torch.ones(2)])
+        reducer.finish(weights)
     assert not reducer._begun
     assert not mpi_ops._handle_map
+    reducer.attach({name: torch.nn.Parameter(torch.ones(2)) for name in "abc"})
     assert [g.tolist() for g in reducer.finish([torch.ones(2) for _ in range(3)])] == 3 * [2 * [size]]
 
 

@@ -31,7 +31,7 @@ def test_without_a_launcher_nothing_is_reported():
 
 
 def test_horovod_does_not_end_long_work_that_the_watch_knows_of(launched):
-    assert prepare({}, stall_timeout=120) == {}
+    assert prepare({}, stall_timeout=120) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,7 @@ def test_what_the_user_set_is_not_changed(launched):
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "7",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         "OMPI_MCA_mpi_yield_when_idle": "0",
+        "HOROVOD_FUSION_THRESHOLD": "1000000",
     }
     kept = dict(environ)
     assert prepare(environ) == {}
@@ -93,4 +94,5 @@ def test_in_an_elastic_job_gloo_connects_the_workers_of_any_launcher(monkeypatch
         "HOROVOD_LOG_LEVEL": "fatal",  # else every worker that remains prints that a collective failed
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_FUSION_THRESHOLD": "0",
     }

@@ -214,6 +214,7 @@ class TorchBackend:
                 if self._own_step is not None:
                     return self._train_own_step(self._own_step, batch, learning_rate, signals)
                 self._optimizer.zero_grad()
+                self._update.expect(len(batch.weights))
                 return self._train_step(batch, learning_rate, signals)
         except BaseException:
             self._forget_step()
@@ -390,7 +391,6 @@ class TorchBackend:
 
     def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
         update = self._update
-        self._reducer.expect(len(batch.weights))
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
@@ -431,7 +431,7 @@ class TorchBackend:
 
     def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
         """Make the update of a step that is not the task's own."""
-        self._optimizer, self._reducer = self._optimizers[MAIN], reducer
+        self._optimizer = self._optimizers[MAIN]
         self._update = Update(
             trainable,
             self._optimizer,

@@ -52,6 +52,7 @@ class Update:
         self._clock = clock
         self._workers = workers
         self._clip_norm = clip_norm
+        self._lent: list[tuple[torch.Tensor | None, int]] = []
         self.begin()
 
     def begin(self, reduces: bool = True) -> None:
@@ -62,6 +63,16 @@ class Update:
         """
         entries = self._entries if reduces else []
         self._reducer.attach({entry.path: entry.tensor for entry in entries})
+        self._lent = [(None, 0)] * len(self._entries)
+
+    def expect(self, passes: int) -> None:
+        """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
+
+        Called while no parameter has a gradient.
+        """
+        self._reducer.expect(passes)
+        gradients = (parameter.grad for parameter in self._parameters)
+        self._lent = [(g, 0 if g is None else g._version) for g in gradients]
 
     def scale(self, gradient_weights: torch.Tensor) -> torch.Tensor:
         """Return the samples' gradient weights, times the loss scale."""
@@ -77,9 +88,13 @@ class Update:
         So every worker reduces all parameters, and weight decay and momentum act on them alike at any
         number of workers.
         """
-        unused = [entry for entry in self._entries if entry.tensor.grad is None]
-        for entry in unused:
-            entry.tensor.grad = torch.zeros_like(entry.tensor)
+        unused = []
+        for entry, (lent, version) in zip(self._entries, self._lent, strict=True):
+            gradient = entry.tensor.grad
+            if gradient is None:
+                entry.tensor.grad = torch.zeros_like(entry.tensor)
+            if gradient is None or (gradient is lent and gradient._version == version):
+                unused.append(entry)
         return [f"model/{entry.path}" for entry in unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
