@@ -218,6 +218,7 @@ def measure(kind, framework, model, workers):
         "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "HOROVOD_FUSION_THRESHOLD": str(128 << 20),  # as by default, for the loop by hand in the same process
     }  # fmt: skip
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
     shutil.rmtree(folder)

@@ -40,6 +40,7 @@ LEFT_OUT = (
     r"test_precision\.py",
     r"test_predict\.py::.*\[tf\]",
     r"test_reading\.py::(?!test_by_default)",
+    r"test_repeats\.py::.*\[(torch-gloo|tf-mpi)\]",
     r"test_resume_anywhere\.py::.*1-3-2-workers",
     r"test_resume_exact\.py::.*\[(torch-2-gloo-1|torch-1-none-7|tf-2-gloo-1)\]",
     r"test_resume_exact\.py::test_a_logged_line_straddles_the_checkpoint\[torch\]",
