@@ -8,7 +8,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -52,9 +52,16 @@ class Activity(NamedTuple):
 
 
 class ActivityMark:
-    """The current activity of the training thread. Only that thread changes it; any thread reads it."""
+    """The current activity of the training thread. Only that thread changes it; any thread reads it.
+
+    Attributes:
+        current: the activity.
+        thread_id: the training thread.
+        listener: called in the training thread with each new activity, if there is one.
+    """
 
     def __init__(self) -> None:
+        self.listener: Callable[[Activity], None] | None = None
         self.current = Activity("starting", time.monotonic(), is_long=True)
         self.thread_id = threading.main_thread().ident
 
@@ -62,6 +69,8 @@ class ActivityMark:
         """Begin an activity, which lasts until the next one begins."""
         self.thread_id = threading.get_ident()
         self.current = Activity(name, time.monotonic(), is_long, self.current.number + 1, step)
+        if self.listener is not None:
+            self.listener(self.current)
 
     @contextmanager
     def during(self, name: str, step: int = 0, is_long: bool = True) -> Iterator[None]:

@@ -27,7 +27,7 @@ OPTIONS = (
     "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
     "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "init_only",
     "init_skip", "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
-    "stall_timeout",
+    "stall_timeout", "profile",
 )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
     if get_origin(annotation) is Literal:
         return FieldChoice(get_args(annotation)), None
     kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
-    metavar = {"resume": "[auto|PATH]"}.get(name)
+    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST"}.get(name)
     if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
         kind, metavar = click.STRING, "STEPS|Nepoch"
     return (OrNull(kind) if is_nullable(name) else kind), metavar

@@ -31,6 +31,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.regular_files import open_regular
 from hvdtrain.schedule import Cadence
+from hvdtrain.step_window import StepWindow
 from hvdtrain.yaml_reader import parse_yaml, write_yaml
 
 _LEAST_STALL_TIMEOUT = 5
@@ -50,6 +51,7 @@ Patterns = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
+StepsField = Annotated[StepWindow, BeforeValidator(StepWindow.parse), PlainSerializer(str)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
 
 # the sources of values that were typed for one job
@@ -313,6 +315,11 @@ class Config(BaseModel):
     )
     trace_indices: bool = Field(
         False, description="Write the indices that each worker trains on to RUN_DIR/indices/."
+    )
+    profile: StepsField | None = Field(
+        None,
+        description="Steps to record on every worker, such as 20-24, for a trace and the largest costs in "
+        "RUN_DIR/profile/.",
     )
 
     @field_validator("task", "run_dir", "resume", "init", mode="before")

@@ -51,12 +51,15 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     """
     backend, config, plan = session.backend, session.config, session.plan()
     if _is_over(session, plan):
+        session.profile.end(session.state.progress.step)
         return
     results = StepResults(session, plan)
     long_until = session.state.progress.step + _FIRST_STEPS
+    session.profile.enter()
+    _profile(session, results)
     ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
     backend.restart_clock()
-    with session.train_feed(plan) as feed, session.index_trace() as trace:
+    with session.profile, session.train_feed(plan) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=number <= long_until)
@@ -72,10 +75,20 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                 backend.restart_clock()
             if finish_step(session, plan, results):
                 break
+            _profile(session, results)
             ACTIVITY.enter(READING_DATA, number + 1)
+    session.profile.end(session.state.progress.step)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)
+
+
+def _profile(session: Session, results: StepResults) -> None:
+    """Collective if it is due. Begin or end the recording that the config asks for before the next step."""
+    number = session.state.progress.step + 1
+    if session.profile.is_due(number):
+        with results.pause_timer():
+            session.profile.take(number)
 
 
 def _is_over(session: Session, plan: TrainingPlan) -> bool:

@@ -21,6 +21,7 @@ from hvdtrain.data.order import SequentialOrder, ShuffledOrder
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
+from hvdtrain.profiling.profile import NoProfile, Profile
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
@@ -57,6 +58,7 @@ class Session:
         run_dir: the run directory.
         report: where the run shows and writes itself.
         saver: what writes checkpoints.
+        profile: what records the steps that the config asks for.
         readers: the processes that read samples, if there are any.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
         generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
@@ -80,6 +82,7 @@ class Session:
     report: Report
     run_dir: Path
     saver: Saver = field(default_factory=NoSaver)
+    profile: Profile = field(default_factory=NoProfile)
     readers: Readers | None = None
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     generation: int = 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.files import Exported
+from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.step_signals import (
     NO_FLAGS,
     NO_SIGNALS,
@@ -288,6 +289,10 @@ class Backend(Protocol):
 
         The loop calls it before the first step and after each pause, such as an evaluation.
         """
+        ...
+
+    def recorder(self) -> StepRecorder:
+        """Return what records this worker's steps. Local: no collective."""
         ...
 
     def eval_step(self, batch: Any, partial: Any = None) -> Any:

@@ -24,6 +24,7 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.profiling.profile import NoProfile, Profile
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators
@@ -134,6 +135,7 @@ def new_session(
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
     )
+    session.profile = _profile_of(session)
     follow_workers(session)
     return session
 
@@ -177,6 +179,22 @@ def open_services(
             values=point.values,
             parameters=list(run.model.parameter_shapes),
         )
+
+
+def _profile_of(session: Session) -> Profile:
+    """Return what records the steps that the config asks for. Local."""
+    if session.config.profile is None:
+        return NoProfile()
+    from hvdtrain.profiling.step_profile import StepProfile  # most jobs do without
+
+    return StepProfile(
+        session.config.profile,
+        session.backend.workers,
+        session.backend.recorder,
+        lambda: session.run_dir,
+        report=lambda: session.report,
+        may_write=lambda: not session.lost_lease(),
+    )
 
 
 def close_services(session: Session) -> None:

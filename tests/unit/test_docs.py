@@ -12,6 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
+from hvdtrain.step_window import StepWindow
 from hvdtrain.tasks.digits import Digits
 
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
@@ -57,7 +58,7 @@ def _type(field: Any) -> str:
     kinds = [field.annotation]
     if get_origin(field.annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(field.annotation) if kind is not types.NoneType]
-    kind = get_args(kinds[0])[0] if {MetricGoal, Cadence} & set(get_args(kinds[0])) else kinds[0]
+    kind = get_args(kinds[0])[0] if {MetricGoal, Cadence, StepWindow} & set(get_args(kinds[0])) else kinds[0]
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
@@ -68,6 +69,7 @@ def _type(field: Any) -> str:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
     said[Cadence] = "steps, or epochs as `0.5epoch`"
+    said[StepWindow] = "steps such as `20-24`"
     said[MetricGoal] = "metric, or `metric:min`, `metric:max`"
     return said[kind] + _range(field.metadata, kind)
 

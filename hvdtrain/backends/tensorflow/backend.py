@@ -50,6 +50,7 @@ from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.recording import request_timeline
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow.batches import (
@@ -84,6 +85,7 @@ from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
+from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.step_clock import StepClock
@@ -127,6 +129,8 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
+    if config.profile is not None:
+        request_timeline()
     workers = start_horovod(hvd, HorovodCollectives(), membership)
     return TensorFlowBackend(workers, use_device(config, workers))
 
@@ -293,6 +297,10 @@ class TensorFlowBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def recorder(self) -> ProfilerRecorder:
+        """Return what records this worker's steps. Local: no collective."""
+        return ProfilerRecorder(self._clock)
 
     def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.recording import Busy
 from hvdtrain.backends.step_clock import StepClockBase
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 
@@ -68,3 +69,9 @@ class StepClock(StepClockBase):
         if self._is_measured:
             with tf.control_dependencies(tensors):
                 self._begun_seconds.assign(tf.timestamp())
+
+    def busy(self) -> Busy | None:
+        """Return when the time of the next step began, and how long the last one's own part was."""
+        if not self._is_measured:
+            return None
+        return Busy(float(self._begun_seconds.numpy()), float(self._seconds.numpy()))

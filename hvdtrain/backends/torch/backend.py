@@ -36,6 +36,7 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.recording import request_timeline
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
@@ -56,6 +57,7 @@ from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
+from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
@@ -81,6 +83,8 @@ def start(config: Config, membership: Membership | None = None) -> "TorchBackend
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
+    if config.profile is not None:
+        request_timeline()
     workers = start_horovod(hvd, HorovodCollectives(), membership)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
@@ -225,6 +229,10 @@ class TorchBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def recorder(self) -> ProfilerRecorder:
+        """Return what records this worker's steps. Local: no collective."""
+        return ProfilerRecorder(self._clock)
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""

@@ -5,6 +5,7 @@ import time
 import torch
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.recording import Busy
 from hvdtrain.backends.step_clock import StepClockBase
 
 
@@ -40,3 +41,10 @@ class StepClock(StepClockBase):
     def reduced(self) -> None:
         """Note that the sums over workers have arrived."""
         self._begun_seconds = time.perf_counter()
+
+    def busy(self) -> Busy | None:
+        """Return when the time of the next step began, and how long the last one's own part was."""
+        if not self._is_measured:
+            return None
+        begun_seconds = time.time() - (time.perf_counter() - self._begun_seconds)
+        return Busy(begun_seconds, float(self._seconds[self._workers.rank]))

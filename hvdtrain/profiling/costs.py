@@ -1,0 +1,195 @@
+"""What the recorded steps cost: shares of the workers' time, in words."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdtrain.activity import READING_DATA, TRAINING
+from hvdtrain.profiling.recording import Recording
+from hvdtrain.profiling.self_times import self_seconds
+from hvdtrain.profiling.timeline import Timeline
+from hvdtrain.profiling.waits import last_ranks, waits_by_rank
+
+SHOWN = 5
+_STANDS_OUT = 1.5  # times the mean of the workers
+_LEAST_SHARE = 0.005
+_KEPT = 100  # costs in the file
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What takes a share of the workers' time.
+
+    Attributes:
+        kind: "data", "wait", "communication", "operation", "other".
+        what: the cost in words.
+        seconds: the mean over the workers, in all recorded steps.
+        share: of the recorded time.
+    """
+
+    kind: str
+    what: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the recorded steps cost.
+
+    Attributes:
+        steps: the steps that were recorded.
+        workers: the number of workers whose recordings there are.
+        seconds: the recorded time, the mean over the workers.
+        costs: the largest first. They do not overlap, so that their shares add up to 1 at most.
+        ready_last: in how many steps each rank was the last to have its gradients; where that was not
+            measured, how often Horovod's timeline noted it as the last that was ready to reduce a tensor.
+        longest_tensors: the seconds of the operations that took longest in Horovod's timeline, by tensor;
+            they overlap with other costs.
+        clock_uncertainty_ms: how far times of workers on different hosts are from one another at most.
+        problems: what could not be recorded, in words.
+    """
+
+    steps: list[int]
+    workers: int
+    seconds: float
+    costs: list[Cost]
+    ready_last: dict[int, int] = field(default_factory=dict)
+    longest_tensors: dict[str, float] = field(default_factory=dict)
+    clock_uncertainty_ms: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the largest costs in words, one a line."""
+        shown = [cost for cost in self.costs if cost.share >= _LEAST_SHARE][:SHOWN]
+        per_step = len(self.steps) or 1
+        return [
+            f"{cost.share:4.0%}  {cost.what}, {1e3 * cost.seconds / per_step:.3g} ms a step" for cost in shown
+        ]
+
+    def values(self) -> dict[str, Any]:
+        """Return what ``costs.json`` holds."""
+        per_step = len(self.steps) or 1
+        return {
+            "steps": self.steps,
+            "workers": self.workers,
+            "seconds": self.seconds,
+            "step_ms": 1e3 * self.seconds / per_step,
+            "costs": [
+                {
+                    "kind": cost.kind,
+                    "what": cost.what,
+                    "share": round(cost.share, 6),
+                    "ms_per_step": 1e3 * cost.seconds / per_step,
+                }
+                for cost in self.costs[:_KEPT]
+            ],
+            "ready_last": {str(rank): count for rank, count in self.ready_last.items()},
+            "longest_tensors_ms_per_step": {
+                tensor: 1e3 * seconds / per_step for tensor, seconds in self.longest_tensors.items()
+            },
+            "clock_uncertainty_ms": self.clock_uncertainty_ms,
+            "problems": self.problems,
+        }
+
+
+def find_costs(recordings: Sequence[Recording], timeline: Timeline) -> Costs:
+    """Return what the recorded steps cost.
+
+    Args:
+        recordings: those of the workers, in the order of ranks.
+        timeline: Horovod's timeline between their beginning and end.
+    """
+    seconds = statistics.fmean((r.end_ns - r.begin_ns) / 1e9 for r in recordings)
+    steps = sorted({step for recording in recordings for step in recording.steps})
+    found: dict[tuple[str, str], list[float]] = {}
+    for kind, what, by_rank in (*_phases(recordings), *_in_steps(recordings)):
+        if any(by_rank):
+            found[kind, _with_rank(what, by_rank, recordings)] = by_rank
+    costs = [
+        Cost(kind, what, statistics.fmean(by_rank), statistics.fmean(by_rank) / seconds if seconds else 0.0)
+        for (kind, what), by_rank in found.items()
+    ]
+    waits = waits_by_rank(recordings)
+    return Costs(
+        steps=steps,
+        workers=len(recordings),
+        seconds=seconds,
+        costs=sorted(costs, key=lambda cost: -cost.seconds),
+        ready_last=last_ranks(waits) if any(waits.values()) else timeline.last_ready(),
+        longest_tensors=dict(list(timeline.seconds_by_tensor().items())[:SHOWN]),
+        clock_uncertainty_ms=max(max(r.before.uncertainty_ns, r.after.uncertainty_ns) for r in recordings)
+        / 1e6,
+        problems=[problem for recording in recordings for problem in recording.problems],
+    )
+
+
+CostByRank = tuple[str, str, list[float]]
+
+
+def _phases(recordings: Sequence[Recording]) -> list[CostByRank]:
+    """Return what the training thread did apart from steps."""
+    names = list(dict.fromkeys(phase.name for recording in recordings for phase in recording.phases))
+    costs = []
+    for name in names:
+        if name == TRAINING:
+            continue
+        by_rank = [
+            sum(p.end_ns - p.begin_ns for p in recording.phases if p.name == name) / 1e9
+            for recording in recordings
+        ]
+        if name == READING_DATA:
+            costs.append(("data", "waiting for data", by_rank))
+        else:
+            costs.append(("other", name.removesuffix(" after step"), by_rank))
+    return costs
+
+
+def _in_steps(recordings: Sequence[Recording]) -> list[CostByRank]:
+    """Return what the time in steps consists of: waiting, reducing, operations, and the rest."""
+    waits = waits_by_rank(recordings)
+    last, count = last_ranks(waits), len(next(iter(waits.values()), ()))
+    waiting = {rank: [0.0] * len(recordings) for rank in last}
+    reducing, rest = [0.0] * len(recordings), [0.0] * len(recordings)
+    operations: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(recordings))
+    for place, recording in enumerate(recordings):
+        in_steps = sum(p.end_ns - p.begin_ns for p in recording.phases if p.name == TRAINING) / 1e9
+        for wait in waits.get(recording.rank, ()):
+            waiting[wait.last_rank][place] += (wait.all_ready_ns - wait.ready_ns) / 1e9
+            reducing[place] += (wait.reduced_ns - wait.all_ready_ns) / 1e9
+        waited = sum(by_rank[place] for by_rank in waiting.values()) + reducing[place]
+        left = max(0.0, in_steps - waited)
+        own = self_seconds(recording)
+        total = sum(own.values())
+        scale = min(1.0, left / total) if total else 0.0
+        for name, seconds in own.items():
+            operations[name][place] = scale * seconds
+        rest[place] = left - scale * total
+    costs: list[CostByRank] = [
+        ("wait", f"waiting for rank {rank}, which had its gradients last in {last[rank]} of {count} steps", s)
+        for rank, s in waiting.items()
+    ]
+    costs.append(("communication", "all-reduce, as far as it is waited for", reducing))
+    costs += [("operation", name, by_rank) for name, by_rank in operations.items()]
+    is_measured = any(waits.values()) or len(recordings) == 1
+    what = "the rest of the steps: Python, and what starts operations"
+    costs.append(("other", what if is_measured else f"{what}, and waiting for other workers", rest))
+    return costs
+
+
+def _with_rank(what: str, by_rank: Sequence[float], recordings: Sequence[Recording]) -> str:
+    """Return a cost in words, with the worker that has much more of it than the others."""
+    most, mean = max(by_rank), statistics.fmean(by_rank)
+    if len(by_rank) < 2 or most < _STANDS_OUT * mean or what.startswith("waiting for rank"):
+        return what
+    return f"{what} (most on rank {recordings[list(by_rank).index(most)].rank})"
+
+
+def longest_tensor(costs: Costs) -> str:
+    """Return the tensor whose operations took longest, in words; empty if the timeline has none."""
+    found: Mapping[str, float] = costs.longest_tensors
+    for tensor, seconds in found.items():
+        return f"{tensor}, {1e3 * seconds / (len(costs.steps) or 1):.3g} ms a step"
+    return ""

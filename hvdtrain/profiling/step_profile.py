@@ -1,0 +1,180 @@
+"""Recording some steps: starting and stopping what records, on all workers together."""
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.recording import Busy, StepRecorder
+from hvdtrain.profiling.clocks import clock_id, measure_offset
+from hvdtrain.profiling.gathering import Gathering
+from hvdtrain.profiling.recording import Listener, Recording
+from hvdtrain.reporting.report import Report
+from hvdtrain.step_window import StepWindow
+
+_MOST_OPERATIONS = 1_000_000  # of all workers together: a trace of 100 MB
+_MOST_OF_ONE = 200_000
+
+
+class StepProfile:
+    """Records some steps, once in a job.
+
+    What cannot be recorded or written is noted, and training goes on: no error of a profiler or of a disk
+    leaves this class.
+
+    Args:
+        window: the steps.
+        workers: the job's workers.
+        recorder: returns what records this worker's steps.
+        run_dir: returns the run directory.
+        report: returns the run's report, which shows text on rank 0.
+        may_write: whether this worker may write files.
+    """
+
+    def __init__(
+        self,
+        window: StepWindow,
+        workers: Workers,
+        recorder: Callable[[], StepRecorder],
+        run_dir: Callable[[], Path],
+        *,
+        report: Callable[[], Report],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._window, self._workers, self._new_recorder = window, workers, recorder
+        self._report = report
+        self._gathering = Gathering(
+            workers, lambda: run_dir() / "profile", report=report, may_write=may_write
+        )
+        self._is_over = False
+        self._recorder: StepRecorder | None = None
+        self._recording: Recording | None = None
+        self._listener: Listener | None = None
+        self._is_recording = False
+
+    def enter(self) -> None:
+        """Collective. Begin to train with these workers; one that joins does not record on its own."""
+        self._is_over = any(self._workers.allgather_object(self._is_over))
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the recording begins or ends before this step. Local, the same on all workers."""
+        if self._is_over:
+            return False
+        return step > self._window.last if self._is_recording else step >= self._window.first
+
+    def take(self, step: int) -> None:
+        """Collective. Begin or end the recording before this step."""
+        try:
+            if self._is_recording:
+                self._finish()
+            elif step > self._window.last:
+                self._nothing(f"training resumed at step {step:,}")
+            else:
+                self._begin(step)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def end(self, step: int) -> None:
+        """Collective if steps are being recorded. End: this was the last step."""
+        if self._is_over:
+            return
+        if not self._is_recording:
+            self._nothing(f"training ended at step {step:,}")
+            return
+        try:
+            self._finish()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __enter__(self) -> "StepProfile":
+        """Return it; if the context is left by an exception, what was recorded so far is written."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Write what was recorded so far, if an exception ended the steps."""
+        if exception[0] is not None:
+            self._abandon()
+
+    def _nothing(self, why: str) -> None:
+        self._is_over = True
+        self._report().note(f"profile: nothing was recorded of {self._window.describe()}: {why}")
+
+    def _begin(self, step: int) -> None:
+        """Collective. Begin to record."""
+        workers, window = self._workers, self._window
+        if step > window.first:
+            self._report().note(f"profile: recording begins with step {step:,}: training resumed there")
+        with ACTIVITY.during("starting the profiler before step", step):
+            token = workers.broadcast_object(secrets.token_hex(8) if workers.rank == 0 else None)
+            recording = Recording(workers.rank, workers.host, token)
+            recording.before = recording.after = measure_offset(workers, clock_id())
+            self._recording = recording
+            self._recorder = self._new_recorder()
+            self._is_recording = True
+            self._try("the framework's profiler did not start", self._recorder.start)
+            if workers.rank == 0 and workers.size > 1:
+                self._try("Horovod's timeline was not started", self._recorder.timeline.start)
+            workers.barrier()  # starting a profiler takes one worker longer than another
+        recording.begin_ns = time.time_ns()
+        self._listener = ACTIVITY.listener = Listener(recording, self._busy)
+
+    def _finish(self) -> None:
+        """Collective. End the recording, and write the trace and the costs."""
+        self._stop()
+        recording = self._recording
+        assert recording is not None  # it began
+        with ACTIVITY.during("writing the profile after step", self._window.last):
+            recording.after = measure_offset(self._workers, clock_id())
+            self._gathering.gather(recording)
+        self._recording = None
+
+    def _abandon(self) -> None:
+        """End the recording without the other workers, and write what there is. Local: no collective."""
+        self._stop()
+        recording, self._recording = self._recording, None
+        if recording is not None and recording.begin_ns:
+            self._gathering.gather_alone(recording)
+
+    def _stop(self) -> None:
+        """Stop what records. Local: no collective."""
+        if not self._is_recording:
+            return
+        self._is_recording, self._is_over = False, True
+        recording, recorder = self._recording, self._recorder
+        assert recording is not None  # it began
+        assert recorder is not None
+        ACTIVITY.listener = None
+        if self._listener is not None:
+            self._try("the last step's times are not known", self._listener.close)
+        recording.end_ns = time.time_ns()
+        if recording.phases:
+            recording.begin_ns = recording.phases[0].begin_ns
+        recording.timeline = self._try("Horovod's timeline cannot be read", recorder.timeline.stop) or []
+        found = self._try("what the framework's profiler recorded cannot be read", recorder.stop)
+        recording.operations = found or recording.operations
+        recording.cut_operations(min(_MOST_OF_ONE, max(1, _MOST_OPERATIONS // self._workers.size)))
+        self._recorder = self._listener = None
+
+    def _busy(self) -> Busy | None:
+        """Return what the step clock says; None if that fails, which must not end the training."""
+        with suppress(Exception):
+            return None if self._recorder is None else self._recorder.busy()
+        return None
+
+    def _try(self, problem: str, work: Callable[[], Any]) -> Any:
+        """Do what may fail, and keep in the recording that it did."""
+        try:
+            return work()
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            assert self._recording is not None  # it began
+            self._recording.problems.append(
+                f"rank {self._recording.rank}: {problem}: {text[0] if text else type(error).__name__}"
+            )
+            return None

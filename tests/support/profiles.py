@@ -1,0 +1,86 @@
+"""Recordings as workers make them, and the check of a trace against Chrome's format."""
+
+from typing import Any
+
+from hvdtrain.activity import READING_DATA, TRAINING
+from hvdtrain.backends.recording import OPERATION, Operation, Operations
+from hvdtrain.profiling.clocks import ClockOffset
+from hvdtrain.profiling.recording import Phase, Recording, StepMark
+
+MS = 1_000_000
+EPOCH_NS = 1_800_000_000 * 1_000_000_000
+
+
+def recording(rank: int, ready_ms: float, offset_ms: float = 0.0, reduced_ms: float = 8.0) -> Recording:
+    """Return two steps of 10 ms: 1 ms of reading, then an operation of 2 ms that calls one of 1 ms.
+
+    Args:
+        rank: the worker.
+        ready_ms: when it has its gradients, in a step.
+        offset_ms: how far its clock is from that of rank 0.
+        reduced_ms: when the sums have arrived, in a step.
+    """
+    start = EPOCH_NS + round(offset_ms * MS)
+    offset = ClockOffset(round(offset_ms * MS), 100_000, start)
+    made = Recording(rank, f"host{rank}", "token", start, start + 20 * MS, offset, offset)
+    made.operations = Operations(["main"], [])
+    for place in range(2):
+        at, step = start + 10 * MS * place, 20 + place
+        made.phases += [
+            Phase(READING_DATA, step, at, at + MS),
+            Phase(TRAINING, step, at + MS, at + 10 * MS),
+        ]
+        made.marks.append(StepMark(step, at + round(ready_ms * MS), at + round(reduced_ms * MS)))
+        made.operations.spans += [
+            Operation(0, "outer", at + MS, at + 3 * MS, OPERATION),
+            Operation(0, "inner", at + 2 * MS, at + 3 * MS, OPERATION),
+        ]
+    return made
+
+
+def horovod_events(tensor: str = "a") -> list[dict[str, Any]]:
+    """Return what Horovod writes of a tensor that rank 1 has last, and of a span that it began before."""
+    epoch_us = EPOCH_NS // 1000
+    return [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch_us}},
+        {"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},
+        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": tensor}},
+        {"ph": "E", "ts": 1000, "pid": 1},
+        {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 3000, "pid": 1},
+        {"ph": "X", "name": "0", "ts": 3000, "pid": 1, "dur": 0},
+        {"ph": "X", "name": "1", "ts": 5000, "pid": 1, "dur": 0},
+        {"ph": "E", "ts": 5000, "pid": 1},
+        {"ph": "B", "name": "ALLREDUCE", "ts": 5000, "pid": 1},
+        {"ph": "B", "name": "MPI_ALLREDUCE", "ts": 5500, "pid": 1},
+        {"ph": "E", "ts": 7000, "pid": 1},
+        {"ph": "E", "ts": 7500, "pid": 1, "args": {"dtype": "float32"}},
+        {"ph": "i", "name": "CYCLE_START", "ts": 8000, "s": "g"},
+    ]
+
+
+def check_trace(trace: dict[str, Any], workers: int) -> None:
+    """Check that a trace is one that Perfetto reads, with a process for each worker."""
+    named, threads = {}, set()
+    for event in trace["traceEvents"]:
+        assert event["ph"] in {"X", "M", "i"}
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        if event["ph"] == "M":
+            assert event["name"] in {
+                "process_name",
+                "process_sort_index",
+                "thread_name",
+                "thread_sort_index",
+            }
+            if event["name"] == "process_name":
+                named[event["pid"]] = event["args"]["name"]
+            threads |= {(event["pid"], event["tid"])} if event["name"] == "thread_name" else set()
+            continue
+        assert isinstance(event["ts"], int | float)
+        assert (event["pid"], event["tid"]) in threads
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "i" or event["s"] in {"g", "p", "t"}
+    for rank in range(workers):
+        assert named[rank].startswith(f"rank {rank} on ")
+        assert any(event["ph"] == "X" and event["pid"] == rank for event in trace["traceEvents"])

@@ -1,0 +1,188 @@
+"""The trace of a recording, its costs and the clocks, from small recordings."""
+
+import json
+import time
+
+import pytest
+from support.fakes import on_every_rank
+from support.profiles import EPOCH_NS, MS, check_trace, horovod_events, recording
+
+from hvdtrain.backends.recording import KERNEL, Operation
+from hvdtrain.profiling.clocks import ClockOffset, measure_offset, offset_of, to_common
+from hvdtrain.profiling.costs import find_costs
+from hvdtrain.profiling.recording import Recording, file_of, read_recording, write_whole
+from hvdtrain.profiling.self_times import self_seconds
+from hvdtrain.profiling.timeline import Timeline, read_timeline
+from hvdtrain.profiling.trace import build_trace
+from hvdtrain.step_window import StepWindow
+
+TWO = (recording(0, 4), recording(1, 6, offset_ms=250))
+
+
+def shares(recordings, timeline=Timeline()) -> dict[str, float]:  # noqa: B008
+    return {cost.what: round(cost.share, 6) for cost in find_costs(recordings, timeline).costs}
+
+
+def test_a_window_of_steps():
+    assert StepWindow.parse("20-24") == StepWindow.parse(" 20 - 24 ") == StepWindow(20, 24)
+    assert StepWindow.parse(20) == StepWindow.parse("20") == StepWindow(20, 20)
+    assert [str(StepWindow.parse(text)) for text in ("20-24", "20-20")] == ["20-24", "20"]
+    assert [step for step in range(30) if step in StepWindow(20, 22)] == [20, 21, 22]
+    with pytest.raises(ValueError, match="such as 20-24"):
+        StepWindow.parse(1224.5)
+
+
+def test_the_trace_is_valid_and_has_all_ranks():
+    trace = build_trace(TWO, read_timeline(horovod_events()))
+    check_trace(json.loads(json.dumps(trace)), 2)
+    horovod = [event for event in trace["traceEvents"] if event["pid"] == 2]
+    assert [(e["name"], e["ts"], e["dur"]) for e in horovod if e["ph"] == "X"] == [
+        ("NEGOTIATE_ALLREDUCE", 3000, 2000),
+        ("ALLREDUCE", 5000, 2500),
+        ("MPI_ALLREDUCE", 5500, 1500),
+    ]
+    assert [(e["name"], e["ts"]) for e in horovod if e["ph"] == "i"] == [
+        ("rank 0 is ready", 3000),
+        ("rank 1 is ready", 5000),
+    ]
+
+
+def test_spans_of_all_ranks_are_on_one_clock():
+    trace = build_trace(TWO, Timeline())
+    steps = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["name"] == "in training step"]
+    assert [(e["pid"], e["ts"]) for e in steps] == [(0, 1000), (0, 11000), (1, 1000), (1, 11000)]
+
+
+def test_parts_of_a_step_are_a_track():
+    trace = build_trace(TWO, Timeline())
+    parts = [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
+    assert parts[:3] == [
+        ("own part of the step", 1000, 3000),
+        ("waiting for rank 1", 4000, 2000),
+        ("all-reduce", 6000, 2000),
+    ]
+    assert "waiting for rank 1" not in {name for name, _, _ in parts[6:]}  # rank 1 does not wait
+
+
+def test_costs_are_shares_of_all_workers_time():
+    found = shares(TWO)
+    assert found == {
+        # 9 ms in a step less 3 of waiting and reducing on the mean, less 2 of operations
+        "the rest of the steps: Python, and what starts operations": 0.4,
+        "all-reduce, as far as it is waited for": 0.2,
+        "waiting for rank 1, which had its gradients last in 2 of 2 steps": 0.1,
+        "waiting for data": 0.1,
+        "outer": 0.1,
+        "inner": 0.1,
+    }
+    assert sum(found.values()) == pytest.approx(1)
+    costs = find_costs(TWO, Timeline())
+    assert costs.ready_last == {1: 2}
+    assert costs.lines()[0] == " 40%  the rest of the steps: Python, and what starts operations, 4 ms a step"
+    assert len(costs.lines()) == 5
+    assert costs.values()["step_ms"] == 10
+    assert costs.clock_uncertainty_ms == pytest.approx(0.1)
+
+
+def test_a_cost_of_one_worker_names_it():
+    slow = recording(1, 6)
+    slow.phases[0] = slow.phases[0]._replace(end_ns=slow.phases[0].begin_ns + 5 * MS)
+    assert "waiting for data (most on rank 1)" in shares([recording(0, 6), slow])
+
+
+def test_without_marks_the_timeline_tells_who_was_late():
+    pair = [recording(0, 4), recording(1, 6)]
+    for one in pair:
+        one.marks = []
+    costs = find_costs(pair, read_timeline(horovod_events()))
+    assert costs.ready_last == {1: 1}
+    assert any("and waiting for other workers" in cost.what for cost in costs.costs)
+    assert costs.longest_tensors == {"a": pytest.approx(0.0025)}
+
+
+def test_one_worker_waits_for_none():
+    found = shares([recording(0, 4)])
+    assert not any(what.startswith("waiting for rank") for what in found)
+    assert found["the rest of the steps: Python, and what starts operations"] == 0.7
+
+
+def test_operations_that_run_at_once_share_the_time():
+    one = recording(0, 4)
+    one.operations.threads.append("other")
+    one.operations.spans += [
+        Operation(1, "long", phase.begin_ns, phase.end_ns, "operation") for phase in one.phases[1::2]
+    ]
+    found = shares([one])
+    assert found["long"] == pytest.approx(0.9 * 18 / 22, abs=1e-5)
+    assert sum(found.values()) == pytest.approx(1)
+
+
+def test_on_a_device_its_kernels_count():
+    one = recording(0, 4)
+    one.operations.spans.append(Operation(0, "gemm", EPOCH_NS + MS, EPOCH_NS + 2 * MS, KERNEL))
+    assert self_seconds(one) == {"gemm": 0.001}
+
+
+def test_operations_outside_of_steps_do_not_count():
+    one = recording(0, 4)
+    one.operations.spans.append(
+        Operation(0, "early", EPOCH_NS + 10 * MS, EPOCH_NS + 10 * MS + 9, "operation")
+    )
+    assert "early" not in self_seconds(one)
+
+
+def test_a_recording_keeps_the_longest_operations():
+    one = recording(0, 4)
+    one.cut_operations(3)
+    assert len(one.operations.spans) == 3
+    assert [span.name for span in one.operations.spans].count("outer") == 2
+    assert one.problems == ["rank 0: the 1 shortest operations are left out"]
+
+
+def test_a_file_holds_a_recording(tmp_path):
+    path = file_of(tmp_path, 1, "token")
+    write_whole(path, TWO[1].to_bytes())
+    assert read_recording(path, "token") == TWO[1]
+    assert read_recording(path, "other") is None
+    path.write_bytes(path.read_bytes()[:-9])
+    assert read_recording(path, "token") is None
+    with pytest.raises(ValueError, match="holds no recording"):
+        Recording.from_bytes(b"x")
+
+
+@pytest.mark.parametrize("hosts", [["a", "b"], ["a", "a", "b", "c"]])
+def test_offsets_of_clocks_are_found_within_a_millisecond(hosts):
+    offsets = {"a": 0, "b": 3_600_000_000_000, "c": -250_000_000}
+
+    def measured(workers):
+        offset = offsets[workers.host]
+        return measure_offset(workers, workers.host, lambda: time.time_ns() + offset, rounds=60)
+
+    for host, found in zip(hosts, on_every_rank(hosts, measured), strict=True):
+        assert abs(found.offset_ns - offsets[host]) <= found.uncertainty_ns < 1_000_000
+        assert host != "a" or found[:2] == (0, 0)
+
+
+def test_workers_of_one_host_need_no_barriers():
+    def measured(workers):
+        return measure_offset(workers, "clock"), len(workers.sent)
+
+    assert {(found.offset_ns, sent) for found, sent in on_every_rank(["a", "a"], measured)} == {(0, 1)}
+
+
+def test_the_closest_rounds_bound_the_offset():
+    root = [(0, 10_000), (100_000, 100_900)]
+    other = [(7_000, 7_100), (105_000, 106_000)]  # 5,000 ahead; it comes late, then rank 0 does
+    found = offset_of(root, [other])
+    assert abs(found.offset_ns - 5_000) <= found.uncertainty_ns
+
+
+def test_a_clock_that_drifts_is_followed():
+    before, after = ClockOffset(1000, 0, 0), ClockOffset(3000, 0, 100_000)
+    assert [to_common(at, before, after) for at in (-5, 0, 50_000, 100_000, 200_000)] == [
+        -1005,
+        -1000,
+        48_000,
+        97_000,
+        197_000,
+    ]
