@@ -56,7 +56,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     results = StepResults(session, plan)
     long_until = session.state.progress.step + _FIRST_STEPS
     session.profile.enter()
-    _profile(session, results)
+    _profile(session, plan, results)
     ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
     backend.restart_clock()
     with session.profile, session.train_feed(plan) as feed, session.index_trace() as trace:
@@ -75,7 +75,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                 backend.restart_clock()
             if finish_step(session, plan, results):
                 break
-            _profile(session, results)
+            _profile(session, plan, results)
             ACTIVITY.enter(READING_DATA, number + 1)
     session.profile.end(session.state.progress.step)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
@@ -83,10 +83,10 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     check_replicas(backend)
 
 
-def _profile(session: Session, results: StepResults) -> None:
+def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None:
     """Collective if it is due. Begin or end the recording that the config asks for before the next step."""
     number = session.state.progress.step + 1
-    if session.profile.is_due(number):
+    if session.profile.is_due(number) and not plan.is_done(session.state.progress):
         with results.pause_timer():
             session.profile.take(number)
 

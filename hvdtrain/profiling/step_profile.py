@@ -16,8 +16,8 @@ from hvdtrain.profiling.recording import Listener, Recording
 from hvdtrain.reporting.report import Report
 from hvdtrain.step_window import StepWindow
 
-_MOST_OPERATIONS = 1_000_000  # of all workers together: a trace of 100 MB
-_MOST_OF_ONE = 200_000
+_MOST_OPERATIONS = 500_000  # of all workers together: half a gigabyte while the trace is made
+_MOST_OF_ONE = 100_000
 
 
 class StepProfile:

@@ -1,0 +1,259 @@
+"""Recording steps over fakes: when it begins and ends, and what stands in its way."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from support.fakes import FakeBackend, FakeReport, make_loop_session, on_every_rank, one_worker
+from support.profiles import MS, check_trace
+
+from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
+from hvdtrain.backends.recording import Busy, Operation, Operations
+from hvdtrain.loop import run
+from hvdtrain.profiling.step_profile import StepProfile
+from hvdtrain.step_window import StepWindow
+from hvdtrain.training_plan import Progress
+
+
+class FakeRecorder:
+    """Records one operation; any of its methods may fail."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.timeline = SimpleNamespace(start=lambda: None, stop=list)
+        self._fails = fails
+
+    def start(self) -> None:
+        if self._fails == "start":
+            raise RuntimeError("another profiler runs")
+        self._begun_ns = time.time_ns()
+
+    def stop(self) -> Operations:
+        if self._fails == "stop":
+            raise OSError("no space left")
+        return Operations(["main"], [Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")])
+
+    def busy(self) -> Busy | None:
+        if self._fails == "busy":
+            raise RuntimeError("no clock")
+        return Busy(time.time(), 0.0)
+
+
+class Shown(FakeReport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, text) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_afterwards():
+    yield
+    assert ACTIVITY.listener is None
+
+
+def profile_of(window, folder, workers=None, fails="", report=None, **options) -> StepProfile:
+    report = report or Shown()
+    made = StepProfile(
+        StepWindow.parse(window),
+        workers or one_worker(),
+        lambda: FakeRecorder(fails),
+        lambda: folder,
+        report=lambda: report,
+        **options,
+    )
+    made.report = report
+    return made
+
+
+def train_step(number: int) -> None:
+    ACTIVITY.enter(READING_DATA, number)
+    ACTIVITY.enter(TRAINING, number)
+
+
+def profiled(window, tmp_path, done: int = 0, fails: str = "", **options) -> tuple[Shown, StepProfile]:
+    """Train five steps of the loop, of which a profile records some."""
+    session = make_loop_session(tmp_path)
+    session.state.progress = Progress(done, 4 * done)
+    session.report = Shown()
+    session.profile = profile_of(window, tmp_path, fails=fails, report=session.report, **options)
+    run(session)
+    return session.report, session.profile
+
+
+def trace_in(folder) -> dict:
+    return json.loads(gzip.decompress((folder / "profile" / "trace.json.gz").read_bytes()))
+
+
+def steps_in(folder) -> list[int]:
+    return json.loads((folder / "profile" / "costs.json").read_text())["steps"]
+
+
+def test_the_loop_records_the_steps_that_are_asked_for(tmp_path):
+    report, _ = profiled("2-3", tmp_path)
+    check_trace(trace_in(tmp_path), 1)
+    assert steps_in(tmp_path) == [2, 3]
+    assert report.said[0].startswith("profile of steps 2 to 3 with 1 worker, ")
+    assert str(tmp_path / "profile" / "trace.json.gz") in report.said[0]
+    assert report.notes == []
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["costs.json", "trace.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("window", "done", "recorded", "note"),
+    [
+        ("4-9", 0, [4, 5], ""),
+        ("1", 0, [1], ""),
+        ("2-4", 2, [3, 4], "profile: recording begins with step 3: training resumed there"),
+        ("2-3", 3, None, "nothing was recorded of steps 2 to 3: training resumed at step 4"),
+        ("6-9", 0, None, "nothing was recorded of steps 6 to 9: training ended at step 5"),
+        ("6", 5, None, "nothing was recorded of step 6: training ended at step 5"),
+    ],
+)
+def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, note):
+    report, _ = profiled(window, tmp_path, done)
+    assert [n for n in report.notes if "profile" in n] == ([] if not note else [report.notes[0]])
+    assert note in "".join(report.notes)
+    assert (steps_in(tmp_path) if recorded else None) == recorded
+    assert recorded or not (tmp_path / "profile").exists()
+
+
+@pytest.mark.parametrize(
+    ("fails", "note"),
+    [
+        ("start", "rank 0: the framework's profiler did not start: another profiler runs"),
+        ("stop", "rank 0: what the framework's profiler recorded cannot be read: no space left"),
+    ],
+)
+def test_what_a_profiler_fails_to_do_is_a_note(tmp_path, fails, note):
+    report, _ = profiled("2-3", tmp_path, fails=fails)
+    assert note in "".join(report.notes)
+    assert report.steps == [1, 2, 3, 4, 5]
+    if fails == "start":
+        check_trace(trace_in(tmp_path), 1)
+
+
+def test_a_clock_that_cannot_be_read_leaves_marks_out(tmp_path):
+    report, _ = profiled("2-3", tmp_path, fails="busy")
+    assert report.notes == []
+    assert steps_in(tmp_path) == [2, 3]
+
+
+def test_a_trace_that_cannot_be_written_is_a_note(tmp_path):
+    (tmp_path / "profile").write_text("not a folder")
+    report, _ = profiled("2-3", tmp_path)
+    assert report.steps == [1, 2, 3, 4, 5]
+    assert "profile: it cannot be written to" in report.notes[0]
+    assert "the largest shares" in report.said[0]
+
+
+def test_a_worker_that_may_not_write_writes_nothing(tmp_path):
+    profiled("2-3", tmp_path, may_write=lambda: False)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_a_link_out_of_the_run_directory_is_not_followed(tmp_path):
+    elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    run_dir.mkdir()
+    (run_dir / "profile").symlink_to(elsewhere)
+    report, _ = profiled("2-3", run_dir)
+    assert "leads out of" in report.notes[0]
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_failure_in_a_step_leaves_what_was_recorded(tmp_path):
+    class Failing(FakeBackend):
+        def train_step(self, batch, learning_rate, signals=()):
+            if batch.step == 2:
+                raise RuntimeError("broken")
+            return super().train_step(batch, learning_rate, signals)
+
+    session = make_loop_session(tmp_path, Failing(one_worker()))
+    session.report = Shown()
+    session.profile = profile_of("2-4", tmp_path, report=session.report)
+    with pytest.raises(RuntimeError, match="broken"):
+        run(session)
+    assert steps_in(tmp_path) == [2, 3]
+    check_trace(trace_in(tmp_path), 1)
+
+
+def recorded_by_two(folders, ends=True, **options) -> list[Shown]:
+    """Let two workers record a step, each with a run directory."""
+
+    def work(workers):
+        profile = profile_of("1", folders[workers.rank], workers, **options)
+        profile.enter()
+        profile.take(1)
+        train_step(1)
+        if ends:
+            profile.take(2)
+        else:
+            profile.__exit__(RuntimeError, None, None)
+        return profile.report
+
+    return on_every_rank(["here", "here"], work)
+
+
+def test_workers_hand_over_files_in_a_shared_folder(tmp_path):
+    reports = recorded_by_two([tmp_path, tmp_path])
+    check_trace(trace_in(tmp_path), 2)
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["costs.json", "trace.json.gz"]
+    assert [len(report.said) for report in reports] == [1, 0]
+
+
+def test_workers_without_a_shared_folder_send_their_recordings(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    recorded_by_two(folders)
+    check_trace(trace_in(folders[0]), 2)
+    assert not any((folders[1] / "profile").iterdir())
+
+
+def test_a_worker_that_cannot_write_sends_its_recording(tmp_path):
+    recorded_by_two([tmp_path, tmp_path / "missing"])
+    check_trace(trace_in(tmp_path), 2)
+
+
+def test_a_recording_that_is_too_large_to_send_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.profiling.gathering._MOST_SENT_BYTES", 10)
+    reports = recorded_by_two([tmp_path, tmp_path / "missing"])
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
+
+
+def test_after_a_failure_rank_0_takes_the_files_that_it_finds(tmp_path):
+    recorded_by_two([tmp_path, tmp_path], ends=False)
+    check_trace(trace_in(tmp_path), 2)
+
+
+def test_after_a_failure_rank_0_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.profiling.gathering._WAIT_SECONDS", 0.1)
+    reports = recorded_by_two([tmp_path, tmp_path / "missing"], ends=False)
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
+
+
+def test_a_worker_that_joins_does_not_record_on_its_own(tmp_path):
+    def work(workers):
+        profile = profile_of("1-9", tmp_path, workers)
+        if workers.rank == 0:  # it has recorded in the world before
+            profile._is_over = True
+        profile.enter()
+        return profile.is_due(3)
+
+    assert on_every_rank(["here", "here"], work) == [False, False]
+
+
+def test_without_a_profile_nothing_of_it_is_loaded():
+    code = "import sys, hvdtrain.jobs.train; print([m for m in sys.modules if 'profil' in m])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = {name for name in eval(found) if name.startswith("hvdtrain")}
+    assert loaded == {"hvdtrain.profiling", "hvdtrain.profiling.profile"}
+    assert "cProfile" not in found
