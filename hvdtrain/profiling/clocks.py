@@ -3,13 +3,15 @@
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.agreement import Workers
 
 _ROUNDS = 24
+_CLOSE_NS = 500_000
+_MOST_NS = 5_000_000_000
 _LATE_SECONDS = (0.002, 0.006)  # a few of Horovod's cycles, at another place in a cycle each time
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -38,37 +40,48 @@ def clock_id() -> str:
         return socket.gethostname()
 
 
-def measure_offset(
-    workers: Workers, clock: str, now_ns: Callable[[], int] = time.time_ns, rounds: int = _ROUNDS
-) -> ClockOffset:
+def measure_offset(workers: Workers, clock: str, now_ns: Callable[[], int] = time.time_ns) -> ClockOffset:
     """Collective. Return how far this worker's clock is from that of rank 0.
 
     Nobody leaves a barrier before all have entered it. So what a worker's clock says when it leaves is later
     than what rank 0's said when it entered, and the other way round: each round bounds the difference from
     both sides. The bounds are close if one of the two comes late, because the others then leave soon after;
-    rank 0 and the other ranks take turns in that.
+    rank 0 and the other ranks take turns in that. If cores are busy, more rounds follow, for some seconds.
 
     Args:
         workers: the workers.
         clock: what tells this worker's clock from others, as ``clock_id`` returns it.
         now_ns: returns this worker's time.
-        rounds: the number of barriers, if there is more than one clock.
     """
     clocks = workers.allgather_object(clock)
     if len(set(clocks)) == 1:
         return ClockOffset(at_ns=now_ns())
     own: list[Round] = []
-    for number in range(rounds):
+    while True:
+        own += _rounds(workers, now_ns)
+        gathered = [[(int(a), int(b)) for a, b in found] for found in workers.allgather_object(own)]
+        offsets = {
+            name: ClockOffset()
+            if name == clocks[0]
+            else offset_of(
+                gathered[0], [found for of, found in zip(clocks, gathered, strict=True) if of == name]
+            )
+            for name in set(clocks)
+        }
+        # the same on all workers: it follows from what all of them have
+        is_close = max(found.uncertainty_ns for found in offsets.values()) <= _CLOSE_NS
+        if is_close or gathered[0][-1][1] - gathered[0][0][0] > _MOST_NS:
+            return offsets[clock]._replace(at_ns=own[-1][1])
+
+
+def _rounds(workers: Workers, now_ns: Callable[[], int]) -> Iterator[Round]:
+    """Collective. Yield when this worker entered and left some barriers."""
+    for number in range(_ROUNDS):
         if (workers.rank == 0) == (number % 2 == 0):
             time.sleep(random.Random(number).uniform(*_LATE_SECONDS))
         entered = now_ns()
         workers.barrier()
-        own.append((entered, now_ns()))
-    rounds_of = [[(int(a), int(b)) for a, b in found] for found in workers.allgather_object(own)]
-    of_clock = [found for name, found in zip(clocks, rounds_of, strict=True) if name == clock]
-    if clock == clocks[0]:
-        return ClockOffset(at_ns=own[-1][1])
-    return offset_of(rounds_of[0], of_clock)._replace(at_ns=own[-1][1])
+        yield entered, now_ns()
 
 
 def offset_of(root: Sequence[Round], others: Sequence[Sequence[Round]]) -> ClockOffset:

@@ -20,6 +20,7 @@ _CHUNK_BYTES = 8 << 20
 _MOST_SENT_BYTES = 64 << 20  # of one worker, through the collectives
 _WAIT_SECONDS = 2.0  # for the files of the others after a failure
 _LOOK_SECONDS = 0.05
+_NOTED_MS = 1.0
 
 
 class Gathering:
@@ -125,6 +126,8 @@ class Gathering:
             costs = find_costs(recordings, timeline)
             if left := size - len(recordings):
                 costs.problems.append(f"the recordings of {left} of {size} workers are missing")
+            if (apart := costs.clock_uncertainty_ms) > _NOTED_MS:
+                costs.problems.append(f"times of different hosts may be {apart:.1f} ms apart")
             where, problem = self._write_files(recordings, timeline, costs)
             self._report().say("\n".join(_lines(costs, where)))
             for text in (*costs.problems, *filter(None, [problem])):
