@@ -80,3 +80,13 @@ def test_clocks_of_hosts_are_compared_within_a_millisecond(controller, tmp_path)
     assert done.values[0] == [0, 0]
     offset_ns, uncertainty_ns = done.values[1]
     assert abs(offset_ns - ahead_ns) <= uncertainty_ns <= 1_000_000
+
+
+def test_a_timeline_takes_no_core_and_outlives_the_end_of_horovod(tmp_path):
+    script = Path(__file__).with_name("job_timeline.py")
+    fields = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    result = run(["python", str(script)], tmp_path, **fields)
+    assert result.returncode == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert max(found["shares"]) < 0.3  # Horovod's own thread wakes up a thousand times a second
+    assert min(found["events"]) > 50

@@ -38,7 +38,7 @@ LEFT_OUT = (
     r"test_own_step\.py::.*(fp16|Gan-tf|return.*\[tf|Alternating-torch-2)",
     r"test_plateau\.py::.*tf-torch",
     r"test_precision\.py",
-    r"test_profile\.py::.*(\[tf|fails)",
+    r"test_profile\.py::.*(\[tf|fails|timeline)",
     r"test_predict\.py::.*\[tf\]",
     r"test_reading\.py::(?!test_by_default)",
     r"test_repeats\.py::.*\[(torch-gloo|tf-mpi)\]",
