@@ -152,6 +152,9 @@ class Gathering:
             text = json.dumps(build_trace(recordings, timeline), separators=(",", ":"))
             write_whole(path, gzip.compress(text.encode(), compresslevel=5))
             write_whole(self._folder / COSTS_FILE, (json.dumps(costs.values(), indent=1) + "\n").encode())
+            for old in self._folder.glob("rank-*.json.gz"):  # came too late in a job that failed
+                if recordings[0].token not in old.name:
+                    old.unlink()
         except OSError as error:
             return None, f"it cannot be written to {self._folder}: {error.strerror or error}"
         return path, ""

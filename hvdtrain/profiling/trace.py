@@ -11,6 +11,7 @@ from hvdtrain.profiling.waits import waits_by_rank
 Event = dict[str, Any]
 
 _LOOP, _STEPS, _THREADS = 0, 1, 2  # places of the tracks of a worker
+_TRACKS = 1_000_000  # places of a process
 OWN_PART, WAITING, REDUCING = "own part of the step", "waiting for", "all-reduce"
 
 
@@ -83,23 +84,35 @@ def _of_timeline(timeline: Timeline, process: int, begin_ns: int) -> Iterator[Ev
     for mark in timeline.ready:
         at_us = (mark.at_ns - begin_ns) / 1e3
         name = f"rank {mark.rank} is ready"
-        yield {"ph": "i", "s": "t", "pid": process, "tid": places[mark.tensor], "name": name, "ts": at_us}
+        yield {"ph": "i", "s": "t", **track_of(process, places[mark.tensor]), "name": name, "ts": at_us}
 
 
 def _process(process: int, name: str) -> Iterator[Event]:
-    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    fields = {"ph": "M", **track_of(process, 0)}
+    yield {**fields, "name": "process_name", "args": {"name": name}}
+    yield {**fields, "name": "process_sort_index", "args": {"sort_index": process}}
 
 
 def _thread(process: int, place: int, name: str) -> Iterator[Event]:
-    fields = {"ph": "M", "pid": process, "tid": place}
+    fields = {"ph": "M", **track_of(process, place)}
     yield {**fields, "name": "thread_name", "args": {"name": name}}
     yield {**fields, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+
+def track_of(process: int, place: int) -> Event:
+    """Return the numbers of a track.
+
+    Viewers take 0 for the idle task, and may take one number of a thread in two processes for one thread.
+
+    Args:
+        process: a rank, or the number after them for Horovod.
+        place: the track's place in it.
+    """
+    return {"pid": process + 1, "tid": _TRACKS * (process + 1) + place}
 
 
 def _span(
     track: tuple[int, int], name: str, at_ns: int, length_ns: int, arguments: Mapping[str, Any] | None = None
 ) -> Event:
-    process, place = track
-    event = {"ph": "X", "pid": process, "tid": place, "name": name, "ts": at_ns / 1e3, "dur": length_ns / 1e3}
+    event = {"ph": "X", **track_of(*track), "name": name, "ts": at_ns / 1e3, "dur": length_ns / 1e3}
     return {**event, "args": dict(arguments)} if arguments else event

@@ -23,7 +23,9 @@ def read(run_dir: Path) -> tuple[dict, dict]:
 
 def spans(trace: dict, process: int, name: str) -> list[tuple[float, float]]:
     """Return when the spans of a name begin and end, in order."""
-    found = [e for e in trace["traceEvents"] if e["ph"] == "X" and (e["pid"], e["name"]) == (process, name)]
+    found = [
+        e for e in trace["traceEvents"] if e["ph"] == "X" and (e["pid"], e["name"]) == (process + 1, name)
+    ]
     return sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
 
 
@@ -43,7 +45,7 @@ def test_one_trace_of_all_workers_names_the_slow_one(framework, controller, tmp_
     assert sum(cost["share"] for cost in costs["costs"]) <= 1.01
     for rank in (0, 1):
         assert len(spans(trace, rank, "in training step")) == 3
-        assert any(e["pid"] == rank and e.get("cat") == "operation" for e in trace["traceEvents"])
+        assert any(e["pid"] == rank + 1 and e.get("cat") == "operation" for e in trace["traceEvents"])
     # rank 0 cannot begin to reduce before rank 1 is ready, nor rank 1 have the sums before rank 0 begins
     begins = [begin for begin, _ in spans(trace, 2, "ALLREDUCE")]
     early, late = [], []

@@ -60,11 +60,11 @@ def horovod_events(tensor: str = "a") -> list[dict[str, Any]]:
 
 def check_trace(trace: dict[str, Any], workers: int) -> None:
     """Check that a trace is one that Perfetto reads, with a process for each worker."""
-    named, threads = {}, set()
+    named, threads = dict[int, str](), dict[int, int]()
     for event in trace["traceEvents"]:
         assert event["ph"] in {"X", "M", "i"}
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
+        assert isinstance(event["pid"], int) and event["pid"] > 0  # noqa: PT018
+        assert isinstance(event["tid"], int) and event["tid"] > 0  # noqa: PT018
         assert isinstance(event["name"], str)
         if event["ph"] == "M":
             assert event["name"] in {
@@ -75,12 +75,14 @@ def check_trace(trace: dict[str, Any], workers: int) -> None:
             }
             if event["name"] == "process_name":
                 named[event["pid"]] = event["args"]["name"]
-            threads |= {(event["pid"], event["tid"])} if event["name"] == "thread_name" else set()
+            if event["name"] == "thread_name":
+                assert event["tid"] not in threads  # of another process
+                threads[event["tid"]] = event["pid"]
             continue
         assert isinstance(event["ts"], int | float)
-        assert (event["pid"], event["tid"]) in threads
+        assert threads[event["tid"]] == event["pid"]
         assert event["ph"] != "X" or event["dur"] >= 0
         assert event["ph"] != "i" or event["s"] in {"g", "p", "t"}
     for rank in range(workers):
-        assert named[rank].startswith(f"rank {rank} on ")
-        assert any(event["ph"] == "X" and event["pid"] == rank for event in trace["traceEvents"])
+        assert named[rank + 1].startswith(f"rank {rank} on ")
+        assert any(event["ph"] == "X" and event["pid"] == rank + 1 for event in trace["traceEvents"])

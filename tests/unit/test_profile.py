@@ -201,6 +201,8 @@ def recorded_by_two(folders, ends=True, **options) -> list[Shown]:
 
 
 def test_workers_hand_over_files_in_a_shared_folder(tmp_path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "rank-0001-old.json.gz").touch()  # of a job that failed
     reports = recorded_by_two([tmp_path, tmp_path])
     check_trace(trace_in(tmp_path), 2)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["costs.json", "trace.json.gz"]
