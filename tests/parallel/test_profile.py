@@ -40,24 +40,25 @@ def test_one_trace_of_all_workers_names_the_slow_one(framework, controller, tmp_
     assert costs["problems"] == []
     assert costs["steps"] == [4, 5, 6]
     assert costs["ready_last"] == {"1": 3}
-    waiting = {cost["what"]: cost["share"] for cost in costs["costs"] if cost["kind"] == "wait"}
-    assert waiting["waiting for rank 1, which had its gradients last in 3 of 3 steps"] > 0.25
+    waiting = {cost["what"]: cost["ms_per_step"] for cost in costs["costs"] if cost["kind"] == "wait"}
+    late = waiting["waiting for rank 1, which had its gradients last in 3 of 3 steps"]
+    assert late > 0.2e3 * straggler_tasks.SLOW_SECONDS  # of the mean of both workers, half is waiting at most
     assert sum(cost["share"] for cost in costs["costs"]) <= 1.01
     for rank in (0, 1):
         assert len(spans(trace, rank, "in training step")) == 3
         assert any(e["pid"] == rank + 1 and e.get("cat") == "operation" for e in trace["traceEvents"])
     # rank 0 cannot begin to reduce before rank 1 is ready, nor rank 1 have the sums before rank 0 begins
     begins = [begin for begin, _ in spans(trace, 2, "ALLREDUCE")]
-    early, late = [], []
+    too_early, too_late = [], []
     for (_, ready), (_, own_end), (_, end) in zip(
         spans(trace, 1, "own part of the step"), *(spans(trace, rank, "all-reduce") for rank in (0, 1)),
         strict=True,
     ):  # fmt: skip
         last = max(begin for begin in begins if begin < own_end)
-        early.append(ready - last)
-        late.append(last - end)
-    assert statistics.median(early) < _MS, early
-    assert statistics.median(late) < _MS, late
+        too_early.append(ready - last)
+        too_late.append(last - end)
+    assert statistics.median(too_early) < _MS, too_early
+    assert statistics.median(too_late) < _MS, too_late
 
 
 def test_a_job_that_fails_in_the_window_leaves_what_was_recorded(tmp_path):
