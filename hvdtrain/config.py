@@ -206,6 +206,22 @@ class Config(BaseModel):
     compression: Literal["none", "fp16"] = Field(
         "none", description="Gradient compression for the all-reduce."
     )
+    sync_every: int | None = Field(
+        None,
+        gt=0,
+        le=10**9,
+        description="Local steps: number of steps that each worker trains on its own before the workers "
+        "average their parameters; if not given, they average their gradients in every step.",
+    )
+    outer_optimizer: Literal["average", "nesterov"] = Field(
+        "average",
+        description="What follows local steps: the workers go on from the average of their parameters, or "
+        "take a step of SGD with Nesterov momentum towards it (DiLoCo).",
+    )
+    outer_learning_rate: float = Field(
+        0.7, gt=0, description="Learning rate of the outer optimizer nesterov."
+    )
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the outer optimizer nesterov.")
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing of the cross_entropy loss in training."
     )
@@ -365,7 +381,27 @@ class Config(BaseModel):
             raise ValueError(
                 "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
             )
+        self._check_local_steps()
         return self
+
+    def _check_local_steps(self) -> None:
+        if self.sync_every is None:
+            if self.outer_optimizer != "average":
+                raise ValueError(
+                    f"outer_optimizer {self.outer_optimizer} follows local steps: give sync_every too, or "
+                    "leave outer_optimizer out"
+                )
+            return
+        if self.compression != "none":
+            raise ValueError(
+                f"compression {self.compression} is for gradients, and with sync_every no gradients travel: "
+                "use either compression or sync_every"
+            )
+        if self.sync_batch_norm:
+            raise ValueError(
+                "sync_batch_norm makes the workers wait for one another in every layer, which local steps "
+                "are there to avoid: use either sync_batch_norm or sync_every"
+            )
 
     @property
     def plateau_goal(self) -> MetricGoal | None:

@@ -10,7 +10,7 @@ ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
     "compression",
 )
 EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
-PARAMETER_GROUPS, OWN_STEP = "parameter_groups", "own_step"
+PARAMETER_GROUPS, OWN_STEP, LOCAL_STEPS = "parameter_groups", "own_step", "local_steps"
 ALL_CAPABILITIES = frozenset(
     {
         EXPORT,
@@ -24,6 +24,7 @@ ALL_CAPABILITIES = frozenset(
         LABEL_SMOOTHING,
         PARAMETER_GROUPS,
         OWN_STEP,
+        LOCAL_STEPS,
     }
 )
 

@@ -11,7 +11,7 @@ from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistic
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
-from hvdtrain.metrics import Window
+from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.replicas import check_replicas
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
@@ -68,13 +68,20 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
             session.unsent = NO_FLAGS
-            results.launched(session.advance(plan, learning_rate), pending)
-            if number % config.check_replicas_every == 0:
-                with ACTIVITY.during("comparing parameters after step", number):
-                    check_replicas(backend)
-                backend.restart_clock()
-            if finish_step(session, plan, results):
-                break
+            step = session.advance(plan, learning_rate)
+            if config.sync_every is not None:
+                results.launched_alone(step, pending)
+                if plan.synchronizes(step):
+                    step = _synchronize(session, results)
+            else:
+                results.launched(step, pending)
+            if plan.synchronizes(step):
+                if _is_passed(config.check_replicas_every, step):
+                    with ACTIVITY.during("comparing parameters after step", number):
+                        check_replicas(backend)
+                    backend.restart_clock()
+                if finish_step(session, plan, results):
+                    break
             _profile(session, plan, results)
             ACTIVITY.enter(READING_DATA, number + 1)
     session.profile.end(session.state.progress.step)
@@ -89,6 +96,22 @@ def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None
     if session.profile.is_due(number) and not plan.is_done(session.state.progress):
         with results.pause_timer():
             session.profile.take(number)
+
+
+def _synchronize(session: Session, results: StepResults) -> StepInfo:
+    """Collective. Make the workers equal after local steps; return these as one step.
+
+    Its metrics are read at once: what a worker asks for is done here, and not after as many steps again.
+    """
+    step = session.synchronized(results.alone[-1], results.alone[0])
+    results.launched(step, session.backend.synchronize())
+    results.read_all()
+    return step
+
+
+def _is_passed(every: int, step: StepInfo) -> bool:
+    """Return whether a step, or one of those that it stands for, is a multiple of a number of steps."""
+    return step.step // every > (step.step - step.steps) // every
 
 
 def _is_over(session: Session, plan: TrainingPlan) -> bool:

@@ -24,6 +24,7 @@ class StepInfo:
         workers: number of workers that did it.
         learning_rate: what it was done with.
         clock_seconds: ``time.perf_counter`` when the host was done with it.
+        steps: how many steps it stands for: with local steps, all since the workers last synchronised.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepInfo:
     workers: int
     learning_rate: float
     clock_seconds: float
+    steps: int = 1
 
 
 class DelayedMetrics:

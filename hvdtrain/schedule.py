@@ -54,19 +54,21 @@ class Cadence:
             raise ValueError("must be finite")
         return cls(every, unit)
 
-    def due(self, step: int, samples_before: int, samples_after: int, data_size: int) -> bool:
-        """Return whether it is due after a step.
+    def due(self, step: int, samples_before: int, samples_after: int, data_size: int, steps: int = 1) -> bool:
+        """Return whether it is due after a step, or after several that count as one.
 
         Args:
             step: steps done, the one just done included.
             samples_before: samples seen before that step.
             samples_after: samples seen after it.
             data_size: samples in the training data.
+            steps: how many steps count as one.
 
-        An epoch interval is due at the first step at or past its boundary.
+        An epoch interval is due at the first step at or past its boundary; so is an interval of steps if
+        several steps count as one.
         """
         if self.unit == "steps":
-            return step % int(self.every) == 0
+            return step // int(self.every) > (step - steps) // int(self.every)
         epochs, per = self._ratio
         interval = epochs * data_size
         return samples_after * per // interval > samples_before * per // interval

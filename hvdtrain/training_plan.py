@@ -39,6 +39,7 @@ class TrainingPlan:
         data_size: samples in the training data.
         last_sample: position in the stream where training ends.
         steps: number of steps of the whole training.
+        sync_every: after how many steps the workers synchronise; 1 unless the job has local steps.
     """
 
     batch: BatchPlan
@@ -48,6 +49,7 @@ class TrainingPlan:
     data_size: int
     last_sample: int
     steps: int
+    sync_every: int = 1
 
     @classmethod
     def of(
@@ -76,8 +78,10 @@ class TrainingPlan:
         """
         batch = _batch(config, workers, most)
         global_batch = batch.global_batch
+        # of a local step, the optimizer sees one worker's samples
+        scaled_batch = global_batch if config.sync_every is None else -(-global_batch // workers)
         base_batch = config.base_batch_size or (
-            global_batch if config.global_batch_size else config.batch_size * config.accumulate
+            scaled_batch if config.global_batch_size else config.batch_size * config.accumulate
         )
         if config.steps is not None:
             last_sample = progress.samples + max(0, config.steps - progress.step) * global_batch
@@ -92,7 +96,7 @@ class TrainingPlan:
             eval_batch=BatchPlan(local_eval_batch * workers, workers),
             base_batch=base_batch,
             learning_rate=LearningRate(
-                peak=config.base_learning_rate * scaling_factor(config.lr_scaling, global_batch, base_batch),
+                peak=config.base_learning_rate * scaling_factor(config.lr_scaling, scaled_batch, base_batch),
                 schedule=config.lr_schedule,
                 total_epochs=last_sample / data_size,
                 warmup_epochs=warmup_epochs,
@@ -105,6 +109,7 @@ class TrainingPlan:
             data_size=data_size,
             last_sample=last_sample,
             steps=progress.step + max(0, -(-(last_sample - progress.samples) // global_batch)),
+            sync_every=config.sync_every or 1,
         )
 
     def samples_after(self, samples: int) -> int:
@@ -130,9 +135,13 @@ class TrainingPlan:
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""
         due = cadence is not None and cadence.due(
-            step.step, step.samples_before, step.samples, self.data_size
+            step.step, step.samples_before, step.samples, self.data_size, step.steps
         )
         return due or self.is_done(step)
+
+    def synchronizes(self, step: StepInfo) -> bool:
+        """Return whether the workers are equal after a step: of local steps, the last before they wait."""
+        return step.step % self.sync_every == 0 or self.is_done(step)
 
     def is_done(self, at: StepInfo | Progress) -> bool:
         """Return whether training is done."""

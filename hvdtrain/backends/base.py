@@ -281,6 +281,17 @@ class Backend(Protocol):
             batch: what ``to_device`` yielded.
             learning_rate: that of this step.
             signals: what this worker tells all of them; their sum comes back with the metrics.
+
+        With local steps, this is local: the gradient is the mean over this worker's samples, and the metrics
+        are its own. ``synchronize`` brings those of all workers.
+        """
+        ...
+
+    def synchronize(self) -> PendingMetrics:
+        """Collective. Make the workers equal after local steps; return the sums of all of them.
+
+        The workers average their parameters and what their optimizers keep, or take the outer optimizer's
+        step. Only for a job with local steps.
         """
         ...
 

@@ -14,6 +14,7 @@ from hvdtrain.frameworks import (
     HALF_PRECISION,
     LABEL_SMOOTHING,
     LARGE_BATCH,
+    LOCAL_STEPS,
     PARAMETER_GROUPS,
     SYNC_BATCH_NORM,
 )
@@ -25,6 +26,7 @@ _ASKS = (
     ("checkpoint_activations", False, ACTIVATION_CHECKPOINTING),
     ("precision", "fp32", HALF_PRECISION),
     ("compression", "none", COMPRESSION),
+    ("sync_every", None, LOCAL_STEPS),
     ("ema_decay", None, EMA),
     ("label_smoothing", 0.0, LABEL_SMOOTHING),
     ("parameter_groups", (), PARAMETER_GROUPS),

@@ -37,6 +37,7 @@ _OF_TRAINING = {
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("device", "threads", "read_threads", "read_workers"),
+    *("sync_every", "outer_optimizer"),
     *("check_data", "on_changed_data", "profile"),  # chosen for one job
 }
 _MAX_SHOWN = 500  # characters of a task's name

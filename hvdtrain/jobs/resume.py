@@ -8,12 +8,14 @@ from typing import Any
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.choice import Choice
+from hvdtrain.backends.local_steps import has_outer, without_outer
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.jobs import local_steps_plan
 from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.session import versions_with
@@ -136,6 +138,11 @@ def _find(
         state = without_ema(state)
     elif not has_ema(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
+    if config.outer_optimizer == "average":
+        state = without_outer(state)
+    elif not has_outer(state):
+        notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
+    notes += local_steps_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     manifest = found.manifest

@@ -10,7 +10,7 @@ from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs import elastic_plan
+from hvdtrain.jobs import elastic_plan, local_steps_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.plateau import PlateauState
 from hvdtrain.reporting.console import counted
@@ -65,6 +65,7 @@ def describe_plan(
         "stops early": _stops_early(config),
         "precision": _precision(config),
         "gradients": model.reduction,
+        "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
@@ -226,7 +227,7 @@ def _learning_rate(
     if rate.peak != base:
         text = (
             f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
-            f"global batch {plan.batch.global_batch}, quoted for {plan.base_batch})"
+            f"{local_steps_plan.learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
         )
     if rate.warmup_epochs:
         steps = config.warmup_steps

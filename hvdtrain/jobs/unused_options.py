@@ -77,6 +77,16 @@ _OTHERS = (
         lambda config: config.early_stopping is None,
         "early_stopping names no metric",
     ),
+    _Rule(
+        ("outer_optimizer", "outer_learning_rate", "outer_momentum"),
+        lambda config: config.sync_every is None,
+        "sync_every is not given",
+    ),
+    _Rule(
+        ("outer_learning_rate", "outer_momentum"),
+        lambda config: config.sync_every is not None and config.outer_optimizer == "average",
+        "outer_optimizer is average",
+    ),
     _Rule(("base_batch_size",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
     _Rule(
         ("lr_scaling",),

@@ -11,6 +11,7 @@ from support.pool import run_suite
 
 SUITE = Path(__file__).with_name("suite_backend.py")
 TRANSACTION = Path(__file__).with_name("suite_transaction.py")
+LOCAL_STEPS = Path(__file__).with_name("suite_local_steps.py")
 REDUCTION = Path(__file__).with_name("suite_reduction.py")
 
 
@@ -52,3 +53,9 @@ def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(frame
 )
 def test_reducers_keep_the_contract(framework, workers, controller, runner, tmp_path):
     runner(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=240)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo")])
+def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path):
+    run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=240)

@@ -229,6 +229,11 @@ OUT_OF_RANGE = [
     ("clip_norm", 0.0, "should be greater than 0"),
     ("label_smoothing", -0.1, "should be greater than or equal to 0"),
     ("label_smoothing", 1.0, "should be less than 1"),
+    ("sync_every", 0, "should be greater than 0"),
+    ("sync_every", 10**9 + 1, f"should be less than or equal to {10**9}"),
+    ("outer_learning_rate", 0.0, "should be greater than 0"),
+    ("outer_momentum", -0.1, "should be greater than or equal to 0"),
+    ("outer_momentum", 1.0, "should be less than 1"),
     ("ema_decay", 0.0, "should be greater than 0"),
     ("ema_decay", 1.0, "should be less than 1"),
     ("early_stopping_patience", 0, "should be greater than 0"),
@@ -268,6 +273,7 @@ OTHER_OFFENCES = [
     ),
     ("compression", "bf16", "should be 'none' or 'fp16'"),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
+    ("outer_optimizer", "adam", "should be 'average' or 'nesterov'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
     ("task_options", [1], "should be a valid dictionary"),
     ("trace_indices", "perhaps", "should be a valid boolean, unable to interpret input"),
@@ -298,6 +304,21 @@ def test_every_bound_of_every_field_is_tested_above():
         if isinstance(rule, Gt | Ge | Lt | Le)
     ]
     assert sorted(bounds) == sorted(field for field, _, _ in OUT_OF_RANGE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"outer_optimizer": "nesterov"},
+            "outer_optimizer nesterov follows local steps: give sync_every too",
+        ),
+        ({"sync_every": 4, "compression": "fp16"}, "with sync_every no gradients travel"),
+        ({"sync_every": 4, "sync_batch_norm": True}, "use either sync_batch_norm or sync_every"),
+    ],
+)
+def test_local_steps_refuse_what_needs_a_sum_in_every_step(fields, said):
+    assert said in refused(Layer("run.yaml", fields))
 
 
 def test_another_optimizer_is_the_tasks():

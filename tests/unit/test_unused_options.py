@@ -47,6 +47,12 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ({"base_batch_size": None, "lr_scaling": "none"}, []),
         ({"global_batch_size": 64, "lr_scaling": "sqrt"}, ["lr_scaling sqrt"]),
         ({"global_batch_size": 64, "lr_scaling": "sqrt", "base_batch_size": 32}, []),
+        (
+            {"outer_momentum": 0.5, "outer_learning_rate": 1.0},
+            ["outer_learning_rate 1", "outer_momentum 0.5"],
+        ),
+        ({"outer_momentum": 0.5, "sync_every": 4}, ["outer_momentum 0.5"]),
+        ({"outer_momentum": 0.5, "sync_every": 4, "outer_optimizer": "nesterov"}, []),
         ({"read_workers": 2, "read_threads": 4}, ["read_threads 4"]),
     ],
     ids=str,

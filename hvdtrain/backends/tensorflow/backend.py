@@ -36,6 +36,12 @@ from hvdtrain.backends.base import (
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.local_steps import (
+    LoneWorker,
+    OuterOptimizer,
+    check_local_steps,
+    describe_local_steps,
+)
 from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import (
@@ -77,8 +83,9 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
+from hvdtrain.backends.tensorflow.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.losses import NAMED
-from hvdtrain.backends.tensorflow.model_state import ModelState, TensorFlowSnapshot
+from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
@@ -86,14 +93,14 @@ from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
-from hvdtrain.backends.tensorflow.reduction import choose_reducer
+from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model
-from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
+from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.backends.tensorflow.weighting import (
@@ -170,10 +177,8 @@ class TensorFlowBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
-        self._traced_workers = TracedWorkers(self.workers)
-        self._wrap = BatchMaker(self.workers.is_elastic)
-        # with a constant global batch, fewer workers have more micro-batches
-        self._varies = self.workers.is_elastic and config.global_batch_size is not None
+        check_local_steps(task, config, self.workers)
+        self._make_batches(config)
         self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self._make_objectives(task, config)
@@ -199,24 +204,17 @@ class TensorFlowBackend:
             optimizer.build([field.variable for field in fields])
         self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizers, self._ema)
-        reducer = choose_reducer(config, self._traced_workers)
-        measured = step is None and not config.sync_batch_norm and self._is_cpu
+        self._local: LocalSteps | None = None
+        reducer = choose_reducer(config, self._near)
+        measured = step is None and not (config.sync_batch_norm or config.sync_every) and self._is_cpu
         self._clock = StepClock(self._traced_workers, measured)
         self._own_step = None
         if step is not None:
             self._own_step = OwnStep(step, chosen, factors, config, workers=self._traced_workers)
         else:
-            self._update = Update(
-                trainable,
-                self._optimizers[MAIN],
-                reducer,
-                self._ema,
-                self._clock,
-                workers=self._traced_workers,
-                clip_norm=config.clip_norm,
-                loss_scale=LossScale(self._traced_workers) if config.precision == "fp16" else None,
-            )
+            self._make_update(trainable, reducer, config)
+            self._local = self._make_local_steps(tensors, config)
+        self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
         self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
@@ -224,7 +222,7 @@ class TensorFlowBackend:
         return ModelInfo(
             {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
-            reducer.describe(),
+            describe_local_steps(config) if config.sync_every else reducer.describe(),
             own_rates,
             notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
@@ -270,10 +268,14 @@ class TensorFlowBackend:
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         if self._moving is not None:
             self._moving.keep()
+        if self._local is not None:
+            self._local.begin()
         try:
             self._learn_form(batch, training=True)
             leaves_out = batch.is_padded and (self._own_step is not None or self._gives_mean[True])
             function = self._train_function_of_counted if leaves_out else self._train_function
+            if not batch.reduced_weight:
+                function = self._train_function_of_none
             with peer_errors():
                 vector, (names, weighted, unused) = function(
                     *(batch, batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
@@ -284,6 +286,8 @@ class TensorFlowBackend:
             if self._moving is not None:
                 self._moving.restore()
             raise
+        if self._local is not None:
+            return self._local.add(batch, names, weighted, vector, unused)
         return TensorFlowPending(
             names,
             vector,
@@ -293,6 +297,12 @@ class TensorFlowBackend:
             timed=self._clock.timed,
             workers=self.workers.size,
         )
+
+    def synchronize(self) -> TensorFlowPending:
+        """Collective. Make the workers equal after local steps; return the sums of all of them."""
+        assert self._local is not None  # the loop calls it in a job with local steps
+        with peer_errors():
+            return self._local.synchronize()
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
@@ -366,7 +376,10 @@ class TensorFlowBackend:
             return
         with peer_errors():
             variables = [field.variable for field in self._state.model.fields]
-            averages = self._ema.to_broadcast()
+            averages = [
+                *self._ema.to_broadcast(),
+                *([] if self._local is None else self._local.to_broadcast()),
+            ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
 
     def enter_world(self) -> None:
@@ -422,6 +435,40 @@ class TensorFlowBackend:
         changed_early = [*self.model.variables, *self._slots, *self._ema.to_broadcast()]
         return MovingState(self.model, changed_early if self._own_step is not None else ())
 
+    def _make_batches(self, config: Config) -> None:
+        """Make what wraps batches, by the workers among whom a step sums its gradients."""
+        is_local = config.sync_every is not None
+        self._traced_workers = TracedWorkers(self.workers)
+        self._near: Sized = LoneWorker(self.workers.host) if is_local else self._traced_workers
+        self._wrap = BatchMaker(self.workers.is_elastic, is_local)
+        # with a constant global batch, fewer workers have more micro-batches
+        self._varies = self.workers.is_elastic and config.global_batch_size is not None
+
+    def _make_update(self, trainable: list[Field], reducer: GradientReducer, config: Config) -> None:
+        """Make the update of a step that is not the task's own."""
+        self._update = Update(
+            trainable,
+            self._optimizers[MAIN],
+            reducer,
+            self._ema,
+            self._clock,
+            workers=self._near,
+            clip_norm=config.clip_norm,
+            loss_scale=LossScale(self._near) if config.precision == "fp16" else None,
+        )
+
+    def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:
+        if config.sync_every is None:
+            return None
+        return LocalSteps(
+            tensors,
+            self._optimizers[MAIN],
+            self._ema,
+            OuterOptimizer.of(config),
+            workers=self.workers,
+            loss_scale=self._update.loss_scale,
+        )
+
     def _make_objectives(self, task: Any, config: Config) -> None:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "tf", NAMED)
@@ -455,9 +502,11 @@ class TensorFlowBackend:
             self._train_function: Any = CompiledByStep(whole, *others)
             self._train_function_of_counted: Any = CompiledByStep(counted, *others)
         else:
-            self._train_function = Compiled(partial(self._train_step, gradients), learnt)
             counted = partial(of_counted, self._gradients_of)
-            self._train_function_of_counted = Compiled(partial(self._train_step, counted), learnt)
+            self._train_function = Compiled(partial(self._train_step, gradients, True), learnt)
+            self._train_function_of_counted = Compiled(partial(self._train_step, counted, True), learnt)
+            # a worker without samples, as there may be in the last local step, has no gradient
+            self._train_function_of_none = Compiled(partial(self._train_step, gradients, False), learnt)
         self._predict_function = Compiled(self._predicted, lambda: None)
 
     def _predicted(self, arrays: Any) -> dict[str, Tensor]:
@@ -473,6 +522,7 @@ class TensorFlowBackend:
     def _train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
         gradients_of: GradientsOf,
+        updates: bool,
         arrays: Any,
         weights: Tensor,
         gradient_weights: Tensor,
@@ -497,8 +547,10 @@ class TensorFlowBackend:
         counted = vector[len(self._names)] if "loss" in self._weighted else None
         gradients = update.normalize(gradients, counted, total_weight)
         gradients = update.clip(gradients)
-        update.update(gradients, learning_rate)
-        update.ema(share)
+        if updates:
+            update.update(gradients, learning_rate)
+        if self._local is None:
+            update.ema(share)
         return vector
 
     def _train_own_step(

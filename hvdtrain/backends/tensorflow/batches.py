@@ -28,9 +28,10 @@ class TensorFlowBatch:
         weights: (accumulate, micro_batch), likewise.
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
+        reduced_weight: that over the workers whose gradients are summed: of a local step, this one's.
         signature: shapes and types of the arrays; in an elastic job without the number of micro-batches if
             there are several, for it changes with the number of workers.
-        total: ``total_weight`` as a tensor.
+        total: ``reduced_weight`` as a tensor.
         is_padded: whether there are samples of weight 0.
         samples: which samples they are.
     """
@@ -40,6 +41,7 @@ class TensorFlowBatch:
     weights: Tensor
     gradient_weights: Tensor
     total_weight: float
+    reduced_weight: float
     signature: Signature
     total: Tensor
     is_padded: bool
@@ -68,16 +70,18 @@ class BatchMaker:
 
     Args:
         is_elastic: whether the number of micro-batches may change while the job runs.
+        is_local: whether training steps are local, so that gradients are means over this worker's samples.
     """
 
-    def __init__(self, is_elastic: bool = False) -> None:
+    def __init__(self, is_elastic: bool = False, is_local: bool = False) -> None:
         self._is_elastic = is_elastic
+        self._is_local = is_local
         self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def __call__(self, batch: HostBatch) -> TensorFlowBatch:
         """Return a batch on the device."""
         one = len(batch.weights) == 1
-        weights, gradient_weights, total, is_padded = self._weigh(batch, one)
+        weights, gradient_weights, reduced_weight, total, is_padded = self._weigh(batch, one)
         first: list[int | None] = [None if self._is_elastic and not one else len(batch.weights)]
         return TensorFlowBatch(
             step=batch.step,
@@ -85,6 +89,7 @@ class BatchMaker:
             weights=weights,
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
+            reduced_weight=reduced_weight,
             signature=tuple(((*first, *a.shape[1:]), a.dtype) for a in batch.arrays.values()),
             total=total,
             is_padded=is_padded,
@@ -95,10 +100,12 @@ class BatchMaker:
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             weights = batch.weights[0] if one else batch.weights
+            reduced = float(weights.sum()) if self._is_local else batch.total_weight
             values = (
                 tf.constant(weights),
-                tf.constant(weights * np.float32(1 / batch.total_weight)),
-                tf.constant(np.asarray(batch.total_weight, np.float32)),
+                tf.constant(weights * np.float32(1 / (reduced or 1))),
+                reduced,
+                tf.constant(np.asarray(reduced, np.float32)),
                 not batch.weights.all(),
             )
             known = self._known_weights = batch.weights, values

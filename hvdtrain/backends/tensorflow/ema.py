@@ -25,11 +25,12 @@ class ExponentialMovingAverage:
         decay: of the average, per step; None where there is none.
 
     Attributes:
+        decay: of the average, per step; 0 where there is none.
         fields: the averages as portable arrays.
     """
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
-        self._decay = decay or 0.0
+        self.decay = decay or 0.0
         fields = [] if decay is None else list(model.trainable_fields())
         self._weights = [native(field.variable) for field in fields]
         self._averages = [tf.Variable(weight, trainable=False) for weight in self._weights]
@@ -47,7 +48,7 @@ class ExponentialMovingAverage:
         """
         if not self._averages:
             return self._none
-        return tf.constant(np.asarray(share_of_new(step, self._decay), np.float32))  # as the learning rate
+        return tf.constant(np.asarray(share_of_new(step, self.decay), np.float32))  # as the learning rate
 
     def update(self, share: Tensor) -> None:
         """Take in the weights that a step has given, as that part of the average; in a compiled step."""

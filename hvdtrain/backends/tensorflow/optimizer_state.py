@@ -11,11 +11,13 @@ import keras
 import numpy as np
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
+from hvdtrain.backends.tensorflow.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
 
 
@@ -26,16 +28,22 @@ class TrainingState:
         model: the model's variables.
         optimizers: one of hvdtrain's or a task's own, built; several by name.
         ema: the moving average of the weights; none if not given.
+        local: the local steps; none if not given.
 
     Raises:
         TaskError: If two of the optimizer's variables have one name.
     """
 
     def __init__(
-        self, model: ModelState, optimizers: Any, ema: ExponentialMovingAverage | None = None
+        self,
+        model: ModelState,
+        optimizers: Any,
+        ema: ExponentialMovingAverage | None = None,
+        local: LocalSteps | None = None,
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)
+        self._local = local
         by_name = optimizers if isinstance(optimizers, Mapping) else {MAIN: optimizers}
         prefixes = {name: f"optimizer/{prefix}" for name, prefix in state_prefixes(list(by_name)).items()}
         self._slots = [
@@ -52,18 +60,21 @@ class TrainingState:
     def snapshot(self) -> TensorFlowSnapshot:
         """Copy everything off the device."""
         state = {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
-        return TensorFlowSnapshot([*self.model.fields, *self.ema.fields, *self._slots], state)
+        return TensorFlowSnapshot(
+            [*self.model.fields, *self.ema.fields, *self._outer_fields, *self._slots], state
+        )
 
     def load(self, state: PortableState) -> None:
         """Load portable state, having checked all of it.
 
-        A moving average that is not in it starts anew.
+        A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
 
         Raises:
             TaskError: If the state does not fit.
         """
         ema_fields = self.ema.fields if has_ema(state) else []
-        fields = [*self.model.fields, *self._slots, *ema_fields]
+        outer_fields = self._outer_fields if has_outer(state) else []
+        fields = [*self.model.fields, *self._slots, *ema_fields, *outer_fields]
         shapes = {field.name: field.shape for field in fields}
         shapes |= dict.fromkeys(self._steps, ())
         own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
@@ -72,8 +83,14 @@ class TrainingState:
             field.write(state)
         if not ema_fields:
             self.ema.restart()
+        if self._local is not None and not outer_fields:
+            self._local.restart()
         for name, count in self._steps.items():
             count.assign(int(state[name]))
+
+    @property
+    def _outer_fields(self) -> list[Field]:
+        return [] if self._local is None else self._local.fields
 
 
 def _slots(optimizer: Any, fields: list[Field], prefix: str) -> Iterator[Field]:

@@ -28,6 +28,12 @@ from hvdtrain.backends.base import (
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.local_steps import (
+    LoneWorker,
+    OuterOptimizer,
+    check_local_steps,
+    describe_local_steps,
+)
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
@@ -48,6 +54,7 @@ from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activat
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
+from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.moving_state import MovingState
@@ -116,7 +123,6 @@ class TorchBackend:
         self.info = BackendInfo(f"PyTorch {torch.__version__} on {on}", {"torch": torch.__version__})
         self._device = device
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
-        self._wrap = BatchMaker(device)
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         """Build model, optimizer and steps, with their initial values. Local: no collective."""
@@ -125,6 +131,8 @@ class TorchBackend:
         # of the sums, and of those with weights of their own; shapes are checked when they change
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
+        check_local_steps(task, config, self.workers)
+        self._make_batches(config)
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self.model, self._new_model = self._make_model(task, config), task.torch_model
@@ -144,17 +152,21 @@ class TorchBackend:
         if not own_optimizer:
             fill_slots(self._optimizers[MAIN])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
-        self._state = TrainingState(tensors, self._optimizers, self._ema)
-        reducer = choose_reducer(config, self.workers)
-        measured = step is None and not config.sync_batch_norm and self._device.type == "cpu"
+        self._local: LocalSteps | None = None
+        reducer = choose_reducer(config, self._near)
+        measured = (
+            step is None and not (config.sync_batch_norm or config.sync_every) and self._device.type == "cpu"
+        )
         self._clock = StepClock(self.workers, measured)
         self._own_step = None
         if step is None:
             self._make_update(trainable, reducer, config)
+            self._local = self._make_local_steps(tensors, config)
         else:
             self._own_step = OwnStep(
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
+        self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
         changed_early = self._optimizers.values() if self._own_step is not None else ()
         self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
@@ -162,7 +174,7 @@ class TorchBackend:
         return ModelInfo(
             {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
-            reducer.describe(),
+            describe_local_steps(config) if config.sync_every else reducer.describe(),
             own_rates,
             notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
@@ -225,6 +237,12 @@ class TorchBackend:
             if self.workers.is_elastic:
                 self._moving.restore()
             raise
+
+    def synchronize(self) -> TorchPending:
+        """Collective. Make the workers equal after local steps; return the sums of all of them."""
+        assert self._local is not None  # the loop calls it in a job with local steps
+        with peer_errors():
+            return self._local.synchronize()
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
@@ -305,6 +323,8 @@ class TorchBackend:
                     broadcast_optimizer(optimizer, self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
+            if self._local is not None:
+                hvd.broadcast_parameters(self._local.to_broadcast(), root)
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
@@ -398,7 +418,9 @@ class TorchBackend:
         torch.default_generator.manual_seed(seed)
 
     def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
-        update = self._update
+        update, local = self._update, self._local
+        if local is not None:
+            local.begin()
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
@@ -409,11 +431,14 @@ class TorchBackend:
         assert sums is not None  # a step has at least one micro-batch
         unused = update.fill_in_unused()
         vector = update.reduce(torch.cat((sums, *self._clock.numbers(), self._numbers(unused, signals))))
-        if update.unscale_or_skip(vector):
+        # a worker without samples, as there may be in the last local step, has no gradient
+        if update.unscale_or_skip(vector) and batch.reduced_weight:
             counted = vector[len(self._names)] if "loss" in self._weighted else None
-            update.normalize(counted, batch.total_weight)
+            update.normalize(counted, batch.reduced_weight)
             update.clip()
             update.update(learning_rate)
+        if local is not None:
+            return local.add(batch, self._names, self._weighted, vector, unused)
         update.ema(batch.step + 1)
         return TorchPending(
             self._names,
@@ -437,6 +462,12 @@ class TorchBackend:
     def _loss_scale(self) -> LossScale | None:
         return None if self._own_step is not None else self._update.loss_scale
 
+    def _make_batches(self, config: Config) -> None:
+        """Make what wraps batches, by the workers among whom a step sums its gradients."""
+        is_local = config.sync_every is not None
+        self._near: Workers = LoneWorker(self.workers.host) if is_local else self.workers
+        self._wrap = BatchMaker(self._device, is_local)
+
     def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
         """Make the update of a step that is not the task's own."""
         self._optimizer = self._optimizers[MAIN]
@@ -446,9 +477,21 @@ class TorchBackend:
             reducer,
             self._ema,
             self._clock,
-            workers=self.workers,
+            workers=self._near,
             clip_norm=config.clip_norm,
-            loss_scale=LossScale(self.workers) if config.precision == "fp16" else None,
+            loss_scale=LossScale(self._near) if config.precision == "fp16" else None,
+        )
+
+    def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:
+        if config.sync_every is None:
+            return None
+        return LocalSteps(
+            tensors,
+            self._optimizer,
+            self._ema,
+            OuterOptimizer.of(config),
+            workers=self.workers,
+            loss_scale=self._update.loss_scale,
         )
 
     def _train_own_step(

@@ -24,6 +24,7 @@ class TorchBatch:
         weights: for each micro-batch, (micro_batch,).
         gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
         total_weight: sum of the weights over all workers.
+        reduced_weight: that over the workers whose gradients are summed: of a local step, this one's.
         counted_rows: for each micro-batch, which of its samples do not have weight 0; None if all or none.
         samples: which samples they are.
     """
@@ -33,6 +34,7 @@ class TorchBatch:
     weights: list[torch.Tensor]
     gradient_weights: list[torch.Tensor]
     total_weight: float
+    reduced_weight: float
     counted_rows: list[torch.Tensor | None]
     samples: Samples
 
@@ -82,16 +84,18 @@ class BatchMaker:
 
     Args:
         device: where this worker computes.
+        is_local: whether training steps are local, so that gradients are means over this worker's samples.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, is_local: bool = False) -> None:
         self._device = device
-        self._known_weights: tuple[NDArray[Any], tuple[list[Any], ...]] | None = None
+        self._is_local = is_local
+        self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def __call__(self, batch: HostBatch) -> TorchBatch:
         """Return a batch on the device."""
         slots = range(len(batch.weights))
-        weights, gradient_weights, counted_rows = self._weigh(batch)
+        weights, gradient_weights, counted_rows, reduced_weight = self._weigh(batch)
         return TorchBatch(
             step=batch.step,
             # views are taken of the numpy arrays, which costs a fraction of a tensor's
@@ -99,20 +103,26 @@ class BatchMaker:
             weights=weights,
             gradient_weights=gradient_weights,
             total_weight=batch.total_weight,
+            reduced_weight=reduced_weight,
             counted_rows=counted_rows,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
         )
 
-    def _weigh(self, batch: HostBatch) -> tuple[list[Any], ...]:
-        """Return weights, gradient weights and the rows that count; those of the batch before if the same."""
+    def _weigh(self, batch: HostBatch) -> tuple[Any, ...]:
+        """Return weights, gradient weights, the rows that count and the sum that gradients are divided by.
+
+        They are those of the batch before if its weights are the same.
+        """
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
-            parts = batch.weights * np.float32(1 / batch.total_weight)
+            reduced = float(batch.weights.sum()) if self._is_local else batch.total_weight
+            parts = batch.weights * np.float32(1 / (reduced or 1))
             rows = [np.flatnonzero(w) for w in batch.weights]
             tensors = (
                 [self._move(w) for w in batch.weights],
                 [self._move(w) for w in parts],
                 [self._move(r) if 0 < len(r) < batch.weights.shape[1] else None for r in rows],
+                reduced,
             )
             known = self._known_weights = batch.weights, tensors
         return known[1]

@@ -20,11 +20,12 @@ class ExponentialMovingAverage:
         decay: of the average, per step; None where there is none.
 
     Attributes:
+        decay: of the average, per step; 0 where there is none.
         fields: the averages as portable arrays.
     """
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
-        self._decay = decay or 0.0
+        self.decay = decay or 0.0
         entries = [entry for entry in model.entries if entry.trainable and decay is not None]
         self._weights = [entry.tensor.detach() for entry in entries]
         self._averages = [weight.clone() for weight in self._weights]
@@ -42,7 +43,7 @@ class ExponentialMovingAverage:
         Args:
             step: steps done, this one included.
         """
-        return share_of_new(step, self._decay)
+        return share_of_new(step, self.decay)
 
     def update(self, share: float) -> None:
         """Take in the weights that a step has given, as that part of the average."""

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.layouts import SAME
+from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.errors import TaskError
 
@@ -61,6 +63,7 @@ class TrainingState:
         model: the model's tensors.
         optimizers: the task's or one of hvdtrain's; several by name.
         ema: the moving average of the weights; none if not given.
+        local: the local steps; none if not given.
     """
 
     def __init__(
@@ -68,9 +71,11 @@ class TrainingState:
         model: ModelState,
         optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
         ema: ExponentialMovingAverage | None = None,
+        local: LocalSteps | None = None,
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)
+        self._local = local
         by_name = {MAIN: optimizers} if isinstance(optimizers, torch.optim.Optimizer) else optimizers
         prefixes = state_prefixes(list(by_name))
         self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
@@ -97,17 +102,18 @@ class TrainingState:
             state |= part.values()
             slots += part.slot_fields()
         check_unique((field.name, field.name) for field in slots)
-        return TorchSnapshot([*self.model.fields, *self.ema.fields, *slots], state)
+        return TorchSnapshot([*self.model.fields, *self.ema.fields, *self._outer_fields, *slots], state)
 
     def load(self, state: PortableState) -> None:
         """Load portable state, having checked all of it.
 
-        A moving average that is not in it starts anew.
+        A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
 
         Raises:
             TaskError: If the state does not fit, or an optimizer's cannot be made.
         """
         ema_fields = self.ema.fields if has_ema(state) else []
+        outer_fields = self._outer_fields if has_outer(state) else []
         saved = [part.is_in(state) for part in self._parts]
         made: list[_OptimizerState] = []
         emptied = [
@@ -119,7 +125,7 @@ class TrainingState:
                     made.append(part)
                     part.make_slots()
             own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-            shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields]}
+            shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields, *outer_fields]}
             for part in self._parts:
                 shapes |= part.shapes() if part not in emptied else {}
             check_state(shapes, state, "torch", own_names)
@@ -130,10 +136,12 @@ class TrainingState:
         for part in emptied:
             part.clear()
         slots = [field for part in self._parts for field in part.slot_fields()]
-        for field in [*self.model.fields, *slots, *ema_fields]:
+        for field in [*self.model.fields, *slots, *ema_fields, *outer_fields]:
             field.write(state)
         if not ema_fields:
             self.ema.restart()
+        if self._local is not None and not outer_fields:
+            self._local.restart()
         for part in self._parts:
             part.write_numbers(state)
 
@@ -148,6 +156,10 @@ class TrainingState:
     def has_slots(self) -> list[bool]:
         """Return whether each optimizer keeps anything yet."""
         return [part.has_slots() for part in self._parts]
+
+    @property
+    def _outer_fields(self) -> list[Field]:
+        return [] if self._local is None else self._local.fields
 
     def make_slots(self) -> None:
         """Let the optimizers make their slots, by steps with zero gradients that change nothing else.

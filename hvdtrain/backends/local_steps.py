@@ -1,0 +1,200 @@
+"""Local steps: what both frameworks' ``local_steps.py`` share, and what they refuse.
+
+Between two synchronisations each worker trains on its own; then the workers average their parameters, or the
+outer optimizer takes a step (docs/async.md).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.named_optimizers import own_optimizer_method
+from hvdtrain.backends.portable.ema import share_of_new
+from hvdtrain.config import Config
+from hvdtrain.elastic.world import World
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.frameworks import FRAMEWORKS
+
+# of the outer optimizer's momentum in the portable state
+OUTER_PREFIX = "optimizer/outer_momentum"
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """What the workers do with the average of their parameters.
+
+    ``average`` goes on from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
+
+        g = parameters of the last synchronisation - average of the parameters now
+        v = momentum * v + g
+        parameters = parameters of the last synchronisation - learning_rate * (g + momentum * v)
+
+    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
+    ``average``.
+
+    Attributes:
+        is_average: whether it only averages.
+        learning_rate: of nesterov.
+        momentum: of nesterov.
+    """
+
+    is_average: bool
+    learning_rate: float
+    momentum: float
+
+    @classmethod
+    def of(cls, config: Config) -> "OuterOptimizer":
+        """Return the one that a config asks for."""
+        is_average = config.outer_optimizer == "average"
+        return cls(is_average, config.outer_learning_rate, config.outer_momentum)
+
+
+@dataclass
+class LoneWorker:
+    """The workers among whom a local step's gradients are summed: this one.
+
+    Attributes:
+        host: this host's name.
+    """
+
+    host: str
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    controller: str = "none"
+    is_elastic: bool = False
+    least: int = 1
+    most: int = 1
+    may_reduce: bool = False
+
+    def restart(self, world: World) -> NoReturn:
+        """Refuse: jobs with local steps are not elastic."""
+        raise RuntimeError("a job with local steps has a fixed number of workers")
+
+    def leave(self, *, broken: bool) -> NoReturn:
+        """Refuse: jobs with local steps are not elastic."""
+        raise RuntimeError("a job with local steps has a fixed number of workers")
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return the value."""
+        return value
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the value alone."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class LocalSums:
+    """What the local steps since the last synchronisation add up to, on this worker.
+
+    Attributes:
+        names: "loss" and the task's metrics.
+        weighted: those of them that have weights of their own.
+        vector: sum of the steps' vectors, see ``StepMetrics.from_vector``; None before the first step.
+        weight: sum of the samples' weights over the steps and all workers.
+        unused: this worker's parameters that got no gradient in some step, by portable name.
+        last_step: number of the last of the steps, from 1.
+        steps: how many they are.
+    """
+
+    names: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
+    vector: Any = None
+    weight: float = 0.0
+    unused: dict[str, None] = field(default_factory=dict)
+    last_step: int = 0
+    steps: int = 0
+
+    def add(
+        self,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: Any,
+        unused: Iterable[str],
+        *,
+        weight: float,
+        step: int,
+    ) -> None:
+        """Add a step.
+
+        Raises:
+            TaskError: If it has other metrics than the steps before it.
+        """
+        if self.vector is not None and (names, weighted) != (self.names, self.weighted):
+            raise TaskError(
+                f"a step gives {', '.join(names)} and the step before it {', '.join(self.names)}",
+                "With sync_every, the metrics of several steps are added up: give the same in every step.",
+            )
+        self.vector = vector if self.vector is None else self.vector + vector
+        self.names, self.weighted, self.last_step = names, weighted, step
+        self.weight += weight
+        self.unused |= dict.fromkeys(unused)
+        self.steps += 1
+
+    def ema_share(self, decay: float) -> float:
+        """Return the part of a moving average that the weights make up, had they been these at every step."""
+        kept = 1.0
+        for step in range(self.last_step - self.steps + 1, self.last_step + 1):
+            kept *= 1 - share_of_new(step, decay)
+        return 1 - kept
+
+
+def check_local_steps(task: Any, config: Config, workers: Workers) -> None:
+    """Check that a job can have the local steps that its config asks for.
+
+    Raises:
+        ConfigError: naming what they do not go with.
+    """
+    if config.sync_every is None:
+        return
+    row = FRAMEWORKS[config.framework]
+    if hasattr(task, row.step_method):
+        refused = f"the task's own {row.step_method}: it sums its gradients over all workers itself"
+    elif method := own_optimizer_method(task, config):
+        refused = (
+            f"the optimizer of {method}(): the workers average what their optimizers keep, and what that "
+            "means is known of the built-in ones (--optimizer) alone"
+        )
+    elif workers.is_elastic:
+        refused = "an elastic job: what a worker has learned since the last synchronisation goes with it"
+    else:
+        return
+    raise ConfigError(
+        f"sync_every {config.sync_every} cannot be used with {refused}",
+        "Leave sync_every out.",
+        everywhere=True,
+    )
+
+
+def describe_local_steps(config: Config) -> str:
+    """Return what travels between workers, for the plan."""
+    outer = OuterOptimizer.of(config)
+    every = f"every {config.sync_every} steps" if config.sync_every != 1 else "every step"
+    text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
+    if outer.is_average:
+        return text
+    return (
+        f"{text}, and an outer step follows: SGD, Nesterov momentum {outer.momentum:g}, learning rate "
+        f"{outer.learning_rate:g}"
+    )
+
+
+def has_outer(state: PortableState) -> bool:
+    """Return whether a portable state has the momentum of an outer optimizer."""
+    return any(name.startswith(f"{OUTER_PREFIX}/") for name in state)
+
+
+def without_outer(state: PortableState) -> PortableState:
+    """Return a portable state without the momentum of an outer optimizer, which then starts from zero."""
+    return {name: array for name, array in state.items() if not _is_outer(name)}
+
+
+def _is_outer(name: str) -> bool:
+    return f"{OUTER_PREFIX}/" in name  # also a framework's private name of it

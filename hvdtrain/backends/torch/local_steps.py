@@ -1,0 +1,166 @@
+"""Local steps in PyTorch: workers train alone and are made equal. ``tensorflow/`` has the same."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.local_steps import OUTER_PREFIX, LocalSums, OuterOptimizer
+from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
+from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.model_state import Field, ModelState
+from hvdtrain.backends.torch.precision import LossScale
+
+
+class LocalSteps:
+    """Adds up what local steps give, and makes the workers equal.
+
+    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
+    outer optimizer takes its step. Buffers, such as the statistics of batch norm, are averaged when they are
+    needed: before evaluating and saving. The moving average of the weights sees those of the
+    synchronisations.
+
+    Args:
+        model: the model's tensors.
+        optimizer: the optimizer, with its slots.
+        ema: the moving average of the weights.
+        outer: what happens to the average.
+        workers: the job's workers.
+        loss_scale: the loss scale of fp16, or None.
+
+    Attributes:
+        fields: the outer optimizer's momentum as portable arrays.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        optimizer: torch.optim.Optimizer,
+        ema: ExponentialMovingAverage,
+        outer: OuterOptimizer,
+        *,
+        workers: Workers,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        entries = [entry for entry in model.entries if entry.trainable]
+        self._paths = [entry.path for entry in entries]
+        self._parameters = [entry.tensor.detach() for entry in entries]
+        self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
+        self._ema = ema
+        self._outer = outer
+        self._workers = workers
+        self._loss_scale = loss_scale
+        self._starts: list[torch.Tensor] = []
+        self._momenta = [] if outer.is_average else [torch.zeros_like(p) for p in self._parameters]
+        known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
+        self.fields: list[Field] = [
+            replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
+            for field in model.fields
+            if any(id(t) in known for t in field.tensors)
+        ]
+        self._sums = LocalSums()
+
+    def begin(self) -> None:
+        """Begin a local step: the first one notes where the outer optimizer's step starts from."""
+        if self._sums.steps == 0 and self._momenta:
+            self._starts = [parameter.clone() for parameter in self._parameters]
+
+    def add(
+        self,
+        batch: TorchBatch,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: torch.Tensor,
+        unused: Sequence[str],
+    ) -> TorchPending:
+        """Add a local step; return its metrics, which are this worker's own."""
+        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
+        return TorchPending(names, vector, batch.reduced_weight, unused, weighted)
+
+    def synchronize(self) -> TorchPending:
+        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
+        sums, self._sums = self._sums, LocalSums()
+        vector = self._average(sums.vector)
+        if self._momenta:
+            self._step()
+        self._agree()
+        self._ema.update(sums.ema_share(self._ema.decay))
+        return TorchPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
+
+    def restart(self) -> None:
+        """Start with no momentum of the outer optimizer."""
+        for momentum in self._momenta:
+            momentum.zero_()
+
+    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the outer optimizer's momentum as Horovod broadcasts it."""
+        return [
+            (f"{OUTER_PREFIX}.{path}", momentum)
+            for path, momentum in zip(self._paths, self._momenta, strict=False)
+        ]
+
+    def _average(self, vector: torch.Tensor) -> torch.Tensor:
+        """Collective. Average parameters and slots over workers, in place; return the sum of a vector."""
+        if self._workers.size == 1:
+            return vector
+        handles = [
+            hvd.allreduce_async_(tensor, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            for number, tensor in enumerate((*self._parameters, *self._slots.averaged()))
+        ]
+        try:
+            summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        finally:
+            for handle in handles:
+                hvd.synchronize(handle)
+        return summed
+
+    def _step(self) -> None:
+        """Let the outer optimizer take its step, from where the local steps started."""
+        momentum, rate = self._outer.momentum, self._outer.learning_rate
+        gradients = torch._foreach_sub(self._starts, self._parameters)
+        torch._foreach_mul_(self._momenta, momentum)
+        torch._foreach_add_(self._momenta, gradients)
+        torch._foreach_add_(gradients, self._momenta, alpha=momentum)
+        torch._foreach_copy_(self._parameters, self._starts)
+        torch._foreach_add_(self._parameters, gradients, alpha=-rate)
+        self._starts = []
+
+    def _agree(self) -> None:
+        """Collective with fp16. Take the lowest loss scale of all workers, and the most steps counted.
+
+        Each worker skips steps whose gradients overflow by itself.
+        """
+        if self._loss_scale is None:
+            return
+        own = tuple(self._loss_scale.to_broadcast().tolist()), self._slots.steps()
+        gathered = self._workers.allgather_object(own)
+        self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
+        self._slots.set_steps(max(steps for _, steps in gathered))
+
+
+class _Slots:
+    """What a built-in optimizer keeps for parameters: counts of steps, and tensors that can be averaged."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+
+    def averaged(self) -> list[torch.Tensor]:
+        """Return the tensors that are averaged, in an order that is the same on every worker."""
+        return [value for key, value in self._all() if key != "step"]
+
+    def steps(self) -> float:
+        """Return the most steps that it has counted; 0 if it counts none."""
+        return max((value.item() for key, value in self._all() if key == "step"), default=0.0)
+
+    def set_steps(self, steps: float) -> None:
+        """Set the counts of steps."""
+        for key, value in self._all():
+            if key == "step":
+                value.fill_(steps)
+
+    def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for parameter in self._parameters:
+            yield from self._optimizer.state.get(parameter, {}).items()
