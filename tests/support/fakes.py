@@ -133,6 +133,9 @@ class FakeBackend:
         vector = [loss, unused, 0.0, *self._summed(signals)]
         return self._pending("train", StepMetrics.from_vector(["loss"], vector, batch.total_weight, names))
 
+    def synchronize(self):
+        raise NotImplementedError("a job without local steps")
+
     def restart_clock(self) -> None:
         self.clocks.append(len(self.calls))
 
@@ -194,6 +197,37 @@ class FakeBackend:
 
     def close(self) -> None:
         pass
+
+
+class FakeLocalBackend(FakeBackend):
+    """One whose steps are local: their sums and signals travel when the workers synchronise."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._window: list[tuple[float, ...]] = []
+
+    def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
+        self._number = number = batch.step + 1
+        self.calls.append(f"train {number}")
+        self.rates.append(learning_rate)
+        own = float(batch.weights.sum())
+        vector = (
+            self._losses.get(number, float(number)) * own,
+            float(number in self._unused_at),
+            0.0,
+            *signals,
+        )
+        self._window.append((batch.total_weight, *vector))
+        return self._pending("own", StepMetrics.from_vector(["loss"], vector, own))
+
+    def synchronize(self):
+        self.calls.append(f"synchronize {self._number}")
+        weight, *sums = (sum(numbers) for numbers in zip(*self._window, strict=True))
+        self._window.clear()
+        gathered = self.workers.allgather_object(tuple(sums))
+        vector = [sum(numbers) for numbers in zip(*gathered, strict=True)]
+        names = ("model/branch/kernel",) if self.workers.rank else ()
+        return self._pending("train", StepMetrics.from_vector(["loss"], vector, weight, names))
 
 
 class FakeReport(SilentReport):

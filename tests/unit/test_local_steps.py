@@ -1,0 +1,180 @@
+"""Local steps in the loop, the plan and the rules: what happens when, without a framework."""
+
+from types import SimpleNamespace
+
+import pytest
+from support.fakes import (
+    FakeLocalBackend,
+    FakeSaver,
+    FakeWorkers,
+    asks,
+    make_loop_session,
+    on_every_rank,
+    one_worker,
+    trained,
+)
+
+from hvdtrain.backends.local_steps import LocalSums, check_local_steps, has_outer, without_outer
+from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
+from hvdtrain.jobs import local_steps_plan
+from hvdtrain.loop import run
+from hvdtrain.schedule import Cadence
+from hvdtrain.training_plan import TrainingPlan
+
+
+def local(tmp_path, backend=None, **fields):
+    """Train 5 steps of 4 samples, the last one of 2 at the end of the second epoch; synchronise every 2."""
+    return trained(tmp_path, backend or FakeLocalBackend(one_worker()), **{"sync_every": 2, **fields})
+
+
+def test_workers_synchronise_after_every_n_steps_and_at_the_end(tmp_path):
+    backend, _, _ = local(tmp_path)
+    assert [call for call in backend.calls if call.startswith(("train", "synchronize"))] == [
+        *("train 1", "train 2", "synchronize 2", "train 3", "train 4", "synchronize 4"),
+        *("train 5", "synchronize 5"),
+    ]
+
+
+def test_the_metrics_of_a_synchronisation_are_read_at_once_and_those_of_its_steps_are_not(tmp_path):
+    backend, report, _ = local(tmp_path)
+    assert [call for call in backend.calls if call.startswith("read")] == [
+        "read train 2", "read train 4", "read train 5",
+    ]  # fmt: skip
+    assert report.steps == [2, 4, 5]
+    # of the steps 1 and 2, which have 4 samples each; the epoch ends in step 3, which has 4, too
+    assert report.windows == [(2, {"loss": 1.5}), (4, {"loss": 3.5}), (5, {"loss": 5.0})]
+
+
+@pytest.mark.parametrize(
+    ("every", "due"), [(1, [2, 4, 5]), (3, [4, 5]), (4, [4, 5]), ("1epoch", [4, 5]), (100, [5])]
+)
+def test_what_is_due_comes_at_the_first_synchronisation_at_or_after_its_step(tmp_path, every, due):
+    backend = FakeLocalBackend(one_worker())
+    session = make_loop_session(
+        tmp_path, backend, eval_size=4, sync_every=2, log_every=every, eval_every=every, save_every=every
+    )
+    run(session)
+    assert [step for step, _ in session.report.windows] == due
+    assert [step for step, _ in session.report.evaluations] == due
+    assert session.saver.steps == due
+
+
+def test_a_worker_that_asks_to_stop_stops_all_at_the_next_synchronisation(tmp_path):
+    def work(workers: FakeWorkers) -> tuple[int, bool]:
+        backend = FakeLocalBackend(workers)
+        session = make_loop_session(tmp_path, backend, sync_every=2, train_size=100)
+        wanted = {3: ControlFlags(stop=True)} if workers.rank == 1 else {}
+        run(session, asks(wanted, backend))
+        return session.state.progress.step, session.stopped
+
+    assert on_every_rank(["alpha", "beta"], work) == [(4, True), (4, True)]
+
+
+@pytest.mark.parametrize(("bad_rank", "bad_step"), [(0, 2), (1, 3)])
+def test_a_loss_that_is_no_number_is_named_with_its_step_and_rank(tmp_path, bad_rank, bad_step):
+    def work(workers: FakeWorkers) -> str:
+        losses = {bad_step: float("nan"), bad_step + 1: float("nan")} if workers.rank == bad_rank else {}
+        backend = FakeLocalBackend(workers, losses=losses)
+        session = make_loop_session(tmp_path, backend, sync_every=4, train_size=100, learning_rate=0.25)
+        with pytest.raises(NonFiniteLossError) as caught:
+            run(session)
+        assert not session.saver.steps
+        return caught.value.problem
+
+    host = ["alpha", "beta"][bad_rank]
+    problem = (
+        f"the loss is nan at step {bad_step} on rank {bad_rank} ({host}), with learning rate 0.25, before "
+        "the workers synchronised at step 4"
+    )
+    assert on_every_rank(["alpha", "beta"], work) == [problem, problem]
+
+
+def test_replicas_are_compared_right_after_a_synchronisation_alone(tmp_path):
+    def work(workers: FakeWorkers) -> list[str]:
+        backend = FakeLocalBackend(workers)
+        session = make_loop_session(tmp_path, backend, sync_every=2, train_size=20, check_replicas_every=3)
+        run(session)
+        return [call for call in backend.calls if call == "compare" or call.startswith("synchronize")]
+
+    calls = on_every_rank(["alpha", "beta"], work)[0]
+    assert calls == ["compare", "synchronize 2", "synchronize 4", "compare", "synchronize 5", "compare"]
+
+
+def test_a_run_saves_at_synchronisations_alone(tmp_path):
+    _, _, session = local(tmp_path, save_every=1)
+    assert isinstance(session.saver, FakeSaver)
+    assert session.saver.steps == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({"batch_size": 8}, 1.0),
+        ({"batch_size": 8, "accumulate": 2}, 1.0),
+        ({"batch_size": 8, "base_batch_size": 4}, 2.0),
+        ({"global_batch_size": 64}, 1.0),
+        ({"global_batch_size": 64, "base_batch_size": 8}, 2.0),
+        ({"global_batch_size": 64, "base_batch_size": 4, "lr_scaling": "sqrt"}, 2.0),
+    ],
+)
+def test_the_learning_rate_follows_one_workers_batch(fields, factor):
+    config = Config(framework="torch", learning_rate=0.5, sync_every=4, **fields)
+    assert TrainingPlan.of(config, 4, 1000).learning_rate.peak == 0.5 * factor
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "step", "due"),
+    [
+        (3, 2, 4, True),
+        (3, 2, 2, False),
+        (4, 2, 4, True),
+        (5, 10, 10, True),
+        (5, 10, 20, True),
+        (7, 1, 8, False),
+    ],
+)
+def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, step, due):
+    assert Cadence(every).due(step, 0, 0, 100, steps) is due
+
+
+def test_the_plan_says_that_the_result_depends_on_the_number_of_workers():
+    config = Config(framework="torch", sync_every=4, log_every=10, eval_every="1epoch", save_every=8)
+    assert local_steps_plan.describe(config, TrainingPlan.of(config, 2, 1000)) == (
+        "the result depends on the number of workers; log_every 10, eval_every 1epoch at the first "
+        "synchronisation at or after its step"
+    )
+    plain = Config(framework="torch")
+    assert not local_steps_plan.describe(plain, TrainingPlan.of(plain, 2, 1000))
+
+
+def test_another_number_of_workers_is_noted_on_resuming():
+    config = Config(framework="torch", sync_every=4)
+    assert local_steps_plan.notes_on_resuming(config, 2, 3) == [
+        "local steps: the result depends on the number of workers, which was 2 and is 3"
+    ]
+    assert not local_steps_plan.notes_on_resuming(config, 2, 2)
+    assert not local_steps_plan.notes_on_resuming(Config(framework="torch"), 2, 3)
+
+
+def test_an_elastic_job_is_refused():
+    config = Config(framework="torch", sync_every=4)
+    with pytest.raises(ConfigError, match="sync_every 4 cannot be used with an elastic job"):
+        check_local_steps(object(), config, SimpleNamespace(is_elastic=True))
+    check_local_steps(object(), config, SimpleNamespace(is_elastic=False))
+    check_local_steps(object(), Config(framework="torch"), SimpleNamespace(is_elastic=True))
+
+
+def test_other_metrics_than_in_the_step_before_are_refused():
+    sums = LocalSums()
+    sums.add(("loss",), (), 1.0, (), weight=1.0, step=1)
+    with pytest.raises(TaskError, match="a step gives loss, accuracy and the step before it loss"):
+        sums.add(("loss", "accuracy"), (), 1.0, (), weight=1.0, step=2)
+
+
+def test_the_outer_momentum_can_be_left_out_of_a_state():
+    state = {"model/a/kernel": 1, "optimizer/outer_momentum/a/kernel": 2, "optimizer/momentum/a/kernel": 3}
+    assert has_outer(state)
+    assert set(without_outer(state)) == {"model/a/kernel", "optimizer/momentum/a/kernel"}
+    assert not has_outer(without_outer(state))
