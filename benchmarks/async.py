@@ -14,7 +14,6 @@ local steps, parameters and both moments of AdamW; with a server, a gradient for
 """
 
 import argparse
-import copy
 import itertools
 import json
 import math
@@ -25,18 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from torch.nn import functional as F
 
-from hvdtrain.models import gpt
-
-CONTEXT, LAYERS, HEADS, CHANNELS = 32, 2, 4, 64
+CONTEXT, LAYERS, HEADS, CHANNELS = 32, 2, 4, 64  # of the GPT
+HIDDEN = 64  # of the perceptron
 BATCH, WARMUP = 16, 20
 EVERY = (4, 10, 50)
+BETAS, EPSILON = (0.9, 0.999), 1e-8
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-Batch = tuple[torch.Tensor, torch.Tensor]
-Data = Any  # DigitImages or Text
+Vector = NDArray[np.float32]
+Problem = Any  # DigitImages or Text
 
 
 class DigitImages:
@@ -44,95 +42,125 @@ class DigitImages:
 
     Args:
         seed: of the order.
+
+    Attributes:
+        first: the initial parameters, as one vector.
     """
 
     def __init__(self, seed: int) -> None:
         images = load_digits()
-        inputs = torch.from_numpy(images.data.astype(np.float32) / 16)
-        targets = torch.from_numpy(images.target)
-        held = torch.arange(len(targets)) % 5 == 0
-        self.held_out = inputs[held], targets[held]
-        self._inputs, self._targets = inputs[~held], targets[~held]
+        inputs = images.data.astype(np.float32) / 16
+        held = np.arange(len(inputs)) % 5 == 0
+        self._held_out = inputs[held], images.target[held]
+        self._inputs, self._targets = inputs[~held], images.target[~held]
         self._random = np.random.RandomState(seed)
+        first = np.random.RandomState(0)
+        self._shapes = ((64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,))
+        parts = [first.randn(*shape) / 8 if len(shape) > 1 else np.zeros(shape) for shape in self._shapes]
+        self.first = np.concatenate([part.ravel() for part in parts]).astype(np.float32)
 
-    def batch(self) -> Batch:
-        """Return the next samples."""
-        places = torch.from_numpy(self._random.randint(0, len(self._targets), BATCH))
-        return self._inputs[places], self._targets[places]
+    def gradient(self, parameters: Vector) -> Vector:
+        """Return the gradient of the mean loss of the next samples."""
+        places = self._random.randint(0, len(self._targets), BATCH)
+        x, targets = self._inputs[places], self._targets[places]
+        a, _, b, _ = weights = self._matrices(parameters)
+        hidden, errors = self._forward(weights, x)
+        errors[np.arange(BATCH), targets] -= 1
+        errors /= BATCH
+        inner = errors @ b.T * (1 - hidden**2)
+        parts = (x.T @ inner, inner.sum(0), hidden.T @ errors, errors.sum(0))
+        assert a.shape == parts[0].shape
+        return np.concatenate([part.ravel() for part in parts])
+
+    def loss(self, parameters: Vector) -> float:
+        """Return the mean loss of the samples that are held out."""
+        x, targets = self._held_out
+        _, likelihood = self._forward(self._matrices(parameters), x)
+        return float(-np.log(np.maximum(likelihood[np.arange(len(x)), targets], 1e-30)).mean())
+
+    def _matrices(self, parameters: Vector) -> list[Any]:
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes])[:-1]
+        parts = np.split(parameters, ends)
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     @staticmethod
-    def model() -> torch.nn.Module:
-        """Return the model."""
-        nn = torch.nn
-        return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+    def _forward(weights: Sequence[Any], x: Any) -> tuple[Any, Any]:
+        a, c, b, d = weights
+        hidden = np.tanh(x @ a + c)
+        logits = hidden @ b + d
+        logits = np.exp(logits - logits.max(1, keepdims=True))
+        return hidden, logits / logits.sum(1, keepdims=True)
 
 
 class Text:
-    """Windows of a text and a character GPT: the last tenth of the text is held out.
+    """Windows of a text and a character GPT in PyTorch: the last tenth of the text is held out.
 
     Args:
         path: the file.
         seed: of the order.
+
+    Attributes:
+        first: the initial parameters, as one vector.
     """
 
     def __init__(self, path: Path, seed: int) -> None:
+        import torch
+
+        from hvdtrain.models import gpt
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
         text = path.read_text(encoding="utf-8")
-        characters = sorted(set(text))
-        code = {character: number for number, character in enumerate(characters)}
+        code = {character: number for number, character in enumerate(sorted(set(text)))}
         codes = torch.tensor([code[character] for character in text])
-        self.vocabulary = len(characters)
         self._train, held = codes[: len(codes) * 9 // 10], codes[len(codes) * 9 // 10 :]
-        places = torch.arange(0, min(len(held), 20_000) - CONTEXT - 1, CONTEXT)
-        self.held_out = self._windows(held, places)
+        self._held_out = self._windows(held, np.arange(0, min(len(held), 20_000) - CONTEXT - 1, CONTEXT))
         self._random = np.random.RandomState(seed)
+        self._model = gpt.torch_model(len(code), CONTEXT, LAYERS, HEADS, CHANNELS)
+        self._parameters = list(self._model.parameters())
+        self.first = torch.nn.utils.parameters_to_vector(self._parameters).detach().numpy().copy()
 
-    def batch(self) -> Batch:
-        """Return the next samples."""
+    def gradient(self, parameters: Vector) -> Vector:
+        """Return the gradient of the mean loss of the next samples."""
+        import torch
+
         places = self._random.randint(0, len(self._train) - CONTEXT - 1, BATCH)
-        return self._windows(self._train, torch.from_numpy(places))
+        loss = self._loss(parameters, self._windows(self._train, places))
+        parts = torch.autograd.grad(loss, self._parameters)
+        return np.asarray(torch.cat([part.flatten() for part in parts]).numpy())
 
-    def model(self) -> torch.nn.Module:
-        """Return the model."""
-        return gpt.torch_model(self.vocabulary, CONTEXT, LAYERS, HEADS, CHANNELS)
+    def loss(self, parameters: Vector) -> float:
+        """Return the mean loss of the samples that are held out."""
+        return float(self._loss(parameters, self._held_out).item())
+
+    def _loss(self, parameters: Vector, windows: Any) -> Any:
+        import torch
+
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(parameters.copy()), self._parameters)
+        logits = self._model(windows[:, :-1])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
     @staticmethod
-    def _windows(codes: torch.Tensor, places: torch.Tensor) -> Batch:
-        rows = places[:, None] + torch.arange(CONTEXT + 1)[None]
-        windows = codes[rows]
-        return windows[:, :-1], windows[:, 1:]
+    def _windows(codes: Any, places: Any) -> Any:
+        return codes[places[:, None] + np.arange(CONTEXT + 1)[None]]
 
 
 class Worker:
-    """A model with its optimizer."""
+    """Parameters, and what AdamW keeps for them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.parameters = list(model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, weight_decay=0.0)
+    def __init__(self, parameters: Vector) -> None:
+        self.parameters = parameters.copy()
+        self.first, self.second = np.zeros_like(parameters), np.zeros_like(parameters)
+        self._steps = 0
 
-    def gradient(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the gradient of the mean loss over a batch."""
-        logits = self.model(batch[0])
-        loss = F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
-        return list(torch.autograd.grad(loss, self.parameters))
-
-    def step(self, gradient: Sequence[torch.Tensor], rate: float) -> None:
+    def step(self, gradient: Vector, rate: float) -> None:
         """Take a step."""
-        for parameter, part in zip(self.parameters, gradient, strict=True):
-            parameter.grad = part
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.step()
-
-    def slots(self) -> list[torch.Tensor]:
-        """Return the moments."""
-        states = [self.optimizer.state[parameter] for parameter in self.parameters]
-        return [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
-
-    @torch.no_grad()
-    def loss(self, batch: Batch) -> float:
-        """Return the mean loss."""
-        logits = self.model(batch[0])
-        return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten()).item()
+        self._steps += 1
+        self.first += (1 - BETAS[0]) * (gradient - self.first)
+        self.second += (1 - BETAS[1]) * (gradient**2 - self.second)
+        first = self.first / (1 - BETAS[0] ** self._steps)
+        second = self.second / (1 - BETAS[1] ** self._steps)
+        self.parameters -= rate * first / (np.sqrt(second) + EPSILON)
 
 
 def schedule(peak: float, steps: int) -> Iterator[float]:
@@ -142,76 +170,57 @@ def schedule(peak: float, steps: int) -> Iterator[float]:
         yield peak * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * part))
 
 
-def synchronous(data: Data, one: Worker, workers: int, peak: float, steps: int) -> Worker:
+def synchronous(problem: Problem, workers: int, peak: float, steps: int) -> Vector:
     """Train with the mean gradient of all workers."""
+    one = Worker(problem.first)
     for rate in schedule(peak, steps):
-        gradients = [one.gradient(data.batch()) for _ in range(workers)]
-        one.step([sum(parts) / workers for parts in zip(*gradients, strict=True)], rate)
-    return one
+        one.step(np.mean([problem.gradient(one.parameters) for _ in range(workers)], 0), rate)
+    return one.parameters
 
 
-def stale(  # noqa: PLR0917 - as the others, and what differs
-    data: Data, one: Worker, workers: int, peak: float, steps: int, delay: int
-) -> Worker:
+def stale(problem: Problem, workers: int, peak: float, steps: int, *, delay: int) -> Vector:
     """Train with each worker's gradient by itself, at the parameters of some updates before."""
-    old = deque([copy.deepcopy(one.model.state_dict())], maxlen=delay + 1)
-    reader = Worker(copy.deepcopy(one.model))
+    one = Worker(problem.first)
+    old = deque([one.parameters.copy()], maxlen=delay + 1)
     for rate in (rate for rate in schedule(peak, steps) for _ in range(workers)):
-        reader.model.load_state_dict(old[0])
-        one.step(reader.gradient(data.batch()), rate)
-        old.append(copy.deepcopy(one.model.state_dict()))
-    return one
+        one.step(problem.gradient(old[0]), rate)
+        old.append(one.parameters.copy())
+    return one.parameters
 
 
-@torch.no_grad()
-def mean_into(tensors: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Make lists of tensors equal to their mean."""
-    for parts in zip(*tensors, strict=True):
-        mean = torch.stack(list(parts)).mean(0)
-        for part in parts:
-            part.copy_(mean)
-
-
-def local_steps(  # noqa: PLR0917 - as the others, and what differs
-    data: Data,
-    one: Worker,
+def local_steps(
+    problem: Problem,
     workers: int,
     peak: float,
     steps: int,
+    *,
     every: int,
     outer: bool,
-    own_slots: bool = False,
-) -> Worker:
+    own_moments: bool = False,
+) -> Vector:
     """Train alone, and average or take an outer step after every so many steps."""
-    all_of_them = [one, *(Worker(copy.deepcopy(one.model)) for _ in range(workers - 1))]
-    start = [p.detach().clone() for p in one.parameters]
-    momenta = [torch.zeros_like(p) for p in start]
+    all_of_them = [Worker(problem.first) for _ in range(workers)]
+    start, momentum = problem.first.copy(), np.zeros_like(problem.first)
     for step, rate in enumerate(schedule(peak, steps), 1):
         for worker in all_of_them:
-            worker.step(worker.gradient(data.batch()), rate)
+            worker.step(problem.gradient(worker.parameters), rate)
         if step % every and step != steps:
             continue
-        mean_into([worker.parameters for worker in all_of_them])
-        if not own_slots:
-            mean_into([worker.slots() for worker in all_of_them])
+        mean = np.mean([worker.parameters for worker in all_of_them], 0)
         if outer:
-            _outer_step(all_of_them, start, momenta)
-    return one
+            gradient = start - mean
+            momentum = OUTER_MOMENTUM * momentum + gradient
+            mean = start - OUTER_RATE * (gradient + OUTER_MOMENTUM * momentum)
+        start = mean
+        moments = [np.mean([getattr(w, name) for w in all_of_them], 0) for name in ("first", "second")]
+        for worker in all_of_them:
+            worker.parameters = mean.copy()
+            if not own_moments:
+                worker.first, worker.second = moments[0].copy(), moments[1].copy()
+    return start
 
 
-@torch.no_grad()
-def _outer_step(
-    workers: Sequence[Worker], start: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor]
-) -> None:
-    for place, (begun, momentum) in enumerate(zip(start, momenta, strict=True)):
-        gradient = begun - workers[0].parameters[place]
-        momentum.mul_(OUTER_MOMENTUM).add_(gradient)
-        begun.sub_(OUTER_RATE * (gradient + OUTER_MOMENTUM * momentum))
-        for worker in workers:
-            worker.parameters[place].copy_(begun)
-
-
-def ways(numbers: int) -> Iterator[tuple[str, int, Callable[..., Worker], dict[str, Any], float]]:
+def ways(numbers: int) -> Iterator[tuple[str, int, Callable[..., Vector], dict[str, Any], float]]:
     """Yield name, workers, function, its arguments and the bytes of a step for a number of parameters."""
     size = 4 * numbers
     for workers in (2, 4):
@@ -224,7 +233,7 @@ def ways(numbers: int) -> Iterator[tuple[str, int, Callable[..., Worker], dict[s
                 name = f"local steps, N = {every}, {'nesterov' if outer else 'average'}"
                 options = {"every": every, "outer": outer}
                 yield name, workers, local_steps, options, 3 * ring / every
-            options = {"every": every, "outer": False, "own_slots": True}
+            options = {"every": every, "outer": False, "own_moments": True}
             yield (
                 f"local steps, N = {every}, moments not averaged",
                 workers,
@@ -235,17 +244,15 @@ def ways(numbers: int) -> Iterator[tuple[str, int, Callable[..., Worker], dict[s
 
 
 def measured(
-    load: Callable[[int], Data], steps: int, rates: Sequence[float], seeds: int
+    load: Callable[[int], Problem], steps: int, rates: Sequence[float], seeds: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of each way: the best of the rates by its mean over the seeds."""
-    torch.manual_seed(0)
-    first = load(0).model()
-    numbers = sum(p.numel() for p in first.parameters())
+    numbers = len(load(0).first)
     for name, workers, train, options, step_bytes in ways(numbers):
         losses: dict[float, list[float]] = {rate: [] for rate in rates}
         for rate, seed in itertools.product(rates, range(seeds)):
-            data, one = load(seed), Worker(copy.deepcopy(first))
-            losses[rate].append(train(data, one, workers, rate, steps, **options).loss(data.held_out))
+            problem = load(seed)
+            losses[rate].append(problem.loss(train(problem, workers, rate, steps, **options)))
         means = {rate: np.nan_to_num(np.mean(found), nan=np.inf) for rate, found in losses.items()}
         best = min(means, key=means.__getitem__)
         row = {
@@ -314,8 +321,7 @@ def main() -> None:
     if given.draw:
         given.draw[1].write_text(draw(json.loads(given.draw[0].read_text())))
         return
-    torch.set_num_threads(1)
-    load = DigitImages if given.text is None else partial(Text, given.text)
+    load: Any = DigitImages if given.text is None else partial(Text, given.text)
     rows = list(measured(load, given.steps, given.rates, given.seeds))
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
