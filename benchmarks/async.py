@@ -1,7 +1,7 @@
 """Quality against bytes: synchronous training, stale gradients, and local steps.
 
-    python benchmarks/async.py --json digits.json            # a perceptron on scikit-learn's digits
-    python benchmarks/async.py TEXT --json gpt.json          # a small character GPT on a text
+    python benchmarks/async.py --json digits.json           # a perceptron on scikit-learn's digits
+    python benchmarks/async.py TEXT --json gpt.json         # a small character GPT on a text
     python benchmarks/async.py --draw digits.json docs/async.svg
 
 All workers are simulated in one process, by the formulas that jobs have (tests/contract/suite_local_steps.py
@@ -312,9 +312,9 @@ def main() -> None:
     """Measure, or draw what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("text", nargs="?", type=Path, help="a text file; digits if not given")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3])
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1e-2, 2.5e-2])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSON", "SVG"))
     given = parser.parse_args()

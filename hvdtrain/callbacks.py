@@ -106,7 +106,8 @@ class Callback:
     def on_step(self, step: "StepInfo", metrics: "StepMetrics") -> None:
         """Called after each step, in order, when its metrics have been read: one step late.
 
-        The model may already be a step further. The time spent here counts in the throughput.
+        The model may already be a step further. The time spent here counts in the throughput. With local
+        steps it is called when the workers synchronise, with the sums of all steps since they last did.
 
         Args:
             step: the step.
