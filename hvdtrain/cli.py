@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 import hvdtrain
+from hvdtrain.bench.options import bench_options, take_options
 from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
 from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Removed, Stopped, UsageError
@@ -153,6 +154,26 @@ def train(
         check_job(layers)
     else:
         run_job(layers)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
+@bench_options
+@_config_options(*OPTIONS)
+def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Measure how fast a job trains, and what its steps wait for.
+
+    \b
+    horovodrun -np 2 python -m hvdtrain bench [CONFIG.yaml] --framework torch|tf [OPTIONS]
+    python -m hvdtrain bench --sweep 1,2,4 --framework torch [OPTIONS]
+    python -m hvdtrain bench --against ddp --framework torch [OPTIONS]
+
+    It takes the options of train and leaves no run directory behind.
+    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.bench.command import run_bench
+
+    chosen, fields = take_options(options)
+    run_bench([*([read_file(config_file)] if config_file else []), *_layers(assignments, fields)], chosen)
 
 
 @cli.command(cls=JobCommand)

@@ -21,6 +21,8 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 OWNERS = {
     "hvdtrain.backends.torch": ("torch", "horovod.torch"),
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
+    "hvdtrain.bench.torch": ("torch", "horovod.torch"),
+    "hvdtrain.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
     "hvdtrain.elastic.host_job": ("horovod.runner",),
     "hvdtrain.elastic.processes": ("horovod.runner",),
     "hvdtrain.elastic.store": ("horovod.runner",),

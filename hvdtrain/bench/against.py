@@ -1,0 +1,253 @@
+"""hvdtrain and another program that does the same work, started in turn."""
+
+import math
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.bench.launch import (
+    Program,
+    exchange_folder,
+    horovodrun,
+    run_program,
+    worker_command,
+    write_specification,
+)
+from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.result import VERSION
+from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.sweep import check_slots
+from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
+from hvdtrain.config import Layer
+from hvdtrain.errors import UsageError
+from hvdtrain.jobs.signals import interruptible
+
+_REPEAT = 5
+_LEAST_PAIRS = 3  # for a verdict
+_MORE_SECONDS, _FACTOR = 300.0, 10.0
+_SAME_LOSS = 1e-4
+_LEAST_STEPS, _MOST_STEPS = 30, 5000
+_TITLES = {
+    "ddp": "PyTorch's DistributedDataParallel",
+    "mwms": "TensorFlow's MultiWorkerMirroredStrategy",
+    "plain": "a plain loop",
+    "horovod": "Horovod's own optimizer",
+}
+_OF_FRAMEWORK = {"ddp": "torch", "mwms": "tf"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured of both programs.
+
+    Attributes:
+        against: the other program.
+        workers: number of workers of each.
+        own: what hvdtrain's jobs found, in order.
+        others: what the other program found each time.
+    """
+
+    against: str
+    workers: int
+    own: Sequence[dict[str, Any]]
+    others: Sequence[dict[str, Any]]
+
+    @property
+    def ratio(self) -> Spread:
+        """Hvdtrain's step relative to the other program's, of each pair."""
+        return Spread.of_ratios(_steps(self.own), _steps(self.others))
+
+    def describe(self) -> str:
+        """Return it as the text that is shown."""
+        first = self.own[0]
+        title = f"against {_TITLES[self.against]}: {first['task']} with {first['device']}, "
+        title += "1 worker" if self.workers == 1 else f"{self.workers} workers over {first['controller']}"
+        rows = [
+            ("hvdtrain", f"{Spread.of(_steps(self.own)).times(1e3).describe()} ms a step"),
+            (self.against, f"{Spread.of(_steps(self.others)).times(1e3).describe()} ms a step"),
+            (
+                "ratio",
+                f"{self.ratio.describe()} of {len(self.own)} pairs; {verdict(self.ratio, len(self.own))}",
+            ),
+            ("same work", f"the first loss is {first['first_loss']:.6g} in both"),
+        ]
+        lines = [title, *(f"  {name:<9}  {text}" for name, text in rows)]
+        return "\n".join([*lines, *(f"  warning: {text}" for text in self._warnings())])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document; times are in seconds."""
+        return {
+            "version": VERSION,
+            "against": self.against,
+            "workers": self.workers,
+            "ratio": self.ratio.to_dict(),
+            "hvdtrain_step_seconds": Spread.of(_steps(self.own)).to_dict(),
+            "other_step_seconds": Spread.of(_steps(self.others)).to_dict(),
+            "hvdtrain": list(self.own),
+            "other": list(self.others),
+        }
+
+    def _warnings(self) -> list[str]:
+        return list(dict.fromkeys(text for document in self.own for text in document["warnings"]))
+
+
+def run_against(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Comparison:
+    """Start both programs in turn, and return what they found.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+        say: is called with what is going on.
+
+    Raises:
+        UsageError: If the programs do not do the same work, or there are fewer cores than workers.
+        EnvironmentFault: If a program fails.
+    """
+    program = options.against or "plain"
+    framework = _framework_of(layers, program)
+    workers = options.num_proc or (1 if program == "plain" else 2)
+    if program == "plain" and workers > 1:
+        raise UsageError("a plain loop has one worker", f"Leave -np {workers} out.")
+    check_slots((workers,), None)
+    own: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    with interruptible(), exchange_folder(shared=False) as folder:
+        pair = _Pair(layers, options, framework, workers, folder)
+        for turn in range(options.repeat or _REPEAT):
+            say(f"turn {turn + 1} of {options.repeat or _REPEAT}: hvdtrain ...")
+            own.append(pair.run_own())
+            say(f"turn {turn + 1} of {options.repeat or _REPEAT}: {program} ...")
+            others.append(pair.run_other(program, own[0]))
+            check_same_work(program, own[-1], others[-1])
+    return Comparison(program, workers, own, others)
+
+
+@dataclass
+class _Pair:
+    """Both programs.
+
+    Attributes:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+        framework: "torch" or "tf".
+        workers: number of workers of each.
+        folder: for what they are told and find.
+    """
+
+    layers: list[Layer]
+    options: BenchOptions
+    framework: str
+    workers: int
+    folder: Path
+    started: int = 0
+
+    def run_own(self) -> dict[str, Any]:
+        """Run hvdtrain, and return what it found."""
+        request = {"seconds": self.options.seconds, "splits": False, "messages": False}
+        path, found = self._specify({"program": HVDTRAIN, "request": request})
+        command = [*self._launcher(), *worker_command(path)]
+        document: dict[str, Any] = run_program(Program(HVDTRAIN, [command], self._limit), found)
+        return document
+
+    def run_other(self, program: str, own: dict[str, Any]) -> dict[str, Any]:
+        """Run the other program, and return what it found.
+
+        Args:
+            program: its name.
+            own: what hvdtrain has found, from which the number of steps follows.
+        """
+        seconds = own["chunk_seconds"]["median"]
+        steps = min(max(round(self.options.seconds / seconds), _LEAST_STEPS), _MOST_STEPS)
+        values = {"program": program, "framework": self.framework, "steps": steps}
+        if program == "horovod":
+            path, found = self._specify({**values, "place": {}})
+            commands = [[*self._launcher(), *worker_command(path)]]
+        else:
+            place = {"size": self.workers, "ports": free_ports(self.workers)}
+            store = str(self.folder / f"store-{self.started}")
+            told = [
+                self._specify({**values, "place": {**place, "rank": rank, "store": store}})
+                for rank in range(self.workers)
+            ]
+            commands, found = [worker_command(path) for path, _ in told], told[0][1]
+        document: dict[str, Any] = run_program(Program(_TITLES[program], commands, self._limit), found)
+        return document
+
+    @property
+    def _limit(self) -> float:
+        return _FACTOR * self.options.seconds + _MORE_SECONDS
+
+    def _launcher(self) -> list[str]:
+        return horovodrun(self.workers, f"localhost:{self.workers}", self.options.controller)
+
+    def _specify(self, values: dict[str, Any]) -> tuple[Path, Path]:
+        """Write what a worker is to do; return the file, and the one in which it writes what it found."""
+        self.started += 1
+        path, found = (self.folder / f"{name}-{self.started}.json" for name in ("job", "found"))
+        write_specification(path, {**values, "layers": layers_to_json(self.layers), "found": str(found)})
+        return path, found
+
+
+def check_same_work(program: str, own: dict[str, Any], other: dict[str, Any]) -> None:
+    """Check that both programs began with the same loss.
+
+    Args:
+        program: the other program.
+        own: what hvdtrain found.
+        other: what the other program found.
+
+    Raises:
+        UsageError: If they did not: then they do not do the same work.
+    """
+    losses = own["first_loss"], other["first_loss"]
+    if not math.isclose(*losses, rel_tol=_SAME_LOSS, abs_tol=_SAME_LOSS):
+        raise UsageError(
+            f"--against {program}: the first loss is {losses[0]:.6g} in hvdtrain and {losses[1]:.6g} in the "
+            "other program, so they do not do the same work and are not compared",
+            "A model whose initial weights or data depend on something else than the seed, such as the time, "
+            "cannot be compared.",
+        )
+
+
+def _framework_of(layers: list[Layer], program: str) -> str:
+    """Return the job's framework.
+
+    Raises:
+        UsageError: If none is given, or it does not have the program.
+    """
+    given = [layer.values["framework"] for layer in layers if layer.values.get("framework")]
+    if not given:
+        raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
+    wanted = _OF_FRAMEWORK.get(program, given[-1])
+    if wanted != given[-1]:
+        others = [name for name in _TITLES if _OF_FRAMEWORK.get(name, given[-1]) == given[-1]]
+        raise UsageError(
+            f"--against {program} is a program of --framework {wanted}, and the job has {given[-1]}",
+            f"With {given[-1]}: --against {', '.join(others)}.",
+        )
+    return str(given[-1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this host that nothing uses now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def _steps(documents: Sequence[dict[str, Any]]) -> list[float]:
+    return [document["chunk_seconds"]["median"] for document in documents]
+
+
+def verdict(ratio: Spread, pairs: int) -> str:
+    """Return what a ratio means, in words."""
+    if pairs < _LEAST_PAIRS:
+        return f"fewer than {_LEAST_PAIRS} pairs do not tell the spread"
+    if ratio.low <= 1 <= ratio.high:
+        return "no difference beyond the spread"
+    return "hvdtrain is faster" if ratio.high < 1 else "hvdtrain is slower"

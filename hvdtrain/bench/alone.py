@@ -1,0 +1,86 @@
+"""A worker of a job as if it were alone: the same model and batches, and no collective in its steps."""
+
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import Backend
+from hvdtrain.config import Config
+from hvdtrain.data.readers import Readers
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.setup import TaskData, build
+from hvdtrain.jobs.training_run import new_session
+from hvdtrain.session import Session
+from hvdtrain.training_plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from hvdtrain.elastic.world import World
+
+
+class AloneWorker:
+    """One worker of a job that trains for itself; its host and its place on it are those of the job."""
+
+    rank, size, most = 0, 1, 1
+    controller, is_elastic, may_reduce = "none", False, False
+
+    def __init__(self, job: Workers) -> None:
+        self.local_rank, self.local_size, self.host = job.local_rank, job.local_size, job.host
+
+    def restart(self, world: "World") -> None:
+        """Refuse: there are no worlds."""
+        raise RuntimeError("a worker alone enters no world")
+
+    def leave(self, *, broken: bool) -> None:
+        """Do nothing: Horovod belongs to the job."""
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return the value."""
+        return value
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the value."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Do nothing: nobody else comes."""
+
+
+def bench_module(framework: str, name: str) -> Any:
+    """Import a module of a framework's own part of this package.
+
+    Args:
+        framework: "torch" or "tf".
+        name: the module's file name, which is the same for all frameworks.
+    """
+    folder = FRAMEWORKS[framework].module.split(".")[-2]
+    return import_module(f"hvdtrain.bench.{folder}.{name}")
+
+
+def session_alone(
+    config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
+) -> Session:
+    """Return a run of this worker on its own, with batches of the size that it has in the job. Local.
+
+    It has a model of its own, and reads other samples than the other workers do.
+
+    Args:
+        config: the job's config.
+        backend: the job's backend.
+        task_data: the task with its data.
+        plan: the job's plan.
+        readers: the processes that read samples.
+    """
+    config = config.model_copy(
+        update={
+            "global_batch_size": None,
+            "batch_size": plan.batch.micro_batch,
+            "seed": config.seed + backend.workers.rank,
+        }
+    )
+    alone: Backend = bench_module(config.framework, "alone").backend_alone(
+        config, backend, AloneWorker(backend.workers)
+    )
+    build(config, task_data.task, alone)
+    return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)

@@ -1,0 +1,75 @@
+"""The command ``bench``: one job as it was launched, a sweep over numbers of workers, or a comparison."""
+
+import json
+from typing import Any
+
+import click
+
+from hvdtrain.bench.job import Request, bench_job
+from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.picture import check_picture, draw
+from hvdtrain.config import Layer
+from hvdtrain.errors import UsageError
+from hvdtrain.host.launcher import launched_rank, open_console
+from hvdtrain.host.launches import stated_launch
+from hvdtrain.printable import printable
+
+
+def run_bench(layers: list[Layer], options: BenchOptions) -> None:
+    """Measure, show what was found, and write it where the options say.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+
+    Raises:
+        UsageError: If options contradict each other, or a launcher started what launches workers itself.
+        HvdtrainError: as training would raise it.
+    """
+    options.check()
+    if options.picture is not None:
+        check_picture(options.picture)
+    if not options.sweep and not options.against:
+        request = Request(options.seconds, options.split, options.all_reduce, options.max_bytes)
+        result = bench_job(layers, request)
+        if result is not None:
+            _tell(result.describe(), result.to_document(), options)
+        return
+    _check_is_not_launched("--sweep" if options.sweep else "--against")
+    if options.sweep:
+        from hvdtrain.bench.sweep import run_sweep
+
+        swept = run_sweep(layers, options, _say)
+        _tell(swept.describe(), swept.to_document(), options)
+    else:
+        from hvdtrain.bench.against import run_against
+
+        compared = run_against(layers, options, _say)
+        _tell(compared.describe(), compared.to_document(), options)
+
+
+def _say(text: str) -> None:
+    click.echo(printable(text), err=True)
+
+
+def _tell(text: str, document: dict[str, Any], options: BenchOptions) -> None:
+    open_console().print(text, highlight=False, markup=False, soft_wrap=True)
+    if options.json_path is not None:
+        options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if options.picture is not None:
+        draw(document, options.picture)
+
+
+def _check_is_not_launched(option: str) -> None:
+    """Check that no launcher started this process.
+
+    Raises:
+        UsageError: If one did.
+    """
+    launch = stated_launch()
+    if launched_rank() is not None or (launch is not None and launch.size > 1):
+        raise UsageError(
+            f"bench {option} launches workers itself, but a launcher has started this process",
+            f"Run it without the launcher: python -m hvdtrain bench {option} ...",
+            everywhere=True,
+        )

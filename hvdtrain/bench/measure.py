@@ -1,0 +1,130 @@
+"""Measuring a job's steps: blocks of them with the other workers and without, in turn."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.backends.base import Backend
+from hvdtrain.bench.alone import session_alone
+from hvdtrain.bench.blocks import Recorder, joined, run_block
+from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
+from hvdtrain.config import Config
+from hvdtrain.jobs.dry_run import dry_run
+from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.setup import JobSpec, TaskData
+from hvdtrain.jobs.training_run import new_session
+from hvdtrain.seeding import seed_host_generators
+from hvdtrain.session import Session, readers_for
+
+_FIRST_STEPS = 5  # which tell how many fit into the time
+_BLOCKS = 5  # with the other workers, and as many without
+CHUNK = 10  # steps that are timed together where programs are compared
+_LEAST_STEPS, _MOST_STEPS = CHUNK, 1000  # of a block
+_ENDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What was measured of a job's steps.
+
+    Attributes:
+        step_seconds: how long a step takes: the blocks' medians.
+        samples_per_second: of all workers together.
+        chunk_seconds: the same from chunks of steps, which other programs are timed in.
+        parts: the parts of the step's time, by name; empty if they were not measured.
+        blocks: the blocks' means in seconds, in order.
+        steps: how many steps were timed.
+        first_loss: the loss of the first step.
+        notes: what the training told.
+    """
+
+    step_seconds: Spread
+    chunk_seconds: Spread
+    samples_per_second: Spread
+    parts: dict[str, Spread]
+    blocks: list[float]
+    steps: int
+    first_loss: float
+    notes: Sequence[str] = field(default=())
+
+
+def bench_config(config: Config) -> Config:
+    """Return the config of a job that trains without an end and leaves nothing behind.
+
+    Evaluations, checkpoints, logs and comparisons of the workers' parameters are left out.
+    """
+    changes: dict[str, Any] = {
+        "epochs": None, "steps": _ENDLESS, "resume": None, "run_dir": None, "save_every": None,
+        "keep_best": None, "early_stopping": None, "trace_indices": False, "check_replicas_every": _ENDLESS,
+    }  # fmt: skip
+    if config.lr_schedule == "plateau":  # which needs evaluations
+        changes["lr_schedule"] = "constant"
+    return config.model_copy(update=changes)
+
+
+def measure_steps(
+    job: JobSpec, backend: Backend, task_data: TaskData, *, seconds: float, splits: bool
+) -> Steps:
+    """Collective. Train, and return how long steps take.
+
+    Args:
+        job: the job.
+        backend: its backend, with the model built.
+        task_data: the task with its data.
+        seconds: how long to train, roughly.
+        splits: whether to measure the parts of a step, for which a second model is built.
+    """
+    config, workers = bench_config(job.config), backend.workers
+    task_data = replace(task_data, eval_data=None)
+    restore(config, backend, len(task_data.train_data))
+    seed_host_generators(config.seed, f"step 0, rank {workers.rank}")
+    with readers_for(config, task_data.train_data, None) as readers:
+        session = new_session(config, backend, task_data, ResumePoint(), readers)
+        ACTIVITY.enter("in the dry run", is_long=True)
+        notes = dry_run(session, task_data.task).notes
+        alone = None
+        if splits and workers.size > 1:
+            ACTIVITY.enter("building a second model", is_long=True)
+            alone = session_alone(config, backend, task_data, session.plan(), readers)
+        measured = _measure(session, alone, seconds)
+    return replace(measured, notes=(*notes, *measured.notes))
+
+
+def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
+    """Collective. Run the blocks."""
+    workers = session.backend.workers
+    recorder, others = Recorder(), Recorder()
+    session.report = recorder
+    runs = [_block_of(session, recorder)]
+    if alone is not None:
+        alone.report = others
+        runs.append(_block_of(alone, others))
+    found = [workers.allgather_object(run(_FIRST_STEPS)) for run in runs]
+    first = max(statistics.median(block_seconds) for of_ranks in found for block_seconds, _ in of_ranks)
+    steps = round(seconds / (_BLOCKS * len(runs) * max(first, 1e-6)))
+    steps = min(max(steps, _LEAST_STEPS), _MOST_STEPS)
+    pairs: list[list[Block]] = []
+    for _ in range(_BLOCKS):
+        pairs.append([joined(workers.allgather_object(run(steps))) for run in runs])
+    of_job = [pair[0] for pair in pairs]
+    splits = [split_of(*pair) if len(pair) == 2 else split_of_one(pair[0]) for pair in pairs]
+    medians = [statistics.median(block.step_seconds[0]) for block in of_job]
+    means = [block.mean_seconds for block in of_job]
+    batch = session.plan().batch.global_batch
+    return Steps(
+        Spread.of(medians),
+        Spread.of([seconds for block in of_job for seconds in block.chunks(CHUNK)]),
+        Spread.of([batch / mean for mean in means]),
+        spread_of_parts(splits) if alone is not None or workers.size == 1 else {},
+        means,
+        _BLOCKS * steps,
+        recorder.first_loss or 0.0,
+        recorder.notes,
+    )
+
+
+def _block_of(session: Session, recorder: Recorder) -> Callable[[int], Any]:
+    return lambda steps: run_block(session, recorder, steps)

@@ -1,0 +1,153 @@
+"""The options of the command ``bench``, beside those of a job."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.cli_options import ExpandedPath
+from hvdtrain.errors import UsageError
+
+AGAINST = ("ddp", "mwms", "plain", "horovod")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_LEAST_BYTES, _MOST_BYTES = 4 * 2**10, 4 * 2**30
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, such as 64K or 128M."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+        if not _LEAST_BYTES <= size <= _MOST_BYTES or size % 4:
+            self.fail(f"{value!r} is not a size from 4K to 4G, such as 64K or 128M.", param, ctx)
+        return size
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of workers, such as 1,2,4."""
+
+    name = "counts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers, the smallest first."""
+        words = str(value).split(",")
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            self.fail(f"{value!r} is not a list of numbers of workers, such as 1,2,4.", param, ctx)
+        return tuple(sorted({int(word) for word in words}))
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What the options of ``bench`` say, beside those of the job.
+
+    Attributes:
+        seconds: how long each measurement trains, roughly.
+        split: whether the parts of a step are measured.
+        all_reduce: whether sums are measured by size.
+        max_bytes: the largest size.
+        sweep: the numbers of workers to launch; empty without a sweep.
+        against: the program to compare with, if there is one.
+        num_proc: the workers of both programs that are compared.
+        repeat: how often each program is started.
+        hosts: hosts and slots for a sweep.
+        controller: "mpi", "gloo" or None for what horovodrun chooses.
+        json_path: file for the JSON document.
+        picture: file for the picture.
+    """
+
+    seconds: float = 20.0
+    split: bool = True
+    all_reduce: bool = True
+    max_bytes: int = 128 * 2**20
+    sweep: tuple[int, ...] = ()
+    against: str | None = None
+    num_proc: int | None = None
+    repeat: int | None = None
+    hosts: str | None = None
+    controller: str | None = None
+    json_path: Path | None = None
+    picture: Path | None = None
+
+    def check(self) -> None:
+        """Check what one option alone does not tell.
+
+        Raises:
+            UsageError: If options contradict each other, or a file cannot be written.
+        """
+        if self.sweep and self.against:
+            raise UsageError("--sweep and --against are measurements of their own", "Give one of them.")
+        launches = self.sweep or self.against
+        for name, given in (("-np", self.num_proc if self.against else None), ("--repeat", self.repeat),
+                            ("-H", self.hosts), ("--controller", self.controller)):  # fmt: skip
+            if given is not None and not launches:
+                raise UsageError(
+                    f"{name} is for --sweep and --against, which launch workers themselves",
+                    "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ...",
+                )
+        if self.num_proc is not None and not self.against:
+            raise UsageError(
+                "-np is for --against",
+                "To measure a job: horovodrun -np N python -m hvdtrain bench ...; for several numbers of "
+                "workers: --sweep 1,2,4.",
+            )
+        if self.hosts and self.against:
+            raise UsageError("--against compares programs on this host", "Leave -H out.")
+        for path in (self.json_path, self.picture):
+            if path is not None and not path.parent.is_dir():
+                raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
+
+
+_FIELDS = tuple(field.name for field in fields(BenchOptions))
+
+
+def bench_options(command: Any) -> Any:
+    """Add the options of ``bench`` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_options(options: Mapping[str, Any]) -> tuple[BenchOptions, dict[str, Any]]:
+    """Return the options of ``bench``, and the rest, which are fields of the job."""
+    own = {name: options[name] for name in _FIELDS if options[name] is not None}
+    return BenchOptions(**own), {name: value for name, value in options.items() if name not in _FIELDS}
+
+
+_OPTIONS = (
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, metavar="SECONDS",
+                 help="How long each measurement trains, roughly. [20]"),
+    click.option("--split/--no-split", default=True,
+                 help="Measure the parts of a step, for which a second model is built. [split]"),
+    click.option("--all-reduce/--no-all-reduce", default=True,
+                 help="Measure all-reduces from 4 KiB on. [all-reduce]"),
+    click.option("--max-bytes", type=Bytes(), default="128M", metavar="SIZE",
+                 help="Largest all-reduce. [128M]"),
+    click.option("--sweep", type=Counts(), metavar="1,2,4",
+                 help="Launch these numbers of workers, and show how the speed grows."),
+    click.option("--against", type=click.Choice(AGAINST),
+                 help="Compare with a program without hvdtrain that does the same work."),
+    click.option("-np", "--num-proc", type=click.IntRange(1), metavar="N",
+                 help="Workers of each program for --against. [2; 1 for plain]"),
+    click.option("--repeat", type=click.IntRange(1, 100), metavar="N",
+                 help="How often each program is started, in turn. [1 for --sweep, 5 for --against]"),
+    click.option("-H", "--hosts", metavar="HOSTS",
+                 help="Hosts and their slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
+    click.option("--controller", type=click.Choice(["mpi", "gloo"]),
+                 help="Controller of the jobs that are launched. [horovodrun's choice]"),
+    click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
+                 help="Write a JSON document, too."),
+    click.option("--picture", type=ExpandedPath(), metavar="FILE",
+                 help="Draw a picture, too: .png, .svg or .html; needs matplotlib."),
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""The same sum over workers without Horovod: MPI's own call, Gloo's, or NCCL's."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.agreement import Workers
+
+_START_SECONDS = 60
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Another way to sum over the workers.
+
+    Attributes:
+        name: what calls it, in words; empty if there is none.
+        of_size: returns a function that sums a buffer of so many bytes. It is collective.
+        reason: why there is none.
+    """
+
+    name: str
+    of_size: Callable[[int], Callable[[], None]] | None = None
+    reason: str = ""
+
+
+@contextmanager
+def raw_calls(workers: Workers, on_gpu: bool) -> Iterator[Raw]:
+    """Collective. Return a context with what Horovod's transport does without Horovod.
+
+    Args:
+        workers: the job's workers.
+        on_gpu: whether the job computes on GPUs.
+    """
+    reason = _reason(workers, on_gpu)
+    reasons = [one for one in workers.allgather_object(reason) if one]
+    if reasons:
+        yield Raw("", reason=reasons[0])
+    elif workers.controller == "MPI" and not on_gpu:
+        yield _mpi()
+    else:
+        with _process_group(workers, "nccl" if on_gpu else "gloo") as raw:
+            yield raw
+
+
+def _reason(workers: Workers, on_gpu: bool) -> str:
+    """Return why there is no other call to compare with; empty if there is one."""
+    if workers.controller == "MPI" and not on_gpu:
+        mpi = import_module("mpi4py.MPI")
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            return "MPI runs without THREAD_MULTIPLE, so only Horovod's thread may call it"
+        return "" if mpi.COMM_WORLD.Get_size() == workers.size else "mpi4py sees another number of workers"
+    if find_spec("torch") is None:
+        return "PyTorch, whose Gloo and NCCL would be called, is not installed"
+    if workers.local_size != workers.size:
+        return "over Gloo and NCCL, the workers of one host are compared only"
+    return ""
+
+
+def _mpi() -> Raw:
+    mpi = import_module("mpi4py.MPI")
+
+    def of_size(size: int) -> Callable[[], None]:
+        buffer = np.zeros(size // 4, np.float32)
+        return lambda: mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, buffer)
+
+    return Raw("MPI_Allreduce", of_size)
+
+
+@contextmanager
+def _process_group(workers: Workers, transport: str) -> Iterator[Raw]:
+    """Collective. Return a context with PyTorch's own group of the workers of this host.
+
+    They find each other by a file and talk over the loopback interface: nothing listens on others.
+    """
+    torch, distributed = import_module("torch"), import_module("torch.distributed")
+    folder = workers.broadcast_object(tempfile.mkdtemp(prefix="hvdtrain-bench-") if not workers.rank else "")
+    before = os.environ.get(_INTERFACE)
+    os.environ[_INTERFACE] = "lo"
+    try:
+        distributed.init_process_group(
+            transport,
+            init_method=Path(folder, "store").as_uri(),
+            rank=workers.rank,
+            world_size=workers.size,
+            timeout=timedelta(seconds=_START_SECONDS),
+        )
+        try:
+            yield Raw({"gloo": "Gloo", "nccl": "NCCL"}[transport], _calls(torch, distributed, transport))
+        finally:
+            distributed.destroy_process_group()
+    finally:
+        os.environ.pop(_INTERFACE)
+        if before is not None:
+            os.environ[_INTERFACE] = before
+        if workers.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _calls(torch: Any, distributed: Any, transport: str) -> Callable[[int], Callable[[], None]]:
+    device = "cuda" if transport == "nccl" else "cpu"
+
+    def of_size(size: int) -> Callable[[], None]:
+        tensor = torch.zeros(size // 4, device=device)
+
+        def reduce() -> None:
+            distributed.all_reduce(tensor)
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return reduce
+
+    return of_size

@@ -1,0 +1,42 @@
+"""A measured number with its spread."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of repeated measurements, and the lowest and the highest of them.
+
+    Attributes:
+        median: the median.
+        low: the lowest.
+        high: the highest.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return the spread of one measurement or more."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
+    def of_ratios(cls, values: Sequence[float], others: Sequence[float]) -> "Spread":
+        """Return the spread of the ratios of values that were measured in pairs."""
+        return cls.of([one / other for one, other in zip(values, others, strict=True)])
+
+    def times(self, factor: float) -> "Spread":
+        """Return it in another unit."""
+        return Spread(self.median * factor, self.low * factor, self.high * factor)
+
+    def describe(self, digits: int = 2) -> str:
+        """Return it in words: the median, and the range in parentheses."""
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+
+    def to_dict(self) -> dict[str, float]:
+        """Return it for a JSON document."""
+        return asdict(self)

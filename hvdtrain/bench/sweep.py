@@ -1,0 +1,155 @@
+"""How the speed grows with the number of workers: each number is a job that is launched here."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.bench.launch import (
+    Program,
+    exchange_folder,
+    horovodrun,
+    run_program,
+    worker_command,
+    write_specification,
+)
+from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
+from hvdtrain.config import Layer
+from hvdtrain.errors import UsageError
+from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.jobs.signals import interruptible
+
+_MORE_SECONDS = 300.0  # beside the measurement: to start, and to compile
+_FACTOR = 10.0
+
+
+@dataclass(frozen=True)
+class SweptCount:
+    """What was measured with a number of workers.
+
+    Attributes:
+        workers: the number.
+        documents: what each of the jobs found.
+        efficiency: samples/s of a worker, relative to a worker of the smallest number.
+    """
+
+    workers: int
+    documents: Sequence[dict[str, Any]]
+    efficiency: Spread
+
+    @property
+    def speed(self) -> Spread:
+        """Samples/s of all workers together."""
+        return _speed(self.documents)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was measured with all numbers of workers."""
+
+    rows: Sequence[SweptCount]
+
+    def describe(self) -> str:
+        """Return it as the text that is shown."""
+        first = self.rows[0]
+        title = f"sweep: {first.documents[0]['task']} with {first.documents[0]['device']}"
+        lines = [title, f"  {'workers':>7}  {'samples/s':>28}  {'step in ms':>24}  efficiency"]
+        for row in self.rows:
+            steps = Spread.of([d["step_seconds"]["median"] for d in row.documents]).times(1e3)
+            lines.append(
+                f"  {row.workers:>7}  {row.speed.describe(0):>28}  {steps.describe():>24}  "
+                f"{row.efficiency.median:.0%} ({row.efficiency.low:.0%} to {row.efficiency.high:.0%})"
+            )
+        lines.append(f"  efficiency: samples/s of a worker, relative to {_workers(first.workers)}")
+        warnings = (text for row in self.rows for document in row.documents for text in document["warnings"])
+        return "\n".join([*lines, *(f"  warning: {text}" for text in dict.fromkeys(warnings))])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "version": self.rows[0].documents[0]["version"],
+            "sweep": [
+                {
+                    "workers": row.workers,
+                    "samples_per_second": row.speed.to_dict(),
+                    "efficiency": row.efficiency.to_dict(),
+                    "jobs": list(row.documents),
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Sweep:
+    """Launch a job for each number of workers, and return what they found.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+        say: is called with what is going on.
+
+    Raises:
+        UsageError: If there are fewer slots than workers.
+        EnvironmentFault: If a job fails.
+    """
+    hosts = check_slots(options.sweep, options.hosts)
+    request = {"seconds": options.seconds, "splits": options.split, "messages": False}
+    found: dict[int, list[dict[str, Any]]] = {count: [] for count in options.sweep}
+    with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
+        for turn in range(options.repeat or 1):
+            for count in options.sweep:
+                say(f"{_workers(count)} ...")
+                path, to = folder / "job.json", folder / f"found-{turn}-{count}.json"
+                values = {"program": HVDTRAIN, "layers": layers_to_json(layers), "request": request}
+                write_specification(path, {**values, "found": str(to)})
+                command = [*horovodrun(count, hosts, options.controller), *worker_command(path)]
+                limit = _FACTOR * options.seconds + _MORE_SECONDS
+                found[count].append(
+                    run_program(Program(f"the job with {_workers(count)}", [command], limit), to)
+                )
+    return Sweep(swept_counts(found))
+
+
+def swept_counts(found: dict[int, list[dict[str, Any]]]) -> list[SweptCount]:
+    """Return what jobs found, with the efficiency relative to the smallest number of workers."""
+    least = min(found)
+    base = _speed(found[least]).median / least
+    rows = []
+    for count, documents in found.items():
+        speed = _speed(documents)
+        rows.append(SweptCount(count, documents, speed.times(1 / (count * base))))
+    return rows
+
+
+def check_slots(counts: Sequence[int], hosts: str | None) -> str:
+    """Return hosts and slots, as horovodrun takes them.
+
+    Raises:
+        UsageError: If there are fewer slots than workers.
+    """
+    if hosts is None:
+        slots = len(os.sched_getaffinity(0))
+        where, remedy = "this host has", f"To share cores, which makes all slower: -H localhost:{counts[-1]}."
+        hosts = f"localhost:{max(slots, 1)}"
+    else:
+        slots = sum(host.slots for host in parse_host_list(hosts))
+        where, remedy = "the hosts of -H have", "Name more hosts or slots."
+    if counts[-1] > slots:
+        raise UsageError(
+            f"{_workers(counts[-1])} need a slot each; {where} {slots} {'core' if slots == 1 else 'slots'}",
+            f"Give smaller numbers of workers. {remedy}",
+        )
+    return hosts
+
+
+def _speed(documents: Sequence[dict[str, Any]]) -> Spread:
+    """Return the spread over jobs; of one job, that over its blocks."""
+    if len(documents) == 1:
+        return Spread(**documents[0]["samples_per_second"])
+    return Spread.of([document["samples_per_second"]["median"] for document in documents])
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,1 @@
+"""What ``bench`` computes with TensorFlow."""

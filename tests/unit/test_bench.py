@@ -1,0 +1,380 @@
+"""What bench computes of its measurements, its options, and what it refuses."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hvdtrain.bench import against, command, picture, sweep
+from hvdtrain.bench.against import check_same_work, verdict
+from hvdtrain.bench.blocks import joined
+from hvdtrain.bench.job import notes_on
+from hvdtrain.bench.launch import Program, horovodrun, run_program
+from hvdtrain.bench.machine import CpuTimes, busy_hosts
+from hvdtrain.bench.measure import Steps, bench_config
+from hvdtrain.bench.message_times import KIB, MIB, MessageTime, sizes_up_to, words_for_size
+from hvdtrain.bench.options import BenchOptions, take_options
+from hvdtrain.bench.peer import check_carried
+from hvdtrain.bench.result import Result
+from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
+from hvdtrain.cli import cli
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import EnvironmentFault, UsageError
+
+
+def test_a_spread_is_the_median_and_the_range():
+    found = Spread.of([3.0, 1.0, 2.0])
+    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
+    assert found.times(1e3).describe(0) == "2,000 (1,000 to 3,000)"
+    assert Spread.of_ratios([1.0, 3.0], [2.0, 2.0]) == Spread(1.0, 0.5, 1.5)
+
+
+def test_ratios_are_of_pairs():
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        Spread.of_ratios([1.0, 3.0], [2.0])
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    job = Block([[10.0, 12.0], [10.0, 12.0]], [1.0, 3.0])
+    alone = Block([[4.0, 6.0], [8.0, 2.0]], [0.5, 0.5])
+    found = split_of(job, alone)
+    assert found.data == 2.0  # the mean over the workers, in the job
+    assert found.compute == 5.0 - 0.5
+    assert found.slowest == (8.0 + 6.0) / 2 - 5.0  # in each step another worker was the slowest
+    assert found.communication == 11.0 - found.data - found.compute - found.slowest
+
+
+def test_one_worker_waits_for_nobody():
+    found = split_of_one(Block([[4.0, 6.0]], [1.0]))
+    assert (found.data, found.compute, found.slowest, found.communication) == (1.0, 4.0, 0.0, 0.0)
+
+
+def test_parts_have_a_spread_over_the_pairs():
+    blocks = [Block([[seconds]], [0.0]) for seconds in (1.0, 2.0, 6.0)]
+    assert spread_of_parts([split_of_one(block) for block in blocks])["compute"] == Spread(2.0, 1.0, 6.0)
+
+
+def test_blocks_are_joined_in_the_order_of_ranks():
+    block = joined([([1.0, 2.0], 0.1), ([3.0, 4.0], 0.2)])
+    assert block.step_seconds == [[1.0, 2.0], [3.0, 4.0]]
+    assert block.chunks(2) == [1.5]
+    assert block.chunks(3) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (4 * KIB, [4 * KIB]),
+        (20 * KIB, [4 * KIB, 16 * KIB, 20 * KIB]),
+        (128 * MIB, [4**k * 4 * KIB for k in range(8)] + [128 * MIB]),
+    ],
+)
+def test_sizes_end_with_the_largest(most, sizes):
+    assert list(sizes_up_to(most)) == sizes
+
+
+def test_sizes_are_said_in_units():
+    assert [words_for_size(size) for size in (4 * KIB, 64 * MIB, 5 * 1500)] == ["4 KiB", "64 MiB", "7 KiB"]
+
+
+def cpu(own: float, busy: float, stolen: float = 0.0, host: str = "h1") -> CpuTimes:
+    return CpuTimes(host, 2, 10.0, busy, stolen, own)
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "said"),
+    [
+        ([cpu(10.0, 20.0), cpu(9.9, 20.0)], []),
+        ([cpu(5.0, 20.0), cpu(5.0, 20.0)], ["h1 was busy: other processes used 1.0 of its 2 cores"]),
+        ([cpu(10.0, 10.0, 5.0)], ["h1 is a virtual machine that did not get 0.5 of its 2 cores"]),
+        ([cpu(10.0, 10.0), cpu(1.0, 20.0, host="h2")], ["h2 was busy: other processes used 1.9"]),
+    ],
+)
+def test_a_busy_machine_is_said(of_ranks, said):
+    found = busy_hosts(of_ranks)
+    assert len(found) == len(said)
+    assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
+
+
+def test_the_clocks_of_this_process_count():
+    before = CpuTimes.now("here")
+    sum(range(3_000_000))
+    spent = CpuTimes.now("here").since(before)
+    assert 0 < spent.own <= spent.seconds + 0.1
+    assert spent.busy >= 0
+
+
+PARTS = {"data": Spread(0.0, 0.0, 0.0), "communication": Spread(0.001, -0.001, 0.002)}
+STEPS = Steps(
+    Spread(0.01, 0.009, 0.011),
+    Spread(0.01, 0.009, 0.011),
+    Spread(6400.0, 6000.0, 7000.0),
+    PARTS,
+    [0.01],
+    50,
+    2.3,
+)
+RESULT = Result(
+    "digits", "PyTorch on the CPU", 2, 1, "Gloo", 64, "fp32, sent uncompressed", STEPS,
+    messages=[MessageTime(4 * KIB, Spread(3e-4, 2e-4, 4e-4), Spread(1e-4, 1e-4, 2e-4))], beside="Gloo",
+    warnings=["h1 was busy"], notes=["a note"],
+)  # fmt: skip
+
+
+def test_a_result_is_said_with_units():
+    lines = RESULT.describe().splitlines()
+    assert lines[0] == "bench: digits with PyTorch on the CPU, 2 workers over Gloo, 64 samples a step"
+    text = " ".join(" ".join(lines).split())
+    assert "speed 6,400 (6,000 to 7,000) samples/s" in text
+    assert "step 10.00 (9.00 to 11.00) ms, 50 steps timed" in text
+    assert "exposed communication 1.00 (-1.00 to 2.00) ms, 10% of the step; not above the noise" in text
+    assert "4 KiB 300 us 14 MB/s 100 us 3.00" in text
+    assert lines[-2:] == ["  note: a note", "  warning: h1 was busy"]
+
+
+def test_a_result_without_a_raw_call_says_why():
+    messages = [MessageTime(4 * KIB, Spread(3e-4, 2e-4, 4e-4), None)]
+    text = replace(RESULT, messages=messages, beside="not compared: no PyTorch").describe()
+    assert "all-reduce (not compared: no PyTorch)" in text
+    assert "ratio" not in text
+
+
+def test_a_result_is_a_json_document():
+    document = json.loads(json.dumps(RESULT.to_document()))
+    assert document["step_seconds"] == {"median": 0.01, "low": 0.009, "high": 0.011}
+    assert document["all_reduce"][0]["bytes"] == 4096
+    assert math.isclose(document["all_reduce"][0]["ratio"], 3.0)
+    assert document["warnings"] == ["h1 was busy"]
+
+
+def documents(*speeds: float) -> list[dict]:
+    return [{"samples_per_second": Spread(s, s, s).to_dict()} for s in speeds]
+
+
+def test_efficiency_is_relative_to_the_smallest_number_of_workers():
+    rows = sweep.swept_counts({1: documents(100.0), 4: documents(200.0, 300.0)})
+    assert rows[0].efficiency == Spread(1.0, 1.0, 1.0)
+    assert rows[1].efficiency == Spread(0.625, 0.5, 0.75)
+    rows = sweep.swept_counts({2: documents(100.0), 4: documents(200.0)})
+    assert rows[1].efficiency.median == 1.0
+
+
+def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert sweep.check_slots((1, 2), None) == "localhost:2"
+    with pytest.raises(UsageError, match="3 workers need a slot each; this host has 2 slots") as error:
+        sweep.check_slots((1, 3), None)
+    assert "-H localhost:3" in error.value.remedy
+    assert sweep.check_slots((3,), "localhost:3") == "localhost:3"
+    with pytest.raises(UsageError, match="the hosts of -H have 3 slots"):
+        sweep.check_slots((4,), "h1:2,h2:1")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "said"),
+    [
+        (Spread(0.8, 0.7, 0.9), 5, "hvdtrain is faster"),
+        (Spread(1.2, 1.1, 1.3), 5, "hvdtrain is slower"),
+        (Spread(0.9, 0.8, 1.01), 5, "no difference beyond the spread"),
+        (Spread(0.8, 0.8, 0.8), 1, "fewer than 3 pairs do not tell the spread"),
+    ],
+)
+def test_a_verdict_needs_more_than_the_spread(ratio, pairs, said):
+    assert verdict(ratio, pairs) == said
+
+
+def test_programs_with_other_losses_are_not_compared():
+    check_same_work("ddp", {"first_loss": 2.30001}, {"first_loss": 2.30002})
+    with pytest.raises(UsageError, match=r"2\.3 in hvdtrain and 2\.31 in the other program"):
+        check_same_work("ddp", {"first_loss": 2.3}, {"first_loss": 2.31})
+    with pytest.raises(UsageError, match="do not do the same work"):
+        check_same_work("ddp", {"first_loss": math.nan}, {"first_loss": math.nan})
+
+
+def config(**values) -> Config:
+    return Config(framework="torch", **values)
+
+
+class OwnStep:
+    def torch_step(self):
+        """Stand for a training step of the task's own."""
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "said"),
+    [
+        ({"accumulate": 2}, object(), "accumulate: 2"),
+        ({"ema_decay": 0.9, "precision": "bf16"}, object(), "ema_decay: 0.9, precision: bf16"),
+        ({"optimizer": "lars"}, object(), "optimizer: lars"),
+        ({"compression": "fp16"}, object(), "compression: fp16"),
+        ({}, OwnStep, "the task's torch_step"),
+    ],
+)
+def test_what_a_program_cannot_do_is_refused(values, task, said):
+    with pytest.raises(UsageError, match=f"does not have .*{said}"):
+        check_carried(config(**values), task)
+
+
+def test_what_a_program_can_do_is_not_refused():
+    check_carried(config(optimizer="adamw", clip_norm=1.0, batch_size=8, eval_every=None, epochs=3), object())
+
+
+def test_a_measured_job_has_no_end_and_leaves_nothing():
+    found = bench_config(config(epochs=2, run_dir="runs/a", lr_schedule="plateau", save_every=5))
+    assert (found.epochs, found.run_dir, found.save_every, found.lr_schedule) == (
+        None,
+        None,
+        None,
+        "constant",
+    )
+    assert found.steps >= 10**9
+    assert notes_on(config(resume="runs/a", lr_schedule="plateau"))[0].startswith("the measurement starts")
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(cli, ["bench", *words])
+
+
+@pytest.fixture
+def handed_on(monkeypatch):
+    """Gives the layers and options that a command line hands on, without measuring."""
+    found: list = []
+    monkeypatch.setattr(command, "run_bench", lambda layers, options: found.extend((layers, options)))
+
+    def get(*words: str):
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        return found
+
+    return get
+
+
+def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
+    layers, options = handed_on(
+        *("--framework", "torch", "--batch-size", "8", "--set", "seed=3", "--sweep", "2,1,2"),
+        *("--max-bytes", "1M", "--no-split", "--json", "a.json", "--seconds", "3"),
+    )
+    assert layers[1].values == {"framework": "torch", "batch_size": 8}
+    assert layers[0].values == {"seed": 3}
+    assert options == BenchOptions(
+        seconds=3.0, split=False, max_bytes=MIB, sweep=(1, 2), json_path=Path("a.json")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-bytes", "1K"], "'1K' is not a size from 4K to 4G"),
+        (["--max-bytes", "many"], "'many' is not a size"),
+        (["--sweep", "1,x"], "'1,x' is not a list of numbers of workers"),
+        (["--sweep", "0"], "'0' is not a list of numbers of workers"),
+        (["--against", "spark"], "'spark' is not one of"),
+        (["--batchsize", "8"], "No such option '--batchsize'. Did you mean '--batch-size'?"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(words, said):
+    result = invoke("--framework", "torch", *words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sweep": (1,), "against": "ddp"}, "measurements of their own"),
+        ({"repeat": 2}, "--repeat is for --sweep and --against"),
+        ({"hosts": "h1:2"}, "-H is for --sweep"),
+        ({"controller": "mpi"}, "--controller is for"),
+        ({"num_proc": 2}, "-np is for --against"),
+        ({"num_proc": 2, "sweep": (1,)}, "-np is for --against"),
+        ({"hosts": "h1:2", "against": "ddp"}, "on this host"),
+        ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, said):
+    with pytest.raises(UsageError, match=said):
+        BenchOptions(**options).check()
+
+
+def test_options_that_are_not_given_have_their_defaults():
+    taken, rest = take_options({"seconds": 20.0, "sweep": None, "framework": "torch", **_none_given()})
+    assert taken == BenchOptions()
+    assert rest == {"framework": "torch"}
+
+
+def _none_given() -> dict:
+    names = ("against", "num_proc", "repeat", "hosts", "controller", "json_path", "picture")
+    given = {"split": True, "all_reduce": True, "max_bytes": 128 * MIB}
+    return {**dict.fromkeys(names), **given}
+
+
+@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}])
+def test_what_launches_workers_refuses_a_launcher(options, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(UsageError, match="launches workers itself, but a launcher has started this process"):
+        command.run_bench([], BenchOptions(**options))
+
+
+def test_a_program_of_the_other_framework_is_refused():
+    layers = [Layer("options", {"framework": "tf"})]
+    with pytest.raises(UsageError, match="program of --framework torch, and the job has tf") as error:
+        against.run_against(layers, BenchOptions(against="ddp"), print)
+    assert error.value.remedy == "With tf: --against mwms, plain, horovod."
+    with pytest.raises(UsageError, match="no framework is given"):
+        against.run_against([], BenchOptions(against="ddp"), print)
+    with pytest.raises(UsageError, match="a plain loop has one worker"):
+        against.run_against(layers, BenchOptions(against="plain", num_proc=2), print)
+
+
+def test_a_picture_needs_matplotlib(monkeypatch):
+    with pytest.raises(UsageError, match=r"must end in \.png, \.svg, \.html"):
+        picture.check_picture(Path("a.jpg"))
+    monkeypatch.setattr(picture, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="matplotlib, which draws it, is not installed") as error:
+        picture.check_picture(Path("a.png"))
+    assert "pip install matplotlib" in error.value.remedy
+
+
+def test_one_worker_needs_no_launcher():
+    assert horovodrun(1, "localhost:2", "mpi") == []
+    assert horovodrun(2, "localhost:2", "gloo")[1:] == ["--gloo", "-np", "2", "-H", "localhost:2"]
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_what_a_program_found_is_returned(tmp_path):
+    found = tmp_path / "found.json"
+    write = python(f"open({str(found)!r}, 'w').write('{{\"a\": 1}}')")
+    assert run_program(Program("it", [write, python("pass")], 30), found) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "said"),
+    [
+        ("print('why it failed'); raise SystemExit(3)", 30, "it ended with exit code 3"),
+        ("pass", 30, "it ended without a result"),
+        ("import time; time.sleep(60)", 0.5, "it did not end within 0 s and was ended"),
+    ],
+)
+def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_path):
+    with pytest.raises(EnvironmentFault, match=said) as error:
+        run_program(Program("it", [python(text)], limit), tmp_path / "found.json")
+    assert ("why it failed" in error.value.remedy) == ("why" in text)
+
+
+def test_the_other_processes_of_a_program_that_fails_are_ended(tmp_path):
+    mark = f"left-{tmp_path.name}"
+    sleeps = [*python("import time; time.sleep(60)"), mark]
+    with pytest.raises(EnvironmentFault, match="exit code 3"):
+        run_program(Program("it", [sleeps, python("raise SystemExit(3)")], 30), tmp_path / "found.json")
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert mark not in listed
