@@ -19,7 +19,7 @@ from hvdtrain.bench.launch import (
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.result import VERSION
 from hvdtrain.bench.spread import Spread
-from hvdtrain.bench.sweep import check_slots
+from hvdtrain.bench.sweep import check_slots, limit_of
 from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
@@ -27,7 +27,6 @@ from hvdtrain.jobs.signals import interruptible
 
 _REPEAT = 5
 _LEAST_PAIRS = 3  # for a verdict
-_MORE_SECONDS, _FACTOR = 300.0, 10.0
 _SAME_LOSS = 1e-4
 _LEAST_STEPS, _MOST_STEPS = 30, 5000
 _TITLES = {
@@ -149,7 +148,7 @@ class _Pair:
         request = {"seconds": self.options.seconds, "splits": False, "messages": False}
         path, found = self._specify({"program": HVDTRAIN, "request": request})
         command = [*self._launcher(), *worker_command(path)]
-        document: dict[str, Any] = run_program(Program(HVDTRAIN, [command], self._limit), found)
+        document: dict[str, Any] = run_program(Program(HVDTRAIN, [command], limit_of(self.options)), found)
         return document
 
     def run_other(self, program: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -173,12 +172,10 @@ class _Pair:
                 for rank in range(self.workers)
             ]
             commands, found = [worker_command(path) for path, _ in told], told[0][1]
-        document: dict[str, Any] = run_program(Program(_TITLES[program], commands, self._limit), found)
+        document: dict[str, Any] = run_program(
+            Program(_TITLES[program], commands, limit_of(self.options)), found
+        )
         return document
-
-    @property
-    def _limit(self) -> float:
-        return _FACTOR * self.options.seconds + _MORE_SECONDS
 
     def _launcher(self) -> list[str]:
         return horovodrun(self.workers, f"localhost:{self.workers}", self.options.controller)
@@ -207,8 +204,8 @@ def check_same_work(program: str, own: dict[str, Any], other: dict[str, Any]) ->
         raise UsageError(
             f"--against {program}: the first loss is {losses[0]:.6g} in hvdtrain and {losses[1]:.6g} in the "
             "other program, so they do not do the same work and are not compared",
-            "A model whose initial weights or data depend on something else than the seed, such as the time, "
-            "cannot be compared.",
+            "Weights, data or dropout that depend on something else than the seed cannot be compared, "
+            "nor can a loss that weighs samples: the other program takes the mean over a worker's batch.",
         )
 
 

@@ -29,18 +29,25 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     options.check()
     if options.picture is not None:
         check_picture(options.picture)
-    if not options.sweep and not options.against:
+    if not options.launches:
         request = Request(options.seconds, options.split, options.all_reduce, options.max_bytes)
         result = bench_job(layers, request)
         if result is not None:
             _tell(result.describe(), result.to_document(), options)
         return
-    _check_is_not_launched("--sweep" if options.sweep else "--against")
+    _check_is_not_launched(options.launches)
     if options.sweep:
         from hvdtrain.bench.sweep import run_sweep
 
         swept = run_sweep(layers, options, _say)
         _tell(swept.describe(), swept.to_document(), options)
+    elif options.tune is not None:
+        from hvdtrain.bench.tune_job import run_tune
+
+        tuned = run_tune(layers, options, _say)
+        if tuned.gain is not None:
+            options.tune.write_text(tuned.to_yaml(), encoding="utf-8")
+        _tell(tuned.describe(options.tune), tuned.to_document(), options)
     else:
         from hvdtrain.bench.against import run_against
 

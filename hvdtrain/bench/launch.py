@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ class Program:
         name: its name in messages.
         commands: the command of each process; of a launcher's one.
         limit_seconds: how long it may take.
+        environ: environment variables beside those of this process.
     """
 
     name: str
     commands: Sequence[Sequence[str]]
     limit_seconds: float
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
@@ -88,7 +90,7 @@ def run_program(program: Program, found: Path) -> Any:
     """
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        processes = [stack.enter_context(_running(command, output)) for command in program.commands]
+        processes = [stack.enter_context(_running(program, command, output)) for command in program.commands]
         code = _wait(processes, program.limit_seconds)
         output.seek(0)
         text = "\n".join(output.read().decode(errors="replace").splitlines()[-_LINES:])
@@ -103,10 +105,15 @@ def run_program(program: Program, found: Path) -> Any:
 
 
 @contextmanager
-def _running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _running(program: Program, command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Return a context with a running command; at its end none of its processes that started here is left."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        env={**os.environ, **program.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         yield process

@@ -65,9 +65,9 @@ def measure_messages(
         seconds: when so much time is spent, larger sizes are left out.
     """
     all_reduce_of = bench_module(framework, "allreduce").all_reduce_of
-    begun = time.perf_counter()
     times: list[MessageTime] = []
     with raw_calls(workers, on_gpu) as raw:
+        begun = time.perf_counter()
         for size in sizes_up_to(most_bytes):
             ACTIVITY.enter(f"measuring all-reduces of {words_for_size(size)}", is_long=True)
             horovod = all_reduce_of(size, on_gpu)

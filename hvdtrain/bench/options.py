@@ -59,7 +59,8 @@ class BenchOptions:
         max_bytes: the largest size.
         sweep: the numbers of workers to launch; empty without a sweep.
         against: the program to compare with, if there is one.
-        num_proc: the workers of both programs that are compared.
+        tune: the file for the best settings.
+        num_proc: the workers of the jobs that are compared or tuned.
         repeat: how often each program is started.
         hosts: hosts and slots for a sweep.
         controller: "mpi", "gloo" or None for what horovodrun chooses.
@@ -73,6 +74,7 @@ class BenchOptions:
     max_bytes: int = 128 * 2**20
     sweep: tuple[int, ...] = ()
     against: str | None = None
+    tune: Path | None = None
     num_proc: int | None = None
     repeat: int | None = None
     hosts: str | None = None
@@ -80,31 +82,44 @@ class BenchOptions:
     json_path: Path | None = None
     picture: Path | None = None
 
+    @property
+    def launches(self) -> str:
+        """The option that launches workers itself; empty if none was given."""
+        return "--sweep" if self.sweep else "--against" if self.against else "--tune" if self.tune else ""
+
     def check(self) -> None:
         """Check what one option alone does not tell.
 
         Raises:
             UsageError: If options contradict each other, or a file cannot be written.
         """
-        if self.sweep and self.against:
-            raise UsageError("--sweep and --against are measurements of their own", "Give one of them.")
-        launches = self.sweep or self.against
-        for name, given in (("-np", self.num_proc if self.against else None), ("--repeat", self.repeat),
-                            ("-H", self.hosts), ("--controller", self.controller)):  # fmt: skip
-            if given is not None and not launches:
+        if sum(map(bool, (self.sweep, self.against, self.tune))) > 1:
+            raise UsageError(
+                "--sweep, --against and --tune are measurements of their own", "Give one of them."
+            )
+        for name, given in (
+            ("--repeat", self.repeat),
+            ("-H", self.hosts),
+            ("--controller", self.controller),
+        ):
+            if given is not None and not self.launches:
                 raise UsageError(
-                    f"{name} is for --sweep and --against, which launch workers themselves",
+                    f"{name} is for --sweep, --against and --tune, which launch workers themselves",
                     "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ...",
                 )
-        if self.num_proc is not None and not self.against:
+        if self.num_proc is not None and not (self.against or self.tune):
             raise UsageError(
-                "-np is for --against",
+                "-np is for --against and --tune",
                 "To measure a job: horovodrun -np N python -m hvdtrain bench ...; for several numbers of "
                 "workers: --sweep 1,2,4.",
             )
-        if self.hosts and self.against:
-            raise UsageError("--against compares programs on this host", "Leave -H out.")
-        for path in (self.json_path, self.picture):
+        if self.hosts and not self.sweep:
+            raise UsageError("--against and --tune run jobs on this host", "Leave -H out.")
+        if self.tune is not None and self.tune.exists():
+            raise UsageError(f"--tune {self.tune}: it exists", "Give a file that does not exist.")
+        if self.tune is not None and self.picture is not None:
+            raise UsageError("--tune draws no picture", "Leave --picture out; --json FILE has the figures.")
+        for path in (self.json_path, self.picture, self.tune):
             if path is not None and not path.parent.is_dir():
                 raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
 
@@ -138,10 +153,12 @@ _OPTIONS = (
                  help="Launch these numbers of workers, and show how the speed grows."),
     click.option("--against", type=click.Choice(AGAINST),
                  help="Compare with a program without hvdtrain that does the same work."),
+    click.option("--tune", type=ExpandedPath(), metavar="FILE.yaml",
+                 help="Try settings by short runs, and write the job with the best ones."),
     click.option("-np", "--num-proc", type=click.IntRange(1), metavar="N",
-                 help="Workers of each program for --against. [2; 1 for plain]"),
+                 help="Workers of each program for --against, and of the job for --tune. [2; 1 for plain]"),
     click.option("--repeat", type=click.IntRange(1, 100), metavar="N",
-                 help="How often each program is started, in turn. [1 for --sweep, 5 for --against]"),
+                 help="How often each program is started. [1 for --sweep, 5 for --against, 3 for --tune]"),
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Hosts and their slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
     click.option("--controller", type=click.Choice(["mpi", "gloo"]),

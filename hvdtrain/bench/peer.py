@@ -18,6 +18,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.setup import open_task_data, prepare
 from hvdtrain.reporting.report import SilentReport
+from hvdtrain.seeding import seed_host_generators
 from hvdtrain.session import Session, readers_for
 from hvdtrain.training_plan import Progress
 
@@ -203,6 +204,7 @@ def run_steps(
         steps: how many steps are timed.
     """
     chunks: list[float] = []
+    seed_host_generators(peer.config.seed, f"step 0, rank {peer.place.rank}")
     with peer.batches() as batches:
         first_loss = mean_of(read(step(next(batches))))
         for _ in range(_WARM_STEPS):

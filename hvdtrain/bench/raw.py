@@ -63,6 +63,8 @@ def _reason(workers: Workers, on_gpu: bool) -> str:
         return "" if mpi.COMM_WORLD.Get_size() == workers.size else "mpi4py sees another number of workers"
     if find_spec("torch") is None:
         return "PyTorch, whose Gloo and NCCL would be called, is not installed"
+    if on_gpu and not import_module("torch").cuda.is_available():
+        return "PyTorch, whose NCCL would be called, sees no GPU"
     if workers.local_size != workers.size:
         return "over Gloo and NCCL, the workers of one host are compared only"
     return ""
@@ -85,6 +87,8 @@ def _process_group(workers: Workers, transport: str) -> Iterator[Raw]:
     They find each other by a file and talk over the loopback interface: nothing listens on others.
     """
     torch, distributed = import_module("torch"), import_module("torch.distributed")
+    if transport == "nccl":
+        torch.cuda.set_device(workers.local_rank)
     folder = workers.broadcast_object(tempfile.mkdtemp(prefix="hvdtrain-bench-") if not workers.rank else "")
     before = os.environ.get(_INTERFACE)
     os.environ[_INTERFACE] = "lo"

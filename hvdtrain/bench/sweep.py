@@ -105,11 +105,15 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
                 values = {"program": HVDTRAIN, "layers": layers_to_json(layers), "request": request}
                 write_specification(path, {**values, "found": str(to)})
                 command = [*horovodrun(count, hosts, options.controller), *worker_command(path)]
-                limit = _FACTOR * options.seconds + _MORE_SECONDS
                 found[count].append(
-                    run_program(Program(f"the job with {_workers(count)}", [command], limit), to)
+                    run_program(Program(f"the job with {_workers(count)}", [command], limit_of(options)), to)
                 )
     return Sweep(swept_counts(found))
+
+
+def limit_of(options: BenchOptions) -> float:
+    """Return how long a program may take that trains for the time that the options say."""
+    return _FACTOR * options.seconds + _MORE_SECONDS
 
 
 def swept_counts(found: dict[int, list[dict[str, Any]]]) -> list[SweptCount]:

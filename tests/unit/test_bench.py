@@ -288,12 +288,15 @@ def test_wrong_options_are_refused_in_words(words, said):
     ("options", "said"),
     [
         ({"sweep": (1,), "against": "ddp"}, "measurements of their own"),
-        ({"repeat": 2}, "--repeat is for --sweep and --against"),
+        ({"repeat": 2}, "--repeat is for --sweep, --against and --tune"),
         ({"hosts": "h1:2"}, "-H is for --sweep"),
         ({"controller": "mpi"}, "--controller is for"),
-        ({"num_proc": 2}, "-np is for --against"),
-        ({"num_proc": 2, "sweep": (1,)}, "-np is for --against"),
+        ({"num_proc": 2}, "-np is for --against and --tune"),
+        ({"num_proc": 2, "sweep": (1,)}, "-np is for --against and --tune"),
         ({"hosts": "h1:2", "against": "ddp"}, "on this host"),
+        ({"tune": Path("job.yaml"), "against": "ddp"}, "measurements of their own"),
+        ({"tune": Path(__file__)}, "it exists"),
+        ({"tune": Path("job.yaml"), "picture": Path("a.png")}, "--tune draws no picture"),
         ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
     ],
 )
@@ -309,12 +312,12 @@ def test_options_that_are_not_given_have_their_defaults():
 
 
 def _none_given() -> dict:
-    names = ("against", "num_proc", "repeat", "hosts", "controller", "json_path", "picture")
+    names = ("against", "tune", "num_proc", "repeat", "hosts", "controller", "json_path", "picture")
     given = {"split": True, "all_reduce": True, "max_bytes": 128 * MIB}
     return {**dict.fromkeys(names), **given}
 
 
-@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}])
+@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
 def test_what_launches_workers_refuses_a_launcher(options, monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
