@@ -26,9 +26,15 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         UsageError: If options contradict each other, or a launcher started what launches workers itself.
         HvdtrainError: as training would raise it.
     """
-    options.check()
-    if options.picture is not None:
-        check_picture(options.picture)
+    try:
+        options.check()
+    except UsageError as error:
+        error.everywhere = True  # every worker has the same command
+        raise
+    if not launched_rank():
+        options.check_files()
+        if options.picture is not None:
+            check_picture(options.picture)
     if not options.launches:
         request = Request(options.seconds, options.split, options.all_reduce, options.max_bytes)
         result = bench_job(layers, request)

@@ -91,7 +91,7 @@ class BenchOptions:
         """Check what one option alone does not tell.
 
         Raises:
-            UsageError: If options contradict each other, or a file cannot be written.
+            UsageError: If options contradict each other.
         """
         if sum(map(bool, (self.sweep, self.against, self.tune))) > 1:
             raise UsageError(
@@ -115,10 +115,17 @@ class BenchOptions:
             )
         if self.hosts and not self.sweep:
             raise UsageError("--against and --tune run jobs on this host", "Leave -H out.")
-        if self.tune is not None and self.tune.exists():
-            raise UsageError(f"--tune {self.tune}: it exists", "Give a file that does not exist.")
         if self.tune is not None and self.picture is not None:
             raise UsageError("--tune draws no picture", "Leave --picture out; --json FILE has the figures.")
+
+    def check_files(self) -> None:
+        """Check the files that rank 0 writes.
+
+        Raises:
+            UsageError: If one cannot be written.
+        """
+        if self.tune is not None and self.tune.exists():
+            raise UsageError(f"--tune {self.tune}: it exists", "Give a file that does not exist.")
         for path in (self.json_path, self.picture, self.tune):
             if path is not None and not path.parent.is_dir():
                 raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")

@@ -19,12 +19,11 @@ def check_picture(path: Path) -> None:
         UsageError: If its format is not known, or matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise UsageError(f"--picture {path}: the name must end in {', '.join(_SUFFIXES)}", everywhere=True)
+        raise UsageError(f"--picture {path}: the name must end in {', '.join(_SUFFIXES)}")
     if find_spec("matplotlib") is None:
         raise UsageError(
             f"--picture {path}: matplotlib, which draws it, is not installed",
             "Install it: python -m pip install matplotlib. Or write the figures with --json FILE.",
-            everywhere=True,
         )
 
 
@@ -73,10 +72,12 @@ def _draw_job(figure: Any, document: dict[str, Any]) -> None:
         return
     of_messages = figure.add_subplot(1, 2, 2)
     sizes = [one["bytes"] for one in messages]
-    of_messages.loglog(sizes, [1e3 * one["horovod_seconds"]["median"] for one in messages], label="Horovod")
+    of_messages.loglog(
+        sizes, [1e3 * one["horovod_seconds"]["median"] for one in messages], marker="o", label="Horovod"
+    )
     if messages[0]["raw_seconds"] is not None:
         raw = [1e3 * one["raw_seconds"]["median"] for one in messages]
-        of_messages.loglog(sizes, raw, label=document["all_reduce_beside"])
+        of_messages.loglog(sizes, raw, marker="o", label=document["all_reduce_beside"])
     of_messages.set_xlabel("bytes")
     of_messages.set_ylabel("ms")
     of_messages.set_title("all-reduce")

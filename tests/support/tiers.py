@@ -10,6 +10,7 @@ import re
 # parts of test ids, below contract, parallel and faults
 LEFT_OUT = (
     r"test_added_losses\.py::.*options2",
+    r"test_bench\.py::.*(\[tf|sweep)",
     r"test_compression\.py",
     r"test_data_identity\.py::test_(a_split|one_worker).*\[tf\]",
     r"test_documented\.py",

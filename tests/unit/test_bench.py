@@ -295,14 +295,24 @@ def test_wrong_options_are_refused_in_words(words, said):
         ({"num_proc": 2, "sweep": (1,)}, "-np is for --against and --tune"),
         ({"hosts": "h1:2", "against": "ddp"}, "on this host"),
         ({"tune": Path("job.yaml"), "against": "ddp"}, "measurements of their own"),
-        ({"tune": Path(__file__)}, "it exists"),
         ({"tune": Path("job.yaml"), "picture": Path("a.png")}, "--tune draws no picture"),
-        ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, said):
     with pytest.raises(UsageError, match=said):
         BenchOptions(**options).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tune": Path(__file__)}, "it exists"),
+        ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_early(options, said):
+    with pytest.raises(UsageError, match=said):
+        command.run_bench([], BenchOptions(**options))
 
 
 def test_options_that_are_not_given_have_their_defaults():
