@@ -18,6 +18,8 @@ from hvdtrain.training_plan import TrainingPlan
 if TYPE_CHECKING:
     from hvdtrain.elastic.world import World
 
+_RATE_FACTOR = 1e-3
+
 
 class AloneWorker:
     """One worker of a job that trains for itself; its host and its place on it are those of the job."""
@@ -77,6 +79,8 @@ def session_alone(
             "global_batch_size": None,
             "batch_size": plan.batch.micro_batch,
             "seed": config.seed + backend.workers.rank,
+            # the rate of the job is meant for its global batch, and could let this training diverge
+            "learning_rate": _RATE_FACTOR * config.base_learning_rate,
         }
     )
     alone: Backend = bench_module(config.framework, "alone").backend_alone(

@@ -22,20 +22,18 @@ class Recorder(SilentReport):
     Attributes:
         first_loss: the loss of the first step.
         wait_seconds: of each step of the current block, how long all workers together waited for data.
-        samples: what the steps of the current block weigh.
+        notes: what the training told.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.first_loss: float | None = None
         self.wait_seconds: list[float] = []
-        self.samples: list[float] = []
         self.notes: list[str] = []
 
     def begin(self) -> None:
         """Begin a block."""
         self.wait_seconds.clear()
-        self.samples.clear()
 
     def note(self, text: str) -> None:
         """Keep a note."""
@@ -46,7 +44,6 @@ class Recorder(SilentReport):
         if self.first_loss is None:
             self.first_loss = metrics.mean("loss")
         self.wait_seconds.append(metrics.statistics.data_wait_seconds)
-        self.samples.append(metrics.weight)
 
 
 def run_block(session: Session, recorder: Recorder, steps: int) -> Own:
