@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from hvdtrain.compression import check_compression
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError
 from hvdtrain.field_names import name_hint, value_hint
@@ -53,6 +54,8 @@ Patterns = Annotated[
 ]
 StepsField = Annotated[StepWindow, BeforeValidator(StepWindow.parse), PlainSerializer(str)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
+
+CompressionField = Annotated[str, BeforeValidator(check_compression)]
 
 # the sources of values that were typed for one job
 COMMAND_LINE = ("--set", "options")
@@ -203,8 +206,10 @@ class Config(BaseModel):
         0.001, gt=0, description="LARS trust coefficient: relative norm of an update at learning rate 1."
     )
     clip_norm: float | None = Field(None, gt=0, description="Clip the averaged gradient to this global norm.")
-    compression: Literal["none", "fp16"] = Field(
-        "none", description="Gradient compression for the all-reduce."
+    compression: CompressionField = Field(
+        "none",
+        description="Gradient compression for the all-reduce: none, fp16, bf16, or powersgd:RANK for "
+        "matrices of low rank.",
     )
     sync_every: int | None = Field(
         None,

@@ -218,6 +218,7 @@ class Session:
             first_step=at.step,
             first_sample=at.samples,
             last_sample=plan.last_sample,
+            warmup_samples=plan.warmup_samples,
         )
         return self._reader(TRAINING_DATA, self.train_data, order, shard)
 

@@ -128,9 +128,14 @@ class TrainingPlan:
         middle = (progress.samples + self.samples_after(progress.samples)) / 2
         return self.learning_rate.at(middle / self.data_size, plateau_fraction)
 
+    @property
+    def warmup_samples(self) -> float:
+        """Position in the stream at which the learning rate has risen to its peak."""
+        return self.learning_rate.warmup_epochs * self.data_size
+
     def in_warmup(self, progress: Progress) -> bool:
         """Return whether the learning rate is still rising to its peak."""
-        return progress.samples < self.learning_rate.warmup_epochs * self.data_size
+        return progress.samples < self.warmup_samples
 
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hvdtrain.backends.counting import counting_of
 from hvdtrain.backends.model_call import nested_batch
 from hvdtrain.backends.objective import checked_result
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
@@ -344,6 +345,11 @@ def _check_config(config: Config, method: str, is_elastic: bool) -> None:
             config.precision == "fp16",
             "fp16 needs one scale of the loss, and a step may have several losses",
             "Use precision bf16, which needs none.",
+        ),
+        f"compression {config.compression}": (
+            rank_of(config.compression) is not None,
+            "what is not sent yet belongs to one gradient of a step, and a step may reduce several",
+            "Use compression fp16 or none.",
         ),
         "compile": (
             config.compile,

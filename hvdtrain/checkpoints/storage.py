@@ -20,6 +20,7 @@ import numpy as np
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.low_rank import PREFIX
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
@@ -111,9 +112,12 @@ def write(
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Return whether a portable name, or a framework's private one, belongs to the optimizer."""
+    """Return whether a portable name, or a framework's private one, belongs to the optimizer.
+
+    What compression keeps from step to step goes with it.
+    """
     _, _, rest = name.partition("/")
-    return (rest if is_private(name) else name).startswith("optimizer/")
+    return (rest if is_private(name) else name).startswith(("optimizer/", f"{PREFIX}/"))
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

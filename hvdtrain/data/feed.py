@@ -47,6 +47,7 @@ class HostBatch:
         bad: the samples, apart from padding, that could not be read.
         range_samples: samples of the range of the stream that is read: of an evaluation, all of its data. 0
             if it is not known.
+        in_warmup: whether the step begins while the learning rate is still rising to its peak.
     """
 
     step: int
@@ -56,6 +57,7 @@ class HostBatch:
     indices: NDArray[np.int64]
     bad: tuple[BadSample, ...] = ()
     range_samples: int = 0
+    in_warmup: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Shard:
         first_step: number of the first step.
         first_sample: position in the stream at which the first step begins.
         last_sample: position at which the range ends; the last step is padded to full size.
+        warmup_samples: position at which the warm-up of the learning rate ends.
     """
 
     plan: BatchPlan
@@ -75,6 +78,7 @@ class Shard:
     first_step: int
     first_sample: int
     last_sample: int
+    warmup_samples: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -91,6 +95,10 @@ class Shard:
         count = min(self.plan.global_batch, self.last_sample - start)
         places, weights = self._full if count == self.plan.global_batch else self._part(count)
         return start + places, weights, count
+
+    def begins_in_warmup(self, step: int) -> bool:
+        """Return whether a step begins in the warm-up; its number is within the range, from 0."""
+        return self.first_sample + step * self.plan.global_batch < self.warmup_samples
 
     @cached_property
     def _full(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -142,6 +150,7 @@ class Reader:
                 total_weight=float(count),
                 indices=indices[i],
                 range_samples=self._shard.last_sample - self._shard.first_sample,
+                in_warmup=self._shard.begins_in_warmup(step),
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]

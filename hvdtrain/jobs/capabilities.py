@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from hvdtrain.agreement import Workers
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.frameworks import (
@@ -43,16 +44,19 @@ _FIXED_WORLD_SETTINGS = (
 )
 
 
-def check_elastic(workers: Workers, environ: Mapping[str, str], uses_nccl: bool) -> None:
+def check_elastic(
+    workers: Workers, environ: Mapping[str, str], uses_nccl: bool, compression: str = "none"
+) -> None:
     """Check that a job whose number of workers may change can be one; nothing if it is fixed.
 
     Args:
         workers: the workers.
         environ: the environment.
         uses_nccl: whether Horovod reduces gradients by NCCL.
+        compression: the config's.
 
     Raises:
-        ConfigError: If it may have too many workers.
+        ConfigError: If it may have too many workers, or asks for a compression that needs a fixed number.
         EnvironmentFault: If a setting or a library needs a fixed number.
     """
     if not workers.is_elastic:
@@ -61,6 +65,15 @@ def check_elastic(workers: Workers, environ: Mapping[str, str], uses_nccl: bool)
         raise ConfigError(
             f"an elastic job can have at most {_MOST_WORKERS} workers; this one may have {workers.most}",
             f"Lower --max-np to {_MOST_WORKERS} or less.",
+            everywhere=True,
+        )
+    if compression not in ("none", "fp16"):
+        reason = "each worker keeps what it has not sent yet of its gradients, which is lost with a worker"
+        if rank_of(compression) is None:
+            reason = "gradients are divided among a fixed number of workers"
+        raise ConfigError(
+            f"compression {compression} cannot be used in an elastic job: {reason}",
+            "Use --compression none or fp16, or a fixed number of workers.",
             everywhere=True,
         )
     for name in _FIXED_WORLD_SETTINGS:

@@ -33,6 +33,7 @@ _OF_TRAINING = {
         "keep_best",
         "early_stopping",
         "label_smoothing",
+        "compression",
     ),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),

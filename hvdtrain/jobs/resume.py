@@ -10,9 +10,11 @@ from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.local_steps import has_outer, without_outer
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
+from hvdtrain.backends.portable.low_rank import fitting_state
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.jobs import local_steps_plan
@@ -143,6 +145,9 @@ def _find(
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
     notes += local_steps_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
+    before = rank_of(str(found.manifest.config.get("compression")))
+    state, said = fitting_state(state, rank_of(config.compression), before)
+    notes += [said] if said else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     manifest = found.manifest

@@ -359,7 +359,8 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     workers = backend.workers
     build = installed_build()
     on_cpu = backend.info.description.endswith(" on the CPU")
-    check_elastic(workers, os.environ, uses_nccl=build is not None and build.nccl and not on_cpu)
+    uses_nccl = build is not None and build.nccl and not on_cpu
+    check_elastic(workers, os.environ, uses_nccl, config.compression)
     plan = TrainingPlan.of(config, workers.size, len(task_data.train_data), most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)

@@ -13,6 +13,7 @@ SUITE = Path(__file__).with_name("suite_backend.py")
 TRANSACTION = Path(__file__).with_name("suite_transaction.py")
 LOCAL_STEPS = Path(__file__).with_name("suite_local_steps.py")
 REDUCTION = Path(__file__).with_name("suite_reduction.py")
+LOW_RANK = Path(__file__).with_name("suite_low_rank.py")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -59,3 +60,9 @@ def test_reducers_keep_the_contract(framework, workers, controller, runner, tmp_
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo")])
 def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path):
     run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=240)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("workers", "controller"), [(2, "mpi"), (2, "gloo"), (3, "mpi")])
+def test_compressed_gradients_keep_the_contract(framework, workers, controller, tmp_path):
+    run_suite(LOW_RANK, workers, controller, framework, cwd=tmp_path, timeout=240)

@@ -26,16 +26,19 @@ def resolved(made: Manifest, *given: Layer) -> Config:
 
 
 def test_the_config_is_the_checkpoints_and_the_users_options_are_stronger():
-    made = manifest(seed=7, compression="fp16", task_options={"split_seed": 3})
+    made = manifest(seed=7, precision="bf16", task_options={"split_seed": 3})
     config = resolved(made, Layer("options", {"framework": "tf", "seed": 8}))
-    assert (config.framework, config.seed, config.compression) == ("tf", 8, "fp16")
+    assert (config.framework, config.seed, config.precision) == ("tf", 8, "bf16")
     assert config.task_options == {"split_seed": 3}
 
 
 def test_what_was_of_that_training_alone_is_left_out():
     kept = {"keep_best": "loss", "early_stopping": "loss", "label_smoothing": 0.1}
-    made = manifest(run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, **kept)
+    made = manifest(
+        run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, compression="powersgd:4", **kept
+    )
     config = resolved(made)
+    assert config.compression == "none"
     assert (config.early_stopping, config.label_smoothing) == (None, 0.0)
     assert (config.run_dir, config.resume, config.init, config.keep_best) == (None,) * 4
     assert (config.global_batch_size, config.accumulate) == (None, 1)

@@ -271,7 +271,11 @@ OTHER_OFFENCES = [
         "triangle",
         "should be 'constant', 'cosine', 'linear', 'one_cycle', 'step', 'cyclic' or 'plateau'",
     ),
-    ("compression", "bf16", "should be 'none' or 'fp16'"),
+    ("compression", "int8", "should be 'none', 'fp16', 'bf16' or 'powersgd:RANK', such as powersgd:4"),
+    *(
+        ("compression", value, "powersgd takes a rank from 1 to 32, such as powersgd:4")
+        for value in ("powersgd", "powersgd:0", "powersgd:33", "powersgd:x", "powersgd:4:4", "powersgd:-1")
+    ),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
     ("outer_optimizer", "adam", "should be 'average' or 'nesterov'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),

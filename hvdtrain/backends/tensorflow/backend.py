@@ -55,6 +55,7 @@ from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, ow
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.recording import request_timeline
 from hvdtrain.backends.start import start_horovod
@@ -85,6 +86,7 @@ from hvdtrain.backends.tensorflow.functions import (
 )
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.losses import NAMED
+from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
@@ -205,14 +207,14 @@ class TensorFlowBackend:
         self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
-        reducer = choose_reducer(config, self._near)
+        reducer, loss_scale = self._make_reducer(trainable, config)
         measured = step is None and not (config.sync_batch_norm or config.sync_every) and self._is_cpu
         self._clock = StepClock(self._traced_workers, measured)
         self._own_step = None
         if step is not None:
             self._own_step = OwnStep(step, chosen, factors, config, workers=self._traced_workers)
         else:
-            self._make_update(trainable, reducer, config)
+            self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, config)
         self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
         self._moving = self._make_moving_state()
@@ -272,6 +274,8 @@ class TensorFlowBackend:
             self._local.begin()
         try:
             self._learn_form(batch, training=True)
+            if self._low_rank is not None:
+                self._low_rank.follow(batch.in_warmup)
             leaves_out = batch.is_padded and (self._own_step is not None or self._gives_mean[True])
             function = self._train_function_of_counted if leaves_out else self._train_function
             if not batch.reduced_weight:
@@ -363,11 +367,12 @@ class TensorFlowBackend:
 
     def gather_state(self) -> TensorFlowSnapshot | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
-        return self._state.snapshot() if self.workers.rank == 0 else None
+        kept = self._kept_by_compression()
+        return self._state.snapshot(kept) if self.workers.rank == 0 else None
 
     def scatter_state(self, state: PortableState | None) -> None:
         """Collective. Load rank 0's portable state into every worker's model and optimizer."""
-        run_on_rank_zero(self.workers, lambda: self._state.load(state or {}))
+        run_on_rank_zero(self.workers, lambda: self._load(state or {}))
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
@@ -379,6 +384,7 @@ class TensorFlowBackend:
             averages = [
                 *self._ema.to_broadcast(),
                 *([] if self._local is None else self._local.to_broadcast()),
+                *([] if self._low_rank is None else self._low_rank.to_broadcast()),
             ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
 
@@ -424,6 +430,20 @@ class TensorFlowBackend:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model)
 
+    def _load(self, state: PortableState) -> None:
+        """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
+        rest, kept = split_state(state)
+        self._state.load(rest)
+        if self._low_rank is not None:
+            self._low_rank.load(kept)
+
+    def _kept_by_compression(self) -> PortableState:
+        """Collective. Return what the reducer keeps from step to step."""
+        if self._low_rank is None:
+            return {}
+        with peer_errors():
+            return self._low_rank.state()
+
     def _scale_variables(self) -> list[Any]:
         scale = None if self._own_step is not None else self._update.loss_scale
         return [] if scale is None else scale.variables
@@ -444,7 +464,18 @@ class TensorFlowBackend:
         # with a constant global batch, fewer workers have more micro-batches
         self._varies = self.workers.is_elastic and config.global_batch_size is not None
 
-    def _make_update(self, trainable: list[Field], reducer: GradientReducer, config: Config) -> None:
+    def _make_reducer(
+        self, trainable: Iterable[Field], config: Config
+    ) -> tuple[GradientReducer, LossScale | None]:
+        """Make what sums gradients over workers, and the scale of the loss if there is one."""
+        loss_scale = LossScale(self._near) if config.precision == "fp16" else None
+        reducer = choose_reducer(config, self._near, trainable, loss_scale)
+        self._low_rank = reducer if isinstance(reducer, LowRank) else None
+        return reducer, loss_scale
+
+    def _make_update(
+        self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+    ) -> None:
         """Make the update of a step that is not the task's own."""
         self._update = Update(
             trainable,
@@ -454,7 +485,7 @@ class TensorFlowBackend:
             self._clock,
             workers=self._near,
             clip_norm=config.clip_norm,
-            loss_scale=LossScale(self._near) if config.precision == "fp16" else None,
+            loss_scale=loss_scale,
         )
 
     def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:

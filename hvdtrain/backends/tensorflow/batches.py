@@ -34,6 +34,7 @@ class TensorFlowBatch:
         total: ``reduced_weight`` as a tensor.
         is_padded: whether there are samples of weight 0.
         samples: which samples they are.
+        in_warmup: whether the step begins while the learning rate is still rising to its peak.
     """
 
     step: int
@@ -46,6 +47,7 @@ class TensorFlowBatch:
     total: Tensor
     is_padded: bool
     samples: Samples
+    in_warmup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class BatchMaker:
             total=total,
             is_padded=is_padded,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
+            in_warmup=batch.in_warmup,
         )
 
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:

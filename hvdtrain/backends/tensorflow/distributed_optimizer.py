@@ -14,6 +14,7 @@ import tensorflow as tf
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
 from hvdtrain.backends.tensorflow.reduction import REDUCERS
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+from hvdtrain.errors import ConfigError
 
 Tensor = Any
 Variable = Any
@@ -29,7 +30,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     Args:
         inner: the optimizer that applies the averaged gradients.
-        compression: "none" or "fp16", how gradients travel.
+        compression: "none", "fp16" or "bf16", how gradients travel.
         clip_norm: largest norm of the averaged gradient, or None.
     """
 
@@ -40,6 +41,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         clip_norm: float | None = None,
         name: str = "distributed",
     ) -> None:
+        if compression not in REDUCERS:
+            raise ConfigError(
+                f"compression should be {', '.join(map(repr, REDUCERS))}, found {compression!r}",
+                "PowerSGD, which keeps a state beside the optimizer's, needs hvdtrain's own loop.",
+            )
         super().__init__(learning_rate=0.0, name=name)
         self.inner = inner
         self.compression = compression

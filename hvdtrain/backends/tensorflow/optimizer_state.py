@@ -57,9 +57,14 @@ class TrainingState:
         }
         check_unique((field.name, field.variable.path) for field in self._slots)
 
-    def snapshot(self) -> TensorFlowSnapshot:
-        """Copy everything off the device."""
+    def snapshot(self, kept: PortableState | None = None) -> TensorFlowSnapshot:
+        """Copy everything off the device.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+        """
         state = {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
+        state |= kept or {}
         return TensorFlowSnapshot(
             [*self.model.fields, *self.ema.fields, *self._outer_fields, *self._slots], state
         )

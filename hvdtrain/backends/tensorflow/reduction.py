@@ -1,6 +1,6 @@
 """How TensorFlow's gradients are summed over workers: one class for each way, chosen from a table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -9,8 +9,14 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.low_rank import has_warmup
+from hvdtrain.backends.tensorflow.bfloat16 import BFloat16
 from hvdtrain.backends.tensorflow.flat import make_buckets
+from hvdtrain.backends.tensorflow.low_rank import LowRank
+from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 
 Tensor = Any
@@ -130,14 +136,23 @@ class AllReduce:
 REDUCERS: dict[str, Callable[[Sized, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
+    "bf16": BFloat16,
 }
 
 
-def choose_reducer(config: Config, workers: Sized) -> GradientReducer:
+def choose_reducer(
+    config: Config, workers: Sized, fields: Iterable[Field] = (), loss_scale: LossScale | None = None
+) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
         config: the job's config; its ``compression`` and ``precision`` are used.
         workers: the job's workers.
+        fields: the trainable parameters as portable arrays, of which low rank needs the shape.
+        loss_scale: what multiplies the gradients, if something does.
     """
-    return REDUCERS[config.compression](workers, config.precision == "fp16")
+    rank = rank_of(config.compression)
+    if rank is None:
+        return REDUCERS[config.compression](workers, config.precision == "fp16")
+    factor = None if loss_scale is None else (lambda: loss_scale.factor)
+    return LowRank(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))

@@ -40,6 +40,7 @@ from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, ow
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.recording import request_timeline
@@ -56,7 +57,8 @@ from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.losses import NAMED
-from hvdtrain.backends.torch.model_state import Entry, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.low_rank import LowRank
+from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots, optimizers_kept
@@ -153,14 +155,14 @@ class TorchBackend:
             fill_slots(self._optimizers[MAIN])
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
-        reducer = choose_reducer(config, self._near)
+        reducer, loss_scale = self._make_reducer(tensors.trainable_fields(), config)
         measured = (
             step is None and not (config.sync_batch_norm or config.sync_every) and self._device.type == "cpu"
         )
         self._clock = StepClock(self.workers, measured)
         self._own_step = None
         if step is None:
-            self._make_update(trainable, reducer, config)
+            self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, config)
         else:
             self._own_step = OwnStep(
@@ -302,11 +304,12 @@ class TorchBackend:
     def gather_state(self) -> TorchSnapshot | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         self._state.check()
-        return self._state.snapshot() if self.workers.rank == 0 else None
+        kept = self._kept_by_compression()
+        return self._state.snapshot(kept) if self.workers.rank == 0 else None
 
     def scatter_state(self, state: PortableState | None) -> None:
         """Collective. Load rank 0's portable state into every worker's model and optimizer."""
-        run_on_rank_zero(self.workers, lambda: self._state.load(state or {}))
+        run_on_rank_zero(self.workers, lambda: self._load(state or {}))
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
@@ -325,6 +328,8 @@ class TorchBackend:
             hvd.broadcast_parameters(self._ema.to_broadcast(), root)
             if self._local is not None:
                 hvd.broadcast_parameters(self._local.to_broadcast(), root)
+            if self._low_rank is not None:
+                hvd.broadcast_parameters(self._low_rank.to_broadcast(), root)
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
@@ -381,6 +386,20 @@ class TorchBackend:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model, self._new_model)
 
+    def _load(self, state: PortableState) -> None:
+        """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
+        rest, kept = split_state(state)
+        self._state.load(rest)
+        if self._low_rank is not None:
+            self._low_rank.load(kept)
+
+    def _kept_by_compression(self) -> PortableState:
+        """Collective. Return what the reducer keeps from step to step."""
+        if self._low_rank is None:
+            return {}
+        with peer_errors():
+            return self._low_rank.state()
+
     def _make_objectives(self, task: Any, config: Config) -> None:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "torch", NAMED)
@@ -421,6 +440,8 @@ class TorchBackend:
         update, local = self._update, self._local
         if local is not None:
             local.begin()
+        if self._low_rank is not None:
+            self._low_rank.follow(batch.in_warmup)
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
@@ -468,7 +489,18 @@ class TorchBackend:
         self._near: Workers = LoneWorker(self.workers.host) if is_local else self.workers
         self._wrap = BatchMaker(self._device, is_local)
 
-    def _make_update(self, trainable: list[Entry], reducer: GradientReducer, config: Config) -> None:
+    def _make_reducer(
+        self, trainable: Iterable[Field], config: Config
+    ) -> tuple[GradientReducer, LossScale | None]:
+        """Make what sums gradients over workers, and the scale of the loss if there is one."""
+        loss_scale = LossScale(self._near) if config.precision == "fp16" else None
+        reducer = choose_reducer(config, self._near, trainable, loss_scale)
+        self._low_rank = reducer if isinstance(reducer, LowRank) else None
+        return reducer, loss_scale
+
+    def _make_update(
+        self, trainable: list[Entry], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+    ) -> None:
         """Make the update of a step that is not the task's own."""
         self._optimizer = self._optimizers[MAIN]
         self._update = Update(
@@ -479,7 +511,7 @@ class TorchBackend:
             self._clock,
             workers=self._near,
             clip_norm=config.clip_norm,
-            loss_scale=LossScale(self._near) if config.precision == "fp16" else None,
+            loss_scale=loss_scale,
         )
 
     def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:

@@ -27,6 +27,7 @@ class TorchBatch:
         reduced_weight: that over the workers whose gradients are summed: of a local step, this one's.
         counted_rows: for each micro-batch, which of its samples do not have weight 0; None if all or none.
         samples: which samples they are.
+        in_warmup: whether the step begins while the learning rate is still rising to its peak.
     """
 
     step: int
@@ -37,6 +38,7 @@ class TorchBatch:
     reduced_weight: float
     counted_rows: list[torch.Tensor | None]
     samples: Samples
+    in_warmup: bool = False
 
     def counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         """Return a micro-batch without padding, with its weights and gradient weights.
@@ -106,6 +108,7 @@ class BatchMaker:
             reduced_weight=reduced_weight,
             counted_rows=counted_rows,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
+            in_warmup=batch.in_warmup,
         )
 
     def _weigh(self, batch: HostBatch) -> tuple[Any, ...]:

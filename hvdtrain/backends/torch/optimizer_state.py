@@ -89,14 +89,17 @@ class TrainingState:
         for part in self._parts:
             part.check()
 
-    def snapshot(self) -> TorchSnapshot:
+    def snapshot(self, kept: PortableState | None = None) -> TorchSnapshot:
         """Copy everything off the device.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
 
         Raises:
             TaskError: If an optimizer's state cannot be saved.
         """
         self.check()
-        state: PortableState = {}
+        state: PortableState = dict(kept or {})
         slots: list[Field] = []
         for part in self._parts:
             state |= part.values()

@@ -1,6 +1,6 @@
 """How PyTorch's gradients are summed over workers: one class for each way, chosen from a table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -9,7 +9,13 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.low_rank import has_warmup
+from hvdtrain.backends.torch.bfloat16 import BFloat16
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
+from hvdtrain.backends.torch.low_rank import LowRank
+from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.backends.torch.precision import LossScale
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
@@ -221,14 +227,23 @@ def _wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
 REDUCERS: dict[str, Callable[[Workers, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
+    "bf16": BFloat16,
 }
 
 
-def choose_reducer(config: Config, workers: Workers) -> GradientReducer:
+def choose_reducer(
+    config: Config, workers: Workers, fields: Iterable[Field] = (), loss_scale: LossScale | None = None
+) -> GradientReducer:
     """Return the reducer that a config asks for.
 
     Args:
         config: the job's config; its ``compression`` and ``precision`` are used.
         workers: the job's workers.
+        fields: the trainable parameters as portable arrays, of which low rank needs the layout.
+        loss_scale: what multiplies the gradients, if something does.
     """
-    return REDUCERS[config.compression](workers, config.precision == "fp16")
+    rank = rank_of(config.compression)
+    if rank is None:
+        return REDUCERS[config.compression](workers, config.precision == "fp16")
+    factor = (lambda: 1.0) if loss_scale is None else (lambda: loss_scale.factor)
+    return LowRank(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))

@@ -1,0 +1,267 @@
+"""PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later.
+
+Source: Vogels et al. 2019 (arXiv:1905.13727). ``torch/low_rank.py`` does the same for PyTorch; what they
+share is in ``portable/low_rank.py``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.portable.low_rank import (
+    LEAST_PART,
+    check_kept,
+    describe,
+    error_name,
+    factor_name,
+    first_factor,
+    matrix_shape,
+)
+from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.traced_workers import Sized
+
+Tensor = Any
+Variable = Any
+
+
+class LowRank:
+    """Sums gradients over workers as matrices of low rank, with error feedback.
+
+    With M_i the gradient of worker i, its part of the mean, plus its error, and Q orthonormal::
+
+        P = orthonormal(sum of M_i Q);  Q_i = M_i^T P;  what is returned: P (sum of Q_i)^T
+        error of worker i = M_i - P Q_i^T;  Q of the next step = orthonormal(sum of Q_i)
+
+    All of it is linear in the parts: what is returned and the sum of the errors depend on the sum of the M_i
+    alone, so that the curve does not depend on the number of workers. One worker alone does the same.
+
+    Args:
+        workers: the job's workers, whose number is fixed.
+        fields: the trainable parameters as portable arrays; their shapes say what the matrices are.
+        rank: columns of P and Q.
+        seed: the config's, of the first Q.
+        factor: returns what a loss scale has multiplied the gradients by.
+        has_warmup: whether the learning rate has a warm-up, for the plan.
+    """
+
+    def __init__(
+        self,
+        workers: Sized,
+        fields: Iterable[Field],
+        rank: int,
+        seed: int,
+        *,
+        factor: Callable[[], Tensor] | None = None,
+        has_warmup: bool = False,
+    ) -> None:
+        self._workers = workers
+        self._rank = rank
+        self._factor = factor
+        self._has_warmup = has_warmup
+        self._in_warmup = False
+        self._compresses = tf.Variable(True, trainable=False, name="compresses")
+        self._variables: list[Variable] = []
+        self._fields = list(fields)
+        self._matrices = {
+            id(field.variable): _Matrix(field, rank, seed)
+            for field in self._fields
+            if field.variable.dtype == "float32" and matrix_shape(field.shape, rank)
+        }
+        self._all = list(self._matrices.values())
+
+    def follow(self, in_warmup: bool) -> None:
+        """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
+        if in_warmup != self._in_warmup:
+            self._in_warmup = in_warmup
+            self._compresses.assign(np.asarray(not in_warmup))
+
+    def attach(self, parameters: Mapping[str, Variable]) -> None:
+        """Take the parameters in the order of their gradients."""
+        self._variables = list(parameters.values())
+
+    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Collective. Return the sums of low rank; the errors change when all reductions have succeeded."""
+        places = [self._matrices.get(id(variable)) for variable in self._variables]
+        found = zip(places, gradients, strict=True)
+        by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
+        others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
+        factor = None if self._factor is None else self._factor()
+        moments = []
+        for matrix in self._all:
+            error = matrix.error.read_value()
+            gradient = tf.reshape(by_matrix[id(matrix)], matrix.shape)
+            moments.append(gradient + (error if factor is None else error * factor))
+        reduced = tf.cond(
+            self._compresses,
+            lambda: self._reduce_compressed(moments, others, factor),
+            lambda: self._reduce_uncompressed(moments, others),
+        )
+        totals, rest = list(reduced[: len(moments)]), list(reduced[len(moments) :])
+        known = {id(matrix): total for matrix, total in zip(self._all, totals, strict=True)}
+        return [
+            rest.pop(0) if matrix is None else tf.reshape(known[id(matrix)], gradient.shape)
+            for matrix, gradient in zip(places, gradients, strict=True)
+        ]
+
+    def state(self) -> PortableState:
+        """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
+
+        So a job that goes on from what was saved does the same as the one that saved it.
+        """
+        state: PortableState = {}
+        for matrix in self._all:
+            error = matrix.error.read_value()
+            if self._workers.size > 1:
+                error = hvd.allreduce(error, op=hvd.Sum, name=f"hvdtrain.{error_name(matrix.path)}")
+            state[error_name(matrix.path)] = np.array(error.numpy()).reshape(matrix.portable_shape)
+            state[factor_name(matrix.path)] = np.array(matrix.q.numpy())
+            matrix.error.assign(error / np.float32(self._workers.size))
+        return state
+
+    def load(self, state: PortableState) -> None:
+        """Go on from an equal part of the errors and from Q; without a state, from none and the first Q."""
+        shapes = {error_name(m.path): m.portable_shape for m in self._all}
+        shapes |= {factor_name(m.path): tuple(m.q.shape) for m in self._all}
+        check_kept(state, shapes)
+        for matrix in self._all:
+            if not state:
+                matrix.error.assign(np.zeros(matrix.shape, np.float32))
+                matrix.q.assign(matrix.first_q)
+                continue
+            total = np.asarray(state[error_name(matrix.path)], np.float32).reshape(matrix.shape)
+            matrix.error.assign(total / np.float32(self._workers.size))
+            matrix.q.assign(np.asarray(state[factor_name(matrix.path)], np.float32))
+
+    def to_broadcast(self) -> list[Variable]:
+        """Return the errors and Q as they are broadcast, equal on all workers after ``load``."""
+        return [variable for matrix in self._all for variable in (matrix.error, matrix.q)]
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        bytes_of = {
+            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in self._fields
+        }
+        others = sum(size for key, size in bytes_of.items() if key not in self._matrices)
+        shapes = [matrix.shape for matrix in self._all]
+        return describe(
+            self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
+        )
+
+    def _reduce_compressed(
+        self, moments: Sequence[Tensor], others: Sequence[Tensor], factor: Tensor | None
+    ) -> list[Tensor]:
+        """Collective. Return the sums of the matrices and of the other gradients, and keep what is left."""
+        left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
+        summed = self._sum("p", [*left, *others])
+        left, rest = summed[: len(left)], summed[len(left) :]
+        found = orthonormal(left)
+        own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
+        right = self._sum("q", own)
+        totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
+        # what this worker's part leaves out
+        parts = zip(moments, found, own, strict=True)
+        errors = [moment - tf.matmul(p, q, transpose_b=True) for moment, p, q in parts]
+        if factor is not None:
+            errors = [error / factor for error in errors]
+        factors = orthonormal(right, [matrix.first_q for matrix in self._all])
+        self._keep(errors, factors, [*left, *right, *rest])
+        return [*totals, *rest]
+
+    def _reduce_uncompressed(self, moments: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+        """Collective. Return the sums of the matrices and of the other gradients; nothing is left out."""
+        summed = self._sum("uncompressed", [*moments, *others])
+        factors = [matrix.q.read_value() for matrix in self._all]
+        self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, summed)
+        return summed
+
+    def _sum(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Collective. Return the sums of tensors over workers, as one message for each type."""
+        if not self._workers.may_reduce:
+            return list(tensors)
+        by_type: dict[Any, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_type.setdefault(tensor.dtype, []).append(index)
+        found = list(tensors)
+        for dtype, indices in by_type.items():
+            name = f"hvdtrain.low_rank.{what}.{dtype.name}"
+            # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
+            mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
+            message = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], 0)
+            with tf.compat.v1.get_default_graph()._attr_scope(mark):
+                message = hvd.allreduce(message, op=hvd.Sum, name=name)
+            parts = tf.split(message, [tensors[i].shape.num_elements() for i in indices])
+            for i, part in zip(indices, parts, strict=True):
+                found[i] = tf.reshape(part, tensors[i].shape)
+        return found
+
+    def _keep(self, errors: Sequence[Tensor], factors: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        """Take the errors and Q of a step when all its reductions have succeeded, with finite sums."""
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
+        for matrix, error, q in zip(self._all, errors, factors, strict=True):
+            matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
+            matrix.q.assign(tf.where(is_finite, q, matrix.q.read_value()))
+
+
+class _Matrix:
+    """One portable array of a gradient as a matrix, and what is kept of it from step to step.
+
+    Attributes:
+        path: the array's portable name without "model/".
+        portable_shape: its shape.
+        shape: rows and columns.
+        error: what this worker has not sent yet.
+        q: the matrix Q, equal on all workers.
+        first_q: that of the first step.
+    """
+
+    def __init__(self, field: Field, rank: int, seed: int) -> None:
+        shape = matrix_shape(field.shape, rank)
+        assert shape is not None  # those without one travel as they are
+        self.path, self.portable_shape, self.shape = field.path, field.shape, shape
+        self.first_q = first_factor(field.path, shape[1], rank, seed)
+        self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
+        self.q = tf.Variable(self.first_q, trainable=False, name="q")
+
+
+def orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
+    """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
+
+    A column that depends on those before it becomes zero; with ``refill``, that column of it.
+
+    Args:
+        matrices: the matrices, of the same number of columns.
+        refill: orthonormal matrices of the same shapes.
+    """
+    if not matrices:
+        return []
+    wide = [tf.cast(matrix, tf.float64) for matrix in matrices]
+    found = _orthonormal_once(wide)
+    if refill is not None:
+        missing = [tf.cast(tf.reduce_all(tf.equal(matrix, 0), 0), tf.float64) for matrix in found]
+        filled = [m + np.float64(r) * gap for m, r, gap in zip(found, refill, missing, strict=True)]
+        found = _orthonormal_once(filled)
+    return [tf.cast(matrix, matrices[0].dtype) for matrix in found]
+
+
+def _orthonormal_once(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Do so once, for all matrices together: Gram-Schmidt on the products of their columns."""
+    products = tf.stack([tf.matmul(matrix, matrix, transpose_a=True) for matrix in matrices])
+    unit = np.eye(products.shape[-1])
+    turn = tf.constant(np.broadcast_to(unit, (len(matrices), *unit.shape)))
+    least = LEAST_PART**2 * tf.reduce_max(tf.linalg.diag_part(products), 1)
+    for j in range(len(unit)):
+        # column j is divided by its length, and taken out of those after it
+        own = products[:, j, j]
+        usable = tf.logical_or(own > least, tf.math.is_nan(own))
+        scale = tf.where(usable, tf.math.rsqrt(own), tf.zeros_like(own))[:, None]
+        later = (np.arange(len(unit)) > j).astype(np.float64)
+        row = unit[j] * scale - products[:, j] * scale**2 * later
+        change = np.diag(1 - unit[j]) + unit[j][:, None] * row[:, None]
+        turn = turn @ change
+        products = tf.matmul(change, products, transpose_a=True) @ change
+    return [matrix @ turn[i] for i, matrix in enumerate(matrices)]

@@ -1,0 +1,79 @@
+"""Gradients of PyTorch that travel as bf16; ``tensorflow/bfloat16.py`` does the same for Keras.
+
+Horovod 0.28.1 sums no bf16, over MPI, Gloo or NCCL: what travels are its bits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import PortableState
+
+
+class BFloat16:
+    """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32.
+
+    Each worker gets an equal part of all workers' gradients, adds it up and gives the sum to all. So a number
+    is rounded twice, to 8 bits each time, at any number of workers: as a part of the mean and as the sum.
+    bf16 has the range of fp32, so that nothing is multiplied before it is rounded.
+
+    Args:
+        workers: the job's workers, whose number is fixed.
+        scaled: whether a loss scale has multiplied the gradients, which changes nothing here.
+    """
+
+    def __init__(self, workers: Workers, scaled: bool = False) -> None:
+        self._workers = workers
+        self._names: list[str] = []
+
+    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Take the names of the parameters; nothing begins before the backward pass ends."""
+        self._names = list(parameters)
+
+    def expect(self, passes: int) -> None:
+        """Do nothing: gradients are complete when ``finish`` gets them."""
+
+    @torch.no_grad()
+    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Collective. Return the sums; those that are not fp32, or sparse, travel as they are."""
+        if self._workers.size == 1:
+            return list(gradients)
+        name = f"hvdtrain.bf16.{self._names[0]}"
+        found = list(gradients)
+        rounded = []
+        for index, gradient in enumerate(gradients):
+            if gradient.is_sparse:
+                found[index] = hvd.sparse_allreduce_async(gradient, name=f"{name}.{index}", op=hvd.Sum)()
+            elif gradient.dtype == torch.float32:
+                rounded.append(index)
+            else:
+                found[index] = hvd.allreduce(gradient, op=hvd.Sum, name=f"{name}.{index}")
+        if rounded:
+            sums = self._sum(torch.cat([gradients[i].reshape(-1) for i in rounded]), name)
+            parts = torch.split(sums, [gradients[i].numel() for i in rounded])
+            for index, part in zip(rounded, parts, strict=True):
+                found[index] = part.view(gradients[index].shape)
+        return found
+
+    def state(self) -> PortableState:
+        """Return nothing: a sum keeps nothing from step to step."""
+        return {}
+
+    def load(self, state: PortableState) -> None:
+        """Restore nothing."""
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return "fp32, sent as bf16"
+
+    def _sum(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Collective. Return the sum over workers of a vector that travels as bf16."""
+        size = self._workers.size
+        padded = torch.nn.functional.pad(values, (0, -len(values) % size))
+        received = hvd.alltoall(padded.to(torch.bfloat16).view(torch.int16), name=name)
+        own = received.view(torch.bfloat16).view(size, -1).to(torch.float32).sum(0)
+        gathered = hvd.allgather(own.to(torch.bfloat16).view(torch.int16), name=f"{name}.sum")
+        total: torch.Tensor = gathered.view(torch.bfloat16).to(torch.float32)[: len(values)]
+        return total

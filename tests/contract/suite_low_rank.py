@@ -1,0 +1,329 @@
+"""Gradients that travel as matrices of low rank or as bf16: alike in both frameworks, with any workers.
+
+Run inside a job as ``suite_reduction.py`` is; ``test_contract.py`` does so.
+"""
+
+import os
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.portable.low_rank import error_name, factor_name, first_factor, matrix_shape
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+FOLDER = {"torch": "torch", "tf": "tensorflow"}[FRAMEWORK]
+SAMPLES, SIDE, OUTPUTS, RANK = 12, 6, 10, 2
+RANDOM = np.random.RandomState(3)
+X = RANDOM.randn(SAMPLES, SIDE, SIDE, 4).astype(np.float32)
+Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
+KERNELS = ("conv/kernel", "out/kernel")
+only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
+
+
+def config(**fields):
+    return Config(framework=FRAMEWORK, device="cpu", threads=1, initial_parameters="portable", **fields)
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Start Horovod once; each test builds anew on it."""
+    backend = load_backend(config())
+    yield backend
+    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
+        backend.close()
+
+
+class Small:
+    """A convolution, whose kernel the frameworks lay out differently, and a dense layer."""
+
+    loss = "mse"
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(4, 16, 3)
+                self.out = nn.Linear(16, OUTPUTS)
+
+            def forward(self, x):
+                return self.out(self.conv(x.movedim(-1, 1)).tanh().mean((2, 3)))
+
+        return Model()
+
+    def tf_model(self):
+        from keras import Input, Sequential, layers
+
+        return Sequential([
+            Input((SIDE, SIDE, 4)), layers.Conv2D(16, 3, activation="tanh", name="conv"),
+            layers.GlobalAveragePooling2D(), layers.Dense(OUTPUTS, name="out"),
+        ])  # fmt: skip
+
+
+def build(backend, **fields):
+    return backend.build(Small(), config(**{"compression": f"powersgd:{RANK}", **fields}))
+
+
+def batch(backend, step, in_warmup=False, accumulate=1):
+    places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, SAMPLES)
+    host = HostBatch(
+        step, {"inputs": X[places], "targets": Y[places]}, real.astype(np.float32), float(SAMPLES), places,
+        in_warmup=in_warmup,
+    )  # fmt: skip
+    return next(iter(backend.to_device([host])))
+
+
+def train(backend, steps, **options):
+    return [backend.train_step(batch(backend, i, **options), 0.1).read().sums["loss"] for i in steps]
+
+
+def saved(backend):
+    """Collective. Give the state on every worker."""
+    pending = backend.gather_state()
+    return backend.workers.broadcast_object(None if pending is None else pending.read(), 0)
+
+
+def fields_of(backend):
+    return list(backend._state.model.trainable_fields())
+
+
+def drawn(backend, step, factor=1.0):
+    """Give portable gradients of every worker for a step, each a part of the mean."""
+    random = np.random.RandomState(100 + step)
+    shapes = {field.path: field.shape for field in fields_of(backend)}
+    return [
+        {path: factor * random.randn(*shape).astype(np.float32) for path, shape in shapes.items()}
+        for _ in range(backend.workers.size)
+    ]
+
+
+def finished(backend, parts):
+    """Collective. Give what the reducer makes of this worker's portable gradients, as portable arrays."""
+    reducer = backend._low_rank
+    backend._update.begin()
+    fields, own = fields_of(backend), parts[backend.workers.rank]
+    if FRAMEWORK == "torch":
+        import torch
+
+        entries = [entry for entry in backend._state.model.entries if entry.trainable]
+        by_tensor = {id(field.tensors[0]): field for field in fields}
+        found = {}
+        tensors = [
+            torch.from_numpy(
+                np.array(by_tensor[id(e.tensor)].layout.from_portable(own[e.path])[0], order="C")
+            )
+            for e in entries
+        ]
+        for entry, tensor in zip(entries, reducer.finish(tensors), strict=True):
+            found[entry.path] = by_tensor[id(entry.tensor)].layout.to_portable([tensor.numpy()])
+        return found
+    import tensorflow as tf
+
+    if not hasattr(reducer, "traced"):
+        reducer.traced = tf.function(reducer.finish, autograph=False)
+    sums = reducer.traced([tf.constant(own[field.path]) for field in fields])
+    return {field.path: tensor.numpy() for field, tensor in zip(fields, sums, strict=True)}
+
+
+def scale_of(factor):
+    """Give what returns the number that an array holds when a step runs."""
+    if FRAMEWORK == "torch":
+        return lambda: float(factor[0])
+    import tensorflow as tf
+
+    return lambda: tf.reshape(tf.numpy_function(lambda: np.float32(factor[0]), [], tf.float32), [])
+
+
+class Reference:
+    """PowerSGD of the mean gradient in numpy: only the spaces that P and Q span matter."""
+
+    def __init__(self, shapes):
+        self.shapes = {path: matrix_shape(shape, RANK) for path, shape in shapes.items()}
+        self.q = {p: first_factor(p, s[1], RANK, 0).astype(np.float64) for p, s in self.shapes.items() if s}
+        self.error = {p: np.zeros(s) for p, s in self.shapes.items() if s}
+
+    def finish(self, total):
+        found = dict(total)
+        for path, error in self.error.items():
+            moment = total[path].reshape(error.shape) + error
+            p, _ = np.linalg.qr(moment @ self.q[path])
+            sent = p @ (p.T @ moment)
+            self.q[path], _ = np.linalg.qr(moment.T @ p)
+            self.error[path] = moment - sent
+            found[path] = sent.reshape(total[path].shape)
+        return found
+
+
+def summed(parts):
+    return {path: sum(part[path].astype(np.float64) for part in parts) for path in parts[0]}
+
+
+def test_sums_and_errors_are_those_of_the_mean_gradient(started):
+    build(started)
+    reference = Reference({field.path: field.shape for field in fields_of(started)})
+    assert {path for path, shape in reference.shapes.items() if shape} == set(KERNELS)
+    for step in range(6):
+        parts = drawn(started, step)
+        expected, found = reference.finish(summed(parts)), finished(started, parts)
+        for path, value in expected.items():
+            np.testing.assert_allclose(found[path], value, atol=2e-5, err_msg=f"{path}, step {step}")
+    state = saved(started)
+    for path, error in reference.error.items():
+        np.testing.assert_allclose(state[f"compression/error/{path}"].reshape(error.shape), error, atol=1e-4)
+
+
+def test_in_the_warmup_gradients_and_errors_travel_whole(started):
+    build(started)
+    parts = drawn(started, 0)
+    first = finished(started, parts)
+    left = {path: summed(parts)[path] - first[path] for path in KERNELS}
+    started._low_rank.follow(True)
+    parts = drawn(started, 1)
+    found, total = finished(started, parts), summed(parts)
+    for path, value in total.items():
+        np.testing.assert_allclose(found[path], value + left.get(path, 0), atol=1e-5)
+    assert all(not saved(started)[error_name(path)].any() for path in KERNELS)
+
+
+def test_gradients_that_are_not_finite_change_neither_error_nor_q(started):
+    build(started)
+    finished(started, drawn(started, 0))
+    before = saved(started)
+    for value in (np.nan, np.inf):
+        parts = drawn(started, 1)
+        parts[-1]["conv/kernel"][0, 0, 0, 0] = value
+        assert not np.isfinite(finished(started, parts)["conv/kernel"]).all()
+    parts[-1] = drawn(started, 1)[-1]
+    parts[-1]["out/bias"][0] = np.nan  # which travels uncompressed
+    assert np.isnan(finished(started, parts)["out/bias"][0])
+    after = saved(started)
+    for path in KERNELS:
+        np.testing.assert_array_equal(after[factor_name(path)], before[factor_name(path)])
+        np.testing.assert_allclose(after[error_name(path)], before[error_name(path)], rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_of_zero_gives_zero_and_the_next_step_finds_its_directions(started):
+    build(started)
+    parts = [{path: 0 * value for path, value in part.items()} for part in drawn(started, 0)]
+    for _ in range(2):
+        assert not any(value.any() for value in finished(started, parts).values())
+    q = saved(started)[factor_name("out/kernel")]
+    np.testing.assert_allclose(q.T @ q, np.eye(RANK), atol=1e-6)
+    assert np.abs(finished(started, drawn(started, 1))["out/kernel"]).max() > 0.1
+
+
+def test_a_loss_scale_that_changes_does_not_change_the_errors(started):
+    def left(scales):
+        build(started)
+        factor = np.ones(1)
+        started._low_rank._factor = scale_of(factor)
+        for step, scale in enumerate(scales):
+            factor[0] = scale
+            found = finished(started, drawn(started, step, scale))
+        return found["conv/kernel"] / scales[-1], saved(started)[error_name("conv/kernel")]
+
+    for one, other in zip(left([1.0, 1.0, 1.0]), left([1024.0, 512.0, 2048.0]), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"ema_decay": 0.9, "clip_norm": 0.1, "optimizer": "lamb"}])
+def test_training_goes_on_from_what_was_saved(started, fields):
+    build(started, **fields)
+    train(started, range(3))
+    state = saved(started)
+    assert {error_name(path) for path in KERNELS} < set(state)
+    assert state[error_name("conv/kernel")].shape == (3, 3, 4, 16)
+    expected = train(started, range(3, 6))
+    end = saved(started)
+    build(started, **fields)
+    started.scatter_state(state if started.workers.rank == 0 else None)
+    np.testing.assert_allclose(train(started, range(3, 6)), expected, rtol=1e-6)
+    for name, value in saved(started).items():
+        np.testing.assert_allclose(value, end[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_state_without_errors_starts_from_none(started):
+    build(started)
+    train(started, range(3))
+    state = saved(started)
+    rest = {name: value for name, value in state.items() if not name.startswith("compression/")}
+    started.scatter_state(rest if started.workers.rank == 0 else None)
+    after = saved(started)
+    for path in KERNELS:
+        assert not after[error_name(path)].any()
+        shape = matrix_shape(after[error_name(path)].shape, RANK)
+        np.testing.assert_array_equal(after[factor_name(path)], first_factor(path, shape[1], RANK, 0))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains(started, precision):
+    build(started, precision=precision)
+    losses = train(started, range(8))
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def test_accumulated_gradients_are_compressed_once_a_step(started):
+    build(started)
+    expected = train(started, range(4))
+    build(started, accumulate=2)
+    np.testing.assert_allclose(train(started, range(4), accumulate=2), expected, rtol=1e-4)
+
+
+@only_torch
+def test_a_reduction_that_fails_changes_neither_error_nor_q(started, monkeypatch):
+    build(started)
+    finished(started, drawn(started, 0))
+    before = saved(started)
+    reducer = started._low_rank
+    do_sum = type(reducer)._sum
+
+    def failing(self, what, tensors):
+        return 1 / 0 if what == "q" else do_sum(self, what, tensors)
+
+    monkeypatch.setattr(type(reducer), "_sum", failing)
+    with pytest.raises(ZeroDivisionError):
+        finished(started, drawn(started, 1))
+    monkeypatch.undo()
+    after = saved(started)
+    assert all(np.allclose(after[name], value, rtol=1e-6) for name, value in before.items())
+
+
+@only_torch
+def test_a_sparse_gradient_is_refused(started):
+    import torch
+
+    from hvdtrain.errors import TaskError
+
+    build(started)
+    gradient = torch.zeros(3, 3).to_sparse()
+    with pytest.raises(TaskError, match="a gradient is sparse"):
+        started._low_rank.finish([gradient])
+
+
+def test_bf16_rounds_each_part_and_the_sum_once(started):
+    size, rank = started.workers.size, started.workers.rank
+    module = import_module(f"hvdtrain.backends.{FOLDER}.bfloat16")
+    parts = np.random.RandomState(5).randn(size, 7, 3).astype(np.float32) * 1e-30
+    reducer = module.BFloat16(started.workers)
+    if FRAMEWORK == "torch":
+        import torch
+
+        reducer.attach({"weight": torch.zeros(7, 3), "count": torch.zeros(2)})
+        given = [torch.from_numpy(parts[rank]), torch.ones(2, dtype=torch.float64)]
+        found, count = (tensor.numpy() for tensor in reducer.finish(given))
+    else:
+        import tensorflow as tf
+
+        function = tf.function(lambda one, two: reducer.finish([one, two]), autograph=False)
+        found, count = (t.numpy() for t in function(tf.constant(parts[rank]), tf.ones(2, tf.float64)))
+    bound = np.abs(parts).sum(0) * 2.0**-9 + np.abs(parts.sum(0)) * 2.0**-8
+    assert (np.abs(found - parts.astype(np.float64).sum(0)) <= (bound if size > 1 else 0)).all()
+    assert count.tolist() == 2 * [size]
+    assert len({bytes(one) for one in started.workers.allgather_object(found.tobytes())}) == 1
