@@ -40,6 +40,18 @@ def test_what_needs_a_fixed_number_of_workers_is_refused(most, environ, uses_ncc
     check_elastic(workers(most=most, is_elastic=False), environ, uses_nccl)
 
 
+@pytest.mark.parametrize(
+    ("compression", "said"), [("powersgd:4", "which is lost with a worker"), ("bf16", "a fixed number")]
+)
+def test_compression_that_needs_a_fixed_number_of_workers_is_refused(compression, said):
+    with pytest.raises(
+        ConfigError, match=rf"compression {compression} cannot be used in an elastic job: .*{said}"
+    ):
+        check_elastic(workers(most=4), {}, False, compression)
+    check_elastic(workers(most=4, is_elastic=False), {}, False, compression)
+    check_elastic(workers(most=4), {}, False, "fp16")
+
+
 def test_an_elastic_job_without_such_settings_is_none_of_it():
     check_elastic(workers(most=256), {"HOROVOD_AUTOTUNE": "0", "HOROVOD_HIERARCHICAL_ALLGATHER": ""}, False)
 

@@ -35,6 +35,7 @@ def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nes
     ("values", "problem"),
     [
         ({"accumulate": 2}, "accumulate 2 cannot be used with the task's own torch_step: it updates"),
+        ({"compression": "powersgd:2"}, "compression powersgd:2 cannot be used .* a step may reduce several"),
         ({"precision": "fp16"}, "precision fp16 cannot be used .* one scale of the loss"),
         ({"compile": True}, "compile cannot be used"),
         ({"label_smoothing": 0.1}, "label_smoothing 0.1 cannot be used"),
