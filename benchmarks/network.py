@@ -1,7 +1,8 @@
-"""Step time with fp16 compression against none, between two hosts whose links are limited.
+"""Step time with compression against none, between two hosts whose links are limited.
 
     python benchmarks/network.py                       # 200 Mbit/s, both frameworks; as root
     python benchmarks/network.py --rate 50mbit --frameworks torch --steps 20
+    python benchmarks/network.py --compression powersgd:4 --width 1700  # a perceptron of 6 M parameters
 
 The hosts are namespaces of this machine, one worker with one thread each (tests/cluster/hosts.py).
 A ring all-reduce of n workers sends 2 (n - 1) / n times the gradient's bytes from each; the predicted
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cluster")]
 
 WORKERS, BATCH, WARM = 2, 32, 3
-BYTES = {"none": 4, "fp16": 2}
+BYTES = {"none": 4, "fp16": 2, "bf16": 2}  # of a number
 WIRE = 1514 / 1448  # bytes on the link, as tbf counts them, per byte that TCP carries
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -63,10 +64,18 @@ def parameters(width: int) -> int:
     return 64 * width + width + 2 * (width * width + width) + 10 * width + 10
 
 
+def gradient_bytes(width: int, compression: str) -> float:
+    """Return the bytes of a step's gradients as they travel."""
+    if compression in BYTES:
+        return parameters(width) * BYTES[compression]
+    rank = int(compression.partition(":")[2])
+    return 4 * (rank * (64 + width + 2 * 2 * width + width + 10) + 3 * width + 10)
+
+
 def predicted_seconds(width: int, compression: str, rate: str) -> float:
     """Return what the gradients of a step take on the wire."""
     number, unit = re.fullmatch(r"([\d.]+)([a-z]+)", rate).groups()
-    sent = 2 * (WORKERS - 1) / WORKERS * parameters(width) * BYTES[compression]
+    sent = 2 * (WORKERS - 1) / WORKERS * gradient_bytes(width, compression)
     return sent * WIRE * 8 / (float(number) * _UNITS[unit])
 
 
@@ -113,26 +122,26 @@ def compared(controller: str, framework: str, args: argparse.Namespace) -> dict:
         with tempfile.TemporaryDirectory() as shared:
             slots = {"host1": 1, "host2": 1}
             with Cluster(slots, rate=rate, shared=Path(shared)) as cluster:
-                for compression in BYTES:
+                for compression in ("none", args.compression):
                     found = measure(cluster, controller, framework, compression, args)
                     row[f"{compression}, {'unlimited' if rate is None else 'limited'}"] = found["seconds"]
                     row[f"{compression}, MB sent"] = found["bytes"] / 1e6
-    for compression in BYTES:
+    for compression in ("none", args.compression):
         wire = predicted_seconds(args.width, compression, args.rate)
         row[f"{compression}, predicted"] = wire + row[f"{compression}, unlimited"]
-    row["ratio"] = row["fp16, limited"] / row["none, limited"]
-    row["predicted ratio"] = row["fp16, predicted"] / row["none, predicted"]
+    row["ratio"] = row[f"{args.compression}, limited"] / row["none, limited"]
+    row["predicted ratio"] = row[f"{args.compression}, predicted"] / row["none, predicted"]
     return row
 
 
 COLUMNS = ("MB sent", "unlimited", "limited", "predicted")
 
 
-def shown(row: dict) -> str:
+def shown(row: dict, compression: str) -> str:
     """Return a row of the table; times in milliseconds."""
     cells = [row["controller"], row["framework"]]
-    for compression in BYTES:
-        sent, *seconds = (row[f"{compression}, {column}"] for column in COLUMNS)
+    for one in ("none", compression):
+        sent, *seconds = (row[f"{one}, {column}"] for column in COLUMNS)
         cells += [f"{sent:.2f}", *(f"{value * 1e3:.0f}" for value in seconds)]
     return "| " + " | ".join([*cells, f"{row['ratio']:.2f}", f"{row['predicted ratio']:.2f}"]) + " |"
 
@@ -144,11 +153,12 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit", help="what each link carries each way, as tc writes it")
     parser.add_argument("--controllers", nargs="+", default=["gloo", "mpi"])
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tf"])
+    parser.add_argument("--compression", default="fp16", help="what is compared with none")
     parser.add_argument("--width", type=int, default=1000, help="of the model's three hidden layers")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--run-dir", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", choices=BYTES, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker(args.frameworks[0], args.worker, args.width, args.steps, args.run_dir)
@@ -157,14 +167,18 @@ def main() -> None:
         f"{WORKERS} hosts, {args.rate} each way, {parameters(args.width):,} parameters, batch {BATCH} each; "
         f"medians of {args.steps} steps, in ms; MB sent by a host for a step"
     )
-    titles = [f"{compression}: {column}" for compression in BYTES for column in COLUMNS]
-    print("| " + " | ".join(["controller", "framework", *titles, "fp16 / none", "predicted"]) + " |")
+    titles = [f"{one}: {column}" for one in ("none", args.compression) for column in COLUMNS]
+    print(
+        "| "
+        + " | ".join(["controller", "framework", *titles, f"{args.compression} / none", "predicted"])
+        + " |"
+    )
     print("|---" * (4 + len(titles)) + "|")
     rows = []
     for controller in args.controllers:
         for framework in args.frameworks:
             rows.append(compared(controller, framework, args))
-            print(shown(rows[-1]), flush=True)
+            print(shown(rows[-1], args.compression), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"rate": args.rate, "steps": args.steps, "rows": rows}, indent=2))
 
