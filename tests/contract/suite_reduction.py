@@ -144,6 +144,71 @@ def reduced(reducer, part):
     return float(tf.function(lambda: reducer.finish([tf.fill((1,), np.float32(part))])[0])()[0])
 
 
+GIVEN = [np.ones((20,), np.float32), np.full((2, 3), 2, np.float32), np.full((3,), 3, np.float64)]
+
+
+def summed_with(reducer, vectors):
+    """Return the sums of GIVEN on each worker with each of the vectors, one step after the other."""
+    if FRAMEWORK == "tf":
+        import tensorflow as tf
+
+        given = [tf.Variable(array) for array in GIVEN]
+        function = tf.function(lambda v: reducer.finish_with([one.read_value() for one in given], v))
+        return [function(tf.constant(vector)) for vector in vectors]
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.zeros(a.shape, dtype=torch.from_numpy(a).dtype)) for a in GIVEN]
+    reducer.attach({str(place): parameter for place, parameter in enumerate(parameters)})
+    found = []
+    for vector in vectors:
+        for parameter in parameters:
+            parameter.grad = None
+        reducer.expect(1)
+        sums, total = reducer.finish_with([torch.from_numpy(a.copy()) for a in GIVEN], torch.tensor(vector))
+        found.append(([one.clone() for one in sums], total))
+    return found
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_a_vector_is_summed_with_the_gradients(started, reduction, compression):
+    """It is summed in fp32, with gradients of any type; a task may return more metrics in a later step."""
+    size, rank = started.workers.size, started.workers.rank
+    vectors = [[70_001.0, 1.0 + rank], [1e-6, 2.0, 3.0], [5.0]]
+    expected = [[70_001.0 * size, size * (size + 1) / 2], [1e-6 * size, 2 * size, 3 * size], [5 * size]]
+    found = summed_with(reduction.REDUCERS[compression](started.workers, False), vectors)
+    for (sums, total), wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(total, wanted, rtol=1e-6)
+        for one, given in zip(sums, GIVEN, strict=True):
+            np.testing.assert_array_equal(one, size * given)
+
+
+@only_torch
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_vector_waits_for_no_bucket_but_the_last(started, reduction, monkeypatch, overlaps):
+    """Those before are begun during the backward pass as without a vector."""
+    import torch
+
+    from hvdtrain.backends.portable import buckets
+
+    size = started.workers.size
+    if size == 1:
+        return
+    monkeypatch.setattr(buckets, "_LEAST_BYTES", 8)
+    reducer = reduction.AllReduce(started.workers, overlaps=overlaps)
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
+    reducer.attach(weights)
+    reducer.finish_with([torch.zeros(2), torch.zeros(2)], torch.ones(3))
+    for step in range(2):
+        for weight in weights.values():
+            weight.grad = None
+        reducer.expect(1)
+        sum(weight.sum() for weight in weights.values()).backward()
+        assert set(reducer._begun) == ({0} if overlaps else set())
+        sums, vector = reducer.finish_with([w.grad for w in weights.values()], torch.full((3,), float(step)))
+        assert [one.tolist() for one in sums] == 2 * [2 * [size]]
+        assert vector.tolist() == 3 * [size * step]
+
+
 @only_torch
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_reduction_begins_in_the_last_backward_pass(started, reduction, monkeypatch, accumulate):
@@ -289,6 +354,35 @@ def test_sparse_gradients_are_summed(started, reduction):
     assert found.is_sparse
     expected = [[size, size], *size * [[1, 1]], *3 * [[0, 0]]]
     assert found.to_dense().tolist() == expected
+
+
+@only_torch
+@pytest.mark.parametrize("reached", [("a", "b"), ("b", None), (None, "a")], ids=str)
+def test_workers_agree_on_which_gradients_are_sparse(started, reduction, reached):
+    """Each of two workers reaches another embedding, or none; then both reach both, and none reaches any."""
+    import torch
+
+    size, rank = started.workers.size, started.workers.rank
+    if size != 2:
+        return
+    reducer = reduction.AllReduce(started.workers)
+    tables = {name: torch.nn.Parameter(torch.zeros(3, 2)) for name in "ab"}
+    reducer.attach({**tables, "dense": torch.nn.Parameter(torch.zeros(2))})
+
+    def gradient(name, names):
+        if name not in names:
+            return torch.zeros(3, 2)
+        found = torch.nn.functional.embedding(torch.tensor([rank]), tables[name], sparse=True).sum()
+        return torch.autograd.grad(found, [tables[name]])[0]
+
+    for of_ranks in ([{name} for name in reached], [{"a", "b"}, {"a", "b"}], [set(), set()]):
+        given = [gradient(name, of_ranks[rank]) for name in "ab"]
+        *found, dense = reducer.finish([*given, torch.ones(2)])
+        assert dense.tolist() == [2, 2]
+        for name, total in zip("ab", found, strict=True):
+            rows = [[float(name in names)] * 2 for names in of_ranks]
+            assert total.to_dense().tolist() == [*rows, [0, 0]]
+            assert total.is_sparse == (name in reached)
 
 
 @only_torch

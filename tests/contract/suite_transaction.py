@@ -310,7 +310,7 @@ def test_a_reduction_that_fails_leaves_a_step_undone(elastic, failures, case):
 
     losses, state, _ = trained(disturbed=False)
     found_losses, found, places = trained(disturbed=True)
-    assert places >= 2  # a gradient, and the metrics
+    assert places >= {"torch": 2, "tf": 1}[FRAMEWORK]  # PyTorch begins a sum, and then waits for it
     assert found_losses == losses
     check_same(found, state, "after steps that failed and were done again")
 
@@ -360,7 +360,7 @@ def test_workers_may_come_and_go(elastic, failures, sizes, fields):
             size = sizes[step // 3]
             if size != elastic.workers.size:
                 if disturbed and elastic.workers.size == everyone:
-                    failures.fail(1)
+                    failures.fail({"torch": 1, "tf": 0}[FRAMEWORK])
                     with pytest.raises(PeerLostError):
                         train(elastic, batch(elastic, step, SAMPLES // MICRO // everyone))
                     failures.fail(None)

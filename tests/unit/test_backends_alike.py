@@ -12,7 +12,10 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"optimizer_broadcast.py"},  # Keras keeps everything in variables
+    "torch": {
+        "optimizer_broadcast.py",  # Keras keeps everything in variables
+        "sparse.py",  # and gives dense gradients
+    },
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         "task_model.py",
@@ -152,7 +155,7 @@ def test_an_update_has_nine_stages_that_a_step_calls_in_order(framework):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_reducers_have_the_methods_of_their_protocol(framework):
-    found = definitions(f"{framework}/reduction.py")
+    found = definitions(f"{framework}/reduction.py") | definitions(f"{framework}/all_reduce.py")
     for name, expected in methods(found["GradientReducer"]).items():
         own = methods(found["AllReduce"])[name]
         assert signature(own) == signature(expected)

@@ -1,15 +1,20 @@
 """How gradients are divided into flat tensors, and taken out of them again."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
 from hvdtrain.backends.portable.buckets import divide
+from hvdtrain.backends.tensorflow import all_reduce as tensorflow_reduction
 from hvdtrain.backends.tensorflow import flat as tensorflow_flat
+from hvdtrain.backends.tensorflow import functions
+from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.torch import flat as torch_flat
 
 MIB = 1 << 20
+VARIABLES = [((5, 2), "float32"), ((2, 3), "float32"), ((1,), "float64")]
 SHAPES = {"kernel": (5, 32), "bias": (7,), "scalar": (), "table": (16,), "empty": (0, 3)}
 
 
@@ -90,3 +95,105 @@ def test_fp16_takes_a_factor_before_it_rounds():
     bucket.take_in([torch.full((3,), 1e-5)])
     expected = torch.full((3,), 3 * 1e-5).to(torch.float16)
     assert bucket.as_fp16(3)[:3].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("reached", ["sparse", "of unknown shape", "not reached"])
+def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reached):
+    """A trace that does not reach an embedding joins the reductions of one that does."""
+    begun = []
+
+    def allreduce(tensor, name, **_):
+        begun.append((name, tuple(tensor.shape), tensor.dtype.name))
+        return 2 * tensor
+
+    monkeypatch.setattr(tensorflow_reduction.hvd, "allreduce", allreduce)
+    table, kernel, wide = (keras.Variable(np.ones(shape), dtype=dtype) for shape, dtype in VARIABLES)
+    zero = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None,), tf.int32)])
+    def summed(values, rows):
+        slices = tf.IndexedSlices(values, rows, tf.shape(values)[:1] * 0 + [5, 2])
+        of_table = {"sparse": slices, "of unknown shape": values, "not reached": None}[reached]
+        gradients = functions.dense([of_table, tf.ones((2, 3)), None], [table, kernel, wide], zero)
+        reducer = tensorflow_reduction.AllReduce(FixedSize(2), overlaps=False)
+        return reducer.finish_with(gradients, tf.constant([1.0, 2.0, 3.0]))
+
+    (of_table, of_kernel, of_wide), vector = summed(tf.ones((5, 2)), tf.range(5))
+    assert begun == [
+        ("hvdtrain.gradients.0", (1, 16), "float64"),
+        ("hvdtrain.gradients.1", (2, 16), "float32"),
+    ]
+    assert of_table.numpy().tolist() == 5 * [[0, 0] if reached == "not reached" else [2, 2]]
+    assert of_kernel.numpy().tolist() == 2 * [3 * [2]]
+    assert of_wide.numpy().tolist() == [0]
+    assert vector.numpy().tolist() == [2, 4, 6]
+
+
+def test_tensorflow_sends_no_vector_as_fp16(monkeypatch):
+    begun = []
+    monkeypatch.setattr(
+        tensorflow_reduction.hvd,
+        "allreduce",
+        lambda tensor, name, **_: begun.append((name, tensor.dtype.name)) or tensor,
+    )
+    reducer = tensorflow_reduction.AllReduce(FixedSize(2), fp16=True, overlaps=False)
+    tf.function(lambda: reducer.finish_with([tf.ones(3)], tf.ones(4)))()
+    assert begun == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
+
+
+def weights_of(*values):
+    return {str(place): torch.nn.Parameter(torch.full((2,), value)) for place, value in enumerate(values)}
+
+
+def test_a_part_that_was_given_other_memory_is_taken_in_and_made_anew():
+    bucket = torch_flat.Bucket(weights_of(1.0, 1.0))
+    for factor in (2.0, 3.0):
+        bucket.lend()
+        lent = list(bucket.parts)
+        lent[1] += 1
+        lent[0].data = torch.full((2,), factor)
+        bucket.take_in(lent)
+        del lent
+        assert [part.tolist() for part in bucket.parts] == [2 * [factor], [1, 1]]
+        assert bucket.flat[:2].tolist() == 2 * [factor]
+        assert bucket.parts[0].data_ptr() == bucket.flat.data_ptr()
+
+
+def test_a_part_that_was_given_other_memory_is_lent_anew():
+    """Otherwise the next gradient is added to the last one, elsewhere."""
+    parameters = weights_of(1.0, 1.0)
+    bucket = torch_flat.Bucket(parameters)
+    bucket.lend()
+    kept = bucket.parts[1].view(1, 2)  # so that as many tensors use the memory as before
+    bucket.parts[0].data = torch.ones(2)
+    bucket.lend()
+    assert parameters["0"].grad.tolist() == [0, 0]
+    assert parameters["0"].grad.data_ptr() == bucket.flat.data_ptr()
+    assert kept.shape == (1, 2)
+
+
+def test_gradients_that_have_changed_places_are_both_taken_in():
+    bucket = torch_flat.Bucket(weights_of(1.0, 1.0, 1.0))
+    bucket.lend()
+    first, second, third = bucket.parts
+    first += 1
+    second += 2
+    bucket.take_in([second, first, third])
+    assert [part.tolist() for part in bucket.parts] == [[2, 2], [1, 1], [0, 0]]
+
+
+def test_a_sparse_gradient_is_taken_in():
+    bucket = torch_flat.Bucket(weights_of(1.0))
+    bucket.take_in([torch.tensor([0.0, 5.0]).to_sparse()])
+    assert bucket.parts[0].tolist() == [0, 5]
+
+
+def test_a_vector_has_room_behind_the_gradients():
+    bucket = torch_flat.Bucket(weights_of(1.0))
+    bucket.take_in([torch.ones(2)])
+    for numbers in (3, 5):
+        given = list(bucket.parts)
+        bucket.make_room(numbers)
+        bucket.take_in(given)
+        bucket.room.fill_(7)
+        assert bucket.flat.tolist() == [1, 1] + 14 * [0] + numbers * [7]

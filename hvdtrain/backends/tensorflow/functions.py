@@ -212,15 +212,23 @@ def native(variable: Any) -> Any:
 
 
 def dense(gradients: Sequence[Tensor], parameters: Sequence[Any], zero: Tensor) -> list[Tensor]:
-    """Return every gradient as a dense tensor, zeros in place of one that is None.
+    """Return every gradient as a dense tensor of its parameter's shape, zeros in place of one that is None.
+
+    The shape must be known when the step is traced: a gradient of unknown shape is reduced by itself, for
+    which another worker, whose trace does not reach that parameter, would wait.
 
     The zeros come from a variable: of constant zeros, TensorFlow would work out the all-reduce when it
     compiles the step, waiting for workers whose gradients are not constant.
     """
     return [
-        tf.fill(v.shape, tf.cast(zero.read_value(), v.dtype)) if g is None else tf.convert_to_tensor(g)
+        tf.fill(v.shape, tf.cast(zero.read_value(), v.dtype)) if g is None else _dense(g, v.shape)
         for g, v in zip(gradients, parameters, strict=True)
     ]
+
+
+def _dense(gradient: Tensor, shape: Any) -> Tensor:
+    found = tf.convert_to_tensor(gradient)
+    return found if found.shape.is_fully_defined() else tf.ensure_shape(found, shape)
 
 
 def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -> list[Tensor]:

@@ -4,14 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import horovod.tensorflow as hvd
-import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
-
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import has_warmup
+from hvdtrain.backends.tensorflow.all_reduce import AllReduce
 from hvdtrain.backends.tensorflow.bfloat16 import BFloat16
-from hvdtrain.backends.tensorflow.flat import make_buckets
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
@@ -52,83 +48,6 @@ class GradientReducer(Protocol):
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         ...
-
-
-class AllReduce:
-    """One all-reduce for all gradients of one type, which stand side by side in memory.
-
-    On a GPU there are up to four: the graph begins one when its gradients are computed. What is added in
-    which order depends on nothing but the parameters and the workers, so a run repeats bit by bit.
-
-    With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
-    divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
-    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
-    has multiplied them already.
-
-    Args:
-        workers: the job's workers.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        fp16: whether floating-point gradients travel as fp16.
-        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
-    """
-
-    def __init__(
-        self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
-    ) -> None:
-        self._workers = workers
-        self._fp16 = fp16
-        self._scaled = scaled
-        self._overlaps = overlaps
-
-    def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Do nothing: the graph begins each all-reduce when it can."""
-
-    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sum of each gradient over workers."""
-        if not self._workers.may_reduce:
-            return list(gradients)
-        overlaps = bool(tf.config.get_visible_devices("GPU")) if self._overlaps is None else self._overlaps
-        given = {str(index): gradient for index, gradient in enumerate(gradients)}
-        sums: dict[str, Tensor] = {}
-        for number, bucket in enumerate(make_buckets(given, overlaps)):
-            sums |= bucket.parted(self._reduce(bucket.joined(given), f"hvdtrain.gradients.{number}"))
-        for name, gradient in given.items():
-            if name not in sums:  # its shape is only known when the graph runs
-                sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{name}")
-        return [sums[name] for name in given]
-
-    def state(self) -> PortableState:
-        """Return nothing: a sum keeps nothing from step to step."""
-        return {}
-
-    def load(self, state: PortableState) -> None:
-        """Restore nothing."""
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
-
-    def _reduce(self, gradient: Tensor, name: str) -> Tensor:
-        # Without a mark of its own, TensorFlow merges the all-reduces of gradients that are equal on
-        # this worker, for which others that have two would wait.
-        mark = {"_hvdtrain_gradient": AttrValue(s=name.encode())}
-        with tf.compat.v1.get_default_graph()._attr_scope(mark):
-            if not (self._fp16 and gradient.dtype.is_floating):
-                return hvd.allreduce(gradient, op=hvd.Sum, name=name)
-            factor = self._factor(gradient.dtype)
-            small = tf.cast(gradient * factor, tf.float16)
-            if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
-                total = hvd.allreduce(small, op=hvd.Sum, name=name)
-                return tf.cast(total, gradient.dtype) / factor
-            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name)
-            return tf.cast(total, gradient.dtype)
-
-    def _factor(self, dtype: Any) -> Any:
-        """Return what gradients of a type are multiplied by: a number, or in an elastic job a tensor."""
-        if self._scaled:
-            return 1
-        size = self._workers.size
-        return tf.cast(size, dtype) if self._workers.is_elastic else size
 
 
 # by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number

@@ -8,6 +8,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.base import OVERFLOW_INDEX
+from hvdtrain.backends.tensorflow.all_reduce import AllReduce
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
 from hvdtrain.backends.tensorflow.model_state import Field
@@ -87,9 +88,12 @@ class Update:
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
         self._clock.ready([*gradients, vector])
-        if self._workers.may_reduce:
-            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        reduced = self._reducer.finish(gradients)
+        if isinstance(self._reducer, AllReduce):
+            reduced, vector = self._reducer.finish_with(gradients, vector)
+        else:
+            if self._workers.may_reduce:
+                vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+            reduced = self._reducer.finish(gradients)
         self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
         self._clock.reduced(self._waits_for)
         return reduced, vector

@@ -10,6 +10,7 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
 
 
 class BFloat16:
@@ -27,25 +28,33 @@ class BFloat16:
     def __init__(self, workers: Workers, scaled: bool = False) -> None:
         self._workers = workers
         self._names: list[str] = []
+        self._sparse: set[str] | None = None  # names of sparse gradients; None until a step has shown them
 
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Take the names of the parameters; nothing begins before the backward pass ends."""
-        self._names = list(parameters)
+        self._names, self._sparse = list(parameters), None
 
     def expect(self, passes: int) -> None:
         """Do nothing: gradients are complete when ``finish`` gets them."""
 
     @torch.no_grad()
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Return the sums; those that are not fp32, or sparse, travel as they are."""
+        """Collective. Return the sums; those that are not fp32, or sparse, travel as they are.
+
+        Gradients that are sparse in the first step, on any worker, stay so; others are made dense.
+        """
         if self._workers.size == 1:
             return list(gradients)
         name = f"hvdtrain.bf16.{self._names[0]}"
+        given = dict(zip(self._names, gradients, strict=True))
+        if self._sparse is None:
+            self._sparse = agree_on_sparse(given, f"{name}.sparse")()
+        gradients = [g.to_dense() if g.is_sparse and n not in self._sparse else g for n, g in given.items()]
         found = list(gradients)
         rounded = []
         for index, gradient in enumerate(gradients):
-            if gradient.is_sparse:
-                found[index] = hvd.sparse_allreduce_async(gradient, name=f"{name}.{index}", op=hvd.Sum)()
+            if self._names[index] in self._sparse:
+                found[index] = sum_sparse(gradient, f"{name}.{index}")()
             elif gradient.dtype == torch.float32:
                 rounded.append(index)
             else:

@@ -22,14 +22,21 @@ class Bucket:
         parameters: by name.
         flat: the tensor that is reduced.
         parts: of it, that of each parameter, shaped and laid out as the parameter.
+        room: of it, what stands behind the parts, for a vector that travels with the gradients.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.parameters = dict(parameters)
-        self.flat = torch.empty(0)
+        self.flat = self.room = torch.empty(0)
         self.parts: list[torch.Tensor] = []
         self._small: torch.Tensor | None = None
-        self._allocate()
+        self._allocate(0)
+
+    @torch.no_grad()
+    def make_room(self, numbers: int) -> None:
+        """Have room for a vector. If there was none of its length, the parts are other tensors afterwards."""
+        if len(self.room) != numbers:
+            self._allocate(numbers)
 
     @torch.no_grad()
     def lend(self) -> None:
@@ -40,42 +47,70 @@ class Bucket:
             parameter.grad = part
 
     @torch.no_grad()
-    def take_in(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Copy those gradients that are not parts of it already."""
-        others = [(p, g) for p, g in zip(self.parts, gradients, strict=True) if p is not g]
+    def take_in(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Copy those gradients that are not parts of it already; zeros for None.
+
+        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew.
+        """
+        moved = self._moved()
+        others = [i for i, part in enumerate(self.parts) if i in moved or gradients[i] is not part]
         if not others:
             return
         if len(others) == len(self.parts):
             self._leave_to_others()
-            others = list(zip(self.parts, gradients, strict=True))
-        torch._foreach_copy_([part for part, _ in others], [gradient.detach() for _, gradient in others])
+        own = self.flat.untyped_storage().data_ptr()
+        given = {i: _copyable(gradient, own) for i in others if (gradient := gradients[i]) is not None}
+        for i in self._moved():
+            self.parts[i] = self._part(i)
+        if given:
+            torch._foreach_copy_([self.parts[i] for i in given], list(given.values()))
+        for i in others:
+            if i not in given:
+                self.parts[i].zero_()
 
     @torch.no_grad()
     def as_fp16(self, factor: float) -> torch.Tensor:
         """Return the flat tensor times a factor as fp16, in memory that the next call overwrites."""
-        if self._small is None:
+        if self._small is None or self._small.shape != self.flat.shape:
             self._small = torch.empty_like(self.flat, dtype=torch.float16)
         if factor != 1:
             self.flat.mul_(factor)
         return self._small.copy_(self.flat)
 
-    def _allocate(self) -> None:
+    def _allocate(self, numbers: int) -> None:
         first = next(iter(self.parameters.values()))
-        ends = [0]
+        self.flat = self.room = torch.empty(0)  # frees the memory before
+        self.parts = []
+        self._begins = [0]
         for parameter in self.parameters.values():
-            ends.append(ends[-1] + -(-parameter.numel() // _ALIGNED) * _ALIGNED)
-        self.flat = torch.zeros(ends[-1], dtype=first.dtype, device=first.device)
-        # .data: each part counts its own changes, by which a parameter is seen that nothing has reached
-        self.parts = [
-            self.flat.as_strided(p.shape, _strides(p), begin).data
-            for begin, p in zip(ends, self.parameters.values(), strict=False)
-        ]
+            self._begins.append(self._begins[-1] + -(-parameter.numel() // _ALIGNED) * _ALIGNED)
+        end = self._begins.pop()
+        self.flat = torch.zeros(end + numbers, dtype=first.dtype, device=first.device)
+        self.room = self.flat[end:]
+        self._shapes = [(p.shape, _strides(p)) for p in self.parameters.values()]
+        self.parts = [self._part(i) for i in range(len(self._shapes))]
+        self._places = list(map(torch.Tensor.data_ptr, self.parts))
         self._references = self._count_references()
 
+    def _part(self, place: int) -> torch.Tensor:
+        # .data: each part counts its own changes, by which a parameter is seen that nothing has reached
+        shape, strides = self._shapes[place]
+        return self.flat.as_strided(shape, strides, self._begins[place]).data
+
+    def _moved(self) -> set[int]:
+        """Return the places of the parts that somebody has given other memory."""
+        places = list(map(torch.Tensor.data_ptr, self.parts))
+        if places == self._places:
+            return set()
+        return {i for i, (now, own) in enumerate(zip(places, self._places, strict=True)) if now != own}
+
     def _leave_to_others(self) -> None:
-        """Take other memory if somebody still has a gradient of an earlier step, which would change."""
-        if self._count_references() != self._references:
-            self._allocate()
+        """Take other memory if somebody still has a gradient of an earlier step, which would change.
+
+        Likewise if a part has other memory.
+        """
+        if self._count_references() != self._references or self._moved():
+            self._allocate(len(self.room))
 
     def _count_references(self) -> tuple[int, int]:
         storage = self.flat.untyped_storage()
@@ -103,3 +138,11 @@ def make_buckets(parameters: Mapping[str, torch.Tensor], are_several: bool) -> l
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return the strides that autograd gives a parameter's gradient: its own if they leave no gap."""
     return torch.empty_like(parameter, device="meta").stride()
+
+
+def _copyable(gradient: torch.Tensor, own: int) -> torch.Tensor:
+    """Return a gradient that can be copied into a part: dense, and not in the memory at ``own``."""
+    gradient = gradient.detach()
+    if gradient.is_sparse:
+        return gradient.to_dense()
+    return gradient.clone() if gradient.untyped_storage().data_ptr() == own else gradient

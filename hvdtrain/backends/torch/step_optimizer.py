@@ -17,8 +17,9 @@ from hvdtrain.backends.own_step import (
     outside_of_step,
     stepped_alone,
 )
+from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.model_state import Entry
-from hvdtrain.backends.torch.reduction import AllReduce, GradientReducer, choose_reducer
+from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.step_calls import Calls
 from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
@@ -119,9 +120,8 @@ class StepOptimizer(NotCalled):
                 allow_unused=True,
             )
             self._note_unused(found)
-            gradients = [_owned(g, p) for g, p in zip(found, self._parameters, strict=True)]
             counted = None if values.loss_weights is None else torch.mv(values.rows, samples.weights)[1:]
-            return self._reduced(gradients, counted, samples)
+            return self._reduced(found, counted, samples)
 
     def apply(self, gradients: Sequence[torch.Tensor]) -> None:
         """Clip the gradients, set the learning rate and take a step.
@@ -180,15 +180,19 @@ class StepOptimizer(NotCalled):
         self.unused = missed if self._own_calls == 0 else self.unused & missed
 
     def _reduced(
-        self, gradients: list[torch.Tensor], counted: torch.Tensor | None, samples: StepPart
+        self, found: Sequence[torch.Tensor | None], counted: torch.Tensor | None, samples: StepPart
     ) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients over workers, divided by the share that counted."""
+        pairs = list(zip(found, self._parameters, strict=True))
         call, self._own_calls = self._own_calls, self._own_calls + 1
         if self._workers.size > 1 and samples.learning_rate is not None:
             check = self._calls.announce(self._name, is_weighted=counted is not None)
             reducer = self._reducer(call)
-            if isinstance(reducer, AllReduce):  # the check then waits for no round of its own
-                reducer.start(gradients)
+            if isinstance(reducer, AllReduce):
+                gradients = [torch.zeros_like(p) if g is None else g for g, p in pairs]  # which it copies
+                reducer.start(gradients)  # the check then waits for no round of its own
+            else:
+                gradients = [_owned(gradient, parameter) for gradient, parameter in pairs]
             check()
             handle = None
             if counted is not None:  # on all workers, as the check has found
@@ -199,6 +203,8 @@ class StepOptimizer(NotCalled):
             finally:
                 if handle is not None:
                     hvd.synchronize(handle)
+        else:
+            gradients = [_owned(gradient, parameter) for gradient, parameter in pairs]
         if counted is None:
             return gradients
         factor = torch.where(counted > 0, samples.total_weight / counted, 1.0)

@@ -1,17 +1,25 @@
 """The stages of a step in PyTorch, from the gradient weights to the moving average, in their order."""
 
 from collections.abc import Sequence
+from operator import attrgetter, is_
 
 import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import OVERFLOW_INDEX
+from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
 from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.errors import TaskError
+
+_grad = attrgetter("grad")  # of many parameters, in a step of few milliseconds
+
+# the gradients of the parameters, and how often each has been changed in place
+_Gradients = tuple[list[torch.Tensor | None], list[int]]
 
 
 class Update:
@@ -52,7 +60,9 @@ class Update:
         self._clock = clock
         self._workers = workers
         self._clip_norm = clip_norm
-        self._lent: list[tuple[torch.Tensor | None, int]] = []
+        self._expected = self._passes = 0
+        self._lent: _Gradients = [], []
+        self._seen: _Gradients = [], []
         self.begin()
 
     def begin(self, reduces: bool = True) -> None:
@@ -63,24 +73,34 @@ class Update:
         """
         entries = self._entries if reduces else []
         self._reducer.attach({entry.path: entry.tensor for entry in entries})
-        self._lent = [(None, 0)] * len(self._entries)
+        self._expected = self._passes = 1
+        self._lent = self._seen = ([], []) if reduces else self._look()
 
     def expect(self, passes: int) -> None:
         """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
 
         Called while no parameter has a gradient.
         """
+        self._lent = self._seen = [], []  # of gradients that somebody holds, the reducer makes others
         self._reducer.expect(passes)
-        gradients = (parameter.grad for parameter in self._parameters)
-        self._lent = [(g, 0 if g is None else g._version) for g in gradients]
+        self._expected = self._passes = passes
+        self._lent = self._seen = self._look()
 
     def scale(self, gradient_weights: torch.Tensor) -> torch.Tensor:
         """Return the samples' gradient weights, times the loss scale."""
         return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
 
     def backward(self, losses: torch.Tensor, gradient_weights: torch.Tensor) -> None:
-        """Add a micro-batch's part to the gradients; the reducer may begin with those that are complete."""
+        """Add a micro-batch's part to the gradients; the reducer may begin with those that are complete.
+
+        Raises:
+            TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
+        """
+        self._check_unchanged()
         losses.backward(gradient_weights)  # type: ignore[no-untyped-call]
+        self._passes -= 1
+        if self._passes:
+            self._seen = self._look()
 
     def fill_in_unused(self) -> list[str]:
         """Set zero gradients for the parameters that no micro-batch reached, and return their names.
@@ -89,25 +109,23 @@ class Update:
         number of workers.
         """
         unused = []
-        for entry, (lent, version) in zip(self._entries, self._lent, strict=True):
-            gradient = entry.tensor.grad
+        gradients, versions = self._look()
+        for place, gradient in enumerate(gradients):
             if gradient is None:
-                entry.tensor.grad = torch.zeros_like(entry.tensor)
-            if gradient is None or (gradient is lent and gradient._version == version):
-                unused.append(entry)
+                parameter = self._parameters[place]
+                parameter.grad = torch.zeros_like(parameter)
+            elif gradient is not self._lent[0][place] or versions[place] != self._lent[1][place]:
+                continue
+            unused.append(self._entries[place])
         return [f"model/{entry.path}" for entry in unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
-        handle = None
-        if self._workers.size > 1:
-            handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
         self._clock.ready()
-        try:
-            reduced = self._reducer.finish(self._gradients())
-        finally:
-            if handle is not None:
-                hvd.synchronize(handle)
+        if isinstance(self._reducer, AllReduce):
+            reduced, vector = self._reducer.finish_with(self._gradients(), vector)
+        else:
+            reduced = self._reduce_apart(vector)
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
             if parameter.grad is not gradient:
@@ -154,6 +172,43 @@ class Update:
             step: steps done, this one included.
         """
         self._ema.update(self._ema.share(step))
+
+    def _reduce_apart(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Collective. Return the sums of the gradients; sum a vector by an all-reduce of its own."""
+        if self._workers.size == 1:
+            return self._reducer.finish(self._gradients())
+        handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        try:
+            return self._reducer.finish(self._gradients())
+        finally:
+            hvd.synchronize(handle)
+
+    def _look(self) -> _Gradients:
+        """Return the gradients as they are, and how often each has been changed in place."""
+        gradients = list(map(_grad, self._parameters))
+        return gradients, [-1 if gradient is None else gradient._version for gradient in gradients]
+
+    def _check_unchanged(self) -> None:
+        """Refuse gradients that something other than a step's backward passes has changed.
+
+        Before the first of them, a gradient may be set to None or zero.
+        """
+        gradients, versions = self._look()
+        seen, known = self._seen
+        if versions == known and all(map(is_, gradients, seen)):
+            return
+        for place, gradient in enumerate(gradients):
+            if gradient is seen[place] and versions[place] == known[place]:
+                continue
+            is_first = self._passes == self._expected
+            if is_first and (gradient is None or not (gradient.is_sparse or bool(gradient.any()))):
+                continue
+            raise TaskError(
+                f"the gradient of {self._entries[place].path} was changed outside of the step's own backward "
+                "pass; what a backward() of the task adds would be summed over workers, and not averaged",
+                "Leave backward() and zero_grad() out of the task, and add what is to be minimized to the "
+                "losses. For gradients of inputs, use torch.autograd.grad.",
+            )
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

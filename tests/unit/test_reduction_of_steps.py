@@ -1,0 +1,368 @@
+"""PyTorch's gradients in whole steps of two workers, which are threads: memory, hooks, sparse gradients."""
+
+import numpy as np
+import pytest
+import torch
+from support.faked_horovod import FakedHorovod
+from support.fakes import one_worker
+from torch import nn
+
+from hvdtrain.backends.torch import step_optimizer
+from hvdtrain.backends.torch.backend import TorchBackend
+from hvdtrain.backends.torch.reduction import REDUCERS
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import TaskError
+
+SAMPLES, INPUTS, OUTPUTS = 8, 3, 2
+X = np.random.RandomState(1).randn(SAMPLES, INPUTS).astype(np.float32)
+Y = np.random.RandomState(2).randn(SAMPLES, OUTPUTS).astype(np.float32)
+
+
+class Linear:
+    """A layer; a hook may change its gradients."""
+
+    loss = "mse"
+
+    def __init__(self, hook=None):
+        self.hook = hook
+
+    def torch_model(self):
+        model = nn.Sequential(nn.Linear(INPUTS, 4), nn.Linear(4, OUTPUTS))
+        for number, parameter in enumerate(model.parameters()):
+            with torch.no_grad():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) + number)
+            if self.hook is not None:
+                parameter.register_post_accumulate_grad_hook(self.hook)
+        return model
+
+
+def backend_of(workers, task, **fields):
+    torch.set_num_threads(1)
+    backend = TorchBackend(workers, torch.device("cpu"))
+    backend.build(task, Config(framework="torch", device="cpu", threads=1, **fields))
+    return backend
+
+
+def host_batch(backend, step=0, accumulate=1):
+    places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, SAMPLES)
+    arrays = {"inputs": X[places], "targets": Y[places]}
+    return HostBatch(step, arrays, real.astype(np.float32), float(SAMPLES), places)
+
+
+def step(backend, number=0, accumulate=1):
+    (batch,) = backend.to_device([host_batch(backend, number, accumulate)])
+    return backend.train_step(batch, 0.01).read().sums["loss"]
+
+
+def parameters(backend):
+    return [p.detach().clone() for p in backend.model.parameters()]
+
+
+@pytest.fixture
+def horovod(monkeypatch):
+    return FakedHorovod(monkeypatch)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_lie_in_the_same_memory_in_every_step(horovod, accumulate):
+    def work(workers):
+        backend = backend_of(workers, Linear(), momentum=0.9)
+        places = []
+        for number in range(6):
+            step(backend, number, accumulate)
+            places.append([p.grad.data_ptr() for p in backend.model.parameters()])
+        return places
+
+    for places in horovod.run(work):
+        assert all(place == places[1] for place in places[1:])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_has_one_reduction(horovod, accumulate):
+    def work(workers):
+        backend = backend_of(workers, Linear())
+        return [step(backend, number, accumulate) for number in range(3)]
+
+    losses = horovod.run(work)
+    assert losses[0] == losses[1]
+    alone = backend_of(one_worker(), Linear())
+    assert losses[0] == pytest.approx([step(alone, number, accumulate) for number in range(3)], rel=1e-6)
+    assert horovod.begun[0] == ["hvdtrain.sparse.0/kernel", *3 * ["hvdtrain.gradients.0/kernel.0"]]
+
+
+def test_numbers_do_not_travel_as_fp16(horovod):
+    def work(workers):
+        step(backend_of(workers, Linear(), compression="fp16"))
+
+    horovod.run(work)
+    assert horovod.begun[0] == [
+        "hvdtrain.metrics",
+        "hvdtrain.sparse.0/kernel",
+        "hvdtrain.gradients.0/kernel.0",
+    ]
+
+
+def halved_in_place(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def halved_elsewhere(parameter):
+    parameter.grad = parameter.grad * 0.5
+
+
+def halved_in_other_memory(parameter):
+    parameter.grad.data = parameter.grad.data * 0.5
+
+
+def some_in_other_memory(parameter):
+    if parameter.dim() == 2:
+        halved_in_other_memory(parameter)
+
+
+@pytest.mark.parametrize(
+    "hook", [halved_in_place, halved_elsewhere, halved_in_other_memory, some_in_other_memory]
+)
+def test_what_a_hook_makes_of_a_gradient_is_summed(horovod, hook):
+    """The hook's result is linear, so that the curve is that of one worker."""
+
+    def trained(workers):
+        backend = backend_of(workers, Linear(hook), momentum=0.9)
+        for number in range(4):
+            step(backend, number)
+        return parameters(backend)
+
+    first, second = horovod.run(trained)
+    for a, b, expected in zip(first, second, trained(one_worker()), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_may_give_gradients_other_memory(horovod):
+    """Nothing of an earlier step is added to the next one's gradients."""
+
+    class Moving(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.data = parameter.grad.data.clone()
+            return super().step(closure)
+
+    class Task(Linear):
+        def torch_optimizer(self, given):
+            return Moving(given, 0.01)
+
+    def trained(workers):
+        backend = backend_of(workers, Task())
+        for number in range(4):
+            step(backend, number)
+        return parameters(backend)
+
+    first, _ = horovod.run(trained)
+    for a, expected in zip(first, trained(one_worker()), strict=True):
+        torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
+
+
+class CallsBackward(Linear):
+    """Its loss calls backward for something else than the losses, in some steps."""
+
+    loss = None
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = iter(calls)
+
+    def torch_loss(self, model, batch):
+        losses = ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1)
+        if next(self.calls, False):
+            model[1].bias.sum().backward()
+        return losses, {}
+
+
+@pytest.mark.parametrize("calls", [[True], [False, True], [False, False, False, True]])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_that_calls_backward_is_refused(horovod, calls, accumulate, workers):
+    def work(workers):
+        backend = backend_of(workers, CallsBackward(calls))
+        for number in range(4):
+            step(backend, number, accumulate)
+
+    with pytest.raises(TaskError, match=r"the gradient of 1/bias was changed outside of the step's own"):
+        work(one_worker()) if workers == 1 else horovod.run(work)
+
+
+def test_a_task_that_calls_backward_is_refused_before_training():
+    backend = backend_of(one_worker(), CallsBackward([True]))
+    assert isinstance(backend.dry_run(host_batch(backend), training=True).error, TaskError)
+
+
+def test_a_dry_run_after_steps_refuses_nothing():
+    backend = backend_of(one_worker(), Linear())
+    step(backend)
+    assert backend.dry_run(host_batch(backend), training=True).error is None
+
+
+class ClearsGradients(CallsBackward):
+    """Its loss makes gradients zero, as loops do that were written by hand."""
+
+    def torch_loss(self, model, batch):
+        model.zero_grad(set_to_none=next(self.calls))
+        return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_may_be_made_zero_before_a_step_adds_to_them(horovod, to_none):
+    def trained(workers, task):
+        backend = backend_of(workers, task)
+        for number in range(3):
+            step(backend, number)
+        return parameters(backend)
+
+    found, _ = horovod.run(lambda workers: trained(workers, ClearsGradients([to_none] * 3)))
+    for a, expected in zip(found, trained(one_worker(), Linear()), strict=True):
+        torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_that_are_lost_between_micro_batches_are_refused(to_none):
+    backend = backend_of(one_worker(), ClearsGradients([to_none] * 2))
+    with pytest.raises(TaskError, match="was changed outside"):
+        step(backend, accumulate=2)
+
+
+class Tables:
+    """Two sparse embeddings of one size, and a layer; samples choose the table."""
+
+    loss = None
+
+    def __init__(self, choose):
+        self.choose = choose
+
+    def torch_model(self):
+        model = nn.ModuleDict(
+            {name: nn.Embedding(6, OUTPUTS, sparse=True) for name in "ab"}
+            | {"c": nn.Linear(OUTPUTS, OUTPUTS)}
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        return model
+
+    def torch_loss(self, model, batch):
+        rows = (batch["inputs"][:, 0].abs() * 2).long().clamp(max=5)
+        found = model["c"](model[self.choose()](rows))
+        return ((found - batch["targets"]) ** 2).mean(1), {}
+
+
+class PlainTables(Tables):
+    """Trained by an optimizer that takes sparse gradients."""
+
+    def torch_optimizer(self, given):
+        return torch.optim.SGD(given, 0.01)
+
+
+@pytest.mark.parametrize("tables", ["ab ab ba", "aa ab bb", "ab ba aa", "aa bb ab"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, compression):
+    """In each step, each worker reaches one of them: every table gets the gradient of its samples."""
+
+    def work(workers):
+        now = []
+        backend = backend_of(workers, PlainTables(lambda: now[-1]), compression=compression)
+        for number, of_ranks in enumerate(tables.split()):
+            now.append(of_ranks[workers.rank])
+            step(backend, number)
+        return parameters(backend)
+
+    first, second = horovod.run(work)
+    expected = by_hand(tables)
+    for a, b, wanted in zip(first, second, expected, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(
+            a, wanted, rtol=1e-5, atol={"none": 1e-6, "fp16": 1e-4, "bf16": 1e-3}[compression]
+        )
+
+
+def by_hand(tables):
+    model = Tables(None).torch_model()
+    optimizer = PlainTables(None).torch_optimizer(model.parameters())
+    for of_ranks in tables.split():
+        optimizer.zero_grad()
+        for rank, name in enumerate(of_ranks):
+            places, _ = BatchPlan(SAMPLES, 2, 1).part(rank, SAMPLES)
+            batch = {"inputs": torch.from_numpy(X[places[0]]), "targets": torch.from_numpy(Y[places[0]])}
+            losses, _ = Tables(lambda name=name: name).torch_loss(model, batch)
+            (losses.sum() / SAMPLES).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_a_gradient_that_turns_sparse_later_is_summed(horovod, compression):
+    """Own steps have no gradient to which autograd adds; the first one reached none of the embedding."""
+
+    def work(workers):
+        table, bias = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(3))
+        reducer = REDUCERS[compression](workers, False)
+        reducer.attach({"table": table, "bias": bias})
+        reducer.finish([torch.zeros_like(table), torch.ones(3)])
+        rows = torch.tensor([1, 1 + workers.rank])
+        (sparse,) = torch.autograd.grad(nn.functional.embedding(rows, table, sparse=True).sum(), [table])
+        assert sparse.is_sparse
+        return reducer.finish([sparse, torch.ones(3)])
+
+    for table, bias in horovod.run(work):
+        assert table.tolist() == [[0, 0], [3, 3], [1, 1], [0, 0]]
+        assert bias.tolist() == [2, 2, 2]
+
+
+class OwnStep(Tables):
+    """A step of its own with two optimizers: one trains the embeddings, and the other is called twice."""
+
+    def torch_optimizers(self, model):
+        tables = [*model["a"].parameters(), *model["b"].parameters()]
+        return {"tables": torch.optim.SparseAdam(tables), "c": torch.optim.SGD(model["c"].parameters(), 0.1)}
+
+    def torch_step(self, model, batch, optimizers):
+        for name in ("tables", "c", "c"):
+            losses, _ = self.torch_loss(model, batch)
+            optimizers[name].minimize(losses)
+        return losses, {}
+
+
+def test_gradients_of_an_own_step_are_copied_once(horovod, monkeypatch):
+    """On each worker, the samples reach one of two embeddings; the optimizer takes sparse gradients alone."""
+    monkeypatch.setattr(step_optimizer, "_owned", lambda *_: 1 / 0)
+
+    def work(workers):
+        backend = backend_of(workers, OwnStep(lambda: "ab"[workers.rank]))
+        losses = [step(backend, number) for number in range(3)]
+        return losses, parameters(backend)
+
+    (losses, first), (other_losses, second) = horovod.run(work)
+    assert losses == other_losses
+    assert losses[-1] < losses[0]
+    assert all(map(torch.equal, first, second))
+    sent = [name for name in horovod.begun[0] if name.startswith("hvdtrain.sparse")]
+    assert len(sent) == 3  # in the first step, for each of its calls
+
+
+def test_own_steps_that_call_other_optimizers_wait_for_nothing_else(horovod):
+    """Not even for which gradients are sparse."""
+
+    class Task(OwnStep):
+        def torch_step(self, model, batch, optimizers):
+            losses, _ = self.torch_loss(model, batch)
+            optimizers[self.choose()].minimize(losses)
+            return losses, {}
+
+        def torch_loss(self, model, batch):
+            return (model["c"](model["a"](batch["inputs"][:, 0].long() * 0)) ** 2).mean(1), {}
+
+    def work(workers):
+        step(backend_of(workers, Task(lambda: ["tables", "c"][workers.rank])))
+
+    with pytest.raises(TaskError, match="workers did not call the same optimizers in the same order"):
+        horovod.run(work)
