@@ -109,15 +109,14 @@ class Update:
         number of workers.
         """
         unused = []
-        gradients, versions = self._look()
-        for place, gradient in enumerate(gradients):
+        gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
+        for entry, gradient, lent, version in zip(self._entries, gradients, *self._lent, strict=True):
             if gradient is None:
-                parameter = self._parameters[place]
-                parameter.grad = torch.zeros_like(parameter)
-            elif gradient is not self._lent[0][place] or versions[place] != self._lent[1][place]:
+                entry.tensor.grad = torch.zeros_like(entry.tensor)
+            elif gradient is not lent or gradient._version != version:
                 continue
-            unused.append(self._entries[place])
-        return [f"model/{entry.path}" for entry in unused]
+            unused.append(f"model/{entry.path}")
+        return unused
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
