@@ -317,7 +317,6 @@ def _sparse_gradient() -> TaskError:
     return TaskError(
         "a gradient is sparse, and compression powersgd needs all of its rows",
         "Leave sparse=True out of the embedding, or use another compression.",
-        everywhere=True,
     )
 
 
