@@ -8,6 +8,7 @@ from support.fakes import one_worker
 from torch import nn
 
 from hvdtrain.backends.torch import step_optimizer
+from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.reduction import REDUCERS
 from hvdtrain.config import Config
@@ -230,6 +231,26 @@ def test_gradients_that_are_lost_between_micro_batches_are_refused(to_none):
     backend = backend_of(one_worker(), ClearsGradients([to_none] * 2))
     with pytest.raises(TaskError, match="was changed outside"):
         step(backend, accumulate=2)
+
+
+def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
+    """A callback of one worker may compute gradients."""
+
+    def work(workers):
+        weight = nn.Parameter(torch.ones(2))
+        reducer = AllReduce(workers, overlaps=True)
+        reducer.attach({"weight": weight})
+        sums = []
+        for number in range(3):
+            weight.grad = None
+            reducer.expect(1)
+            (number * weight).sum().backward()
+            sums.append(reducer.finish([weight.grad])[0].tolist())
+            if workers.rank == 0:
+                weight.sum().backward()
+        return sums
+
+    assert horovod.run(work) == 2 * [[[0, 0], [2, 2], [4, 4]]]
 
 
 class Tables:

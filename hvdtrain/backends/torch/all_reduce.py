@@ -41,7 +41,6 @@ class AllReduce:
         self, workers: Workers, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
     ) -> None:
         self._workers = workers
-        self._passes = 1
         self._fp16 = fp16
         self._scaled = scaled
         self._overlaps = overlaps
@@ -51,7 +50,7 @@ class AllReduce:
         self._sparse: WaitForNames | None = None
         self._vector: torch.Tensor | None = None
         self._carrier: int | None = None  # number of the bucket with which a vector travels
-        self._left: dict[str, int] = {}  # backward passes until a gradient is complete
+        self._left: dict[str, int] = {}  # backward passes until a gradient is complete; empty between steps
         self._incomplete: list[int] = []  # gradients of each bucket that are not complete
         self._begun: dict[int, Wait] = {}  # by the number of the bucket
 
@@ -65,8 +64,9 @@ class AllReduce:
 
     def expect(self, passes: int) -> None:
         """Lend memory to the gradients of the next step, which that many backward passes complete."""
-        self._passes = passes
         self._forget()
+        if self._hooks:
+            self._left = dict.fromkeys(self._parameters, passes)
         for bucket in self._buckets or ():
             bucket.lend()
 
@@ -173,6 +173,8 @@ class AllReduce:
         self._forget()
 
     def _count(self, number: int, name: str, _: torch.Tensor) -> None:
+        if name not in self._left:  # not of a step, but of a callback
+            return
         if self._left[name] == 0:
             raise TaskError(
                 f"the gradient of {name} grew after its last backward pass",
@@ -212,7 +214,7 @@ class AllReduce:
     def _forget(self) -> None:
         self._begun.clear()
         self._sparse = self._vector = None
-        self._left = dict.fromkeys(self._parameters, self._passes) if self._hooks else {}
+        self._left = {}
         self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
 
 
