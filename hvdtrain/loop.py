@@ -26,7 +26,7 @@ from hvdtrain.step_results import (
 from hvdtrain.training_plan import TrainingPlan
 
 _EVALUATING = "evaluating after step"
-_FIRST_STEPS = 2  # what a step compiles, it compiles in the first or, for another shape, in the second
+_FIRST_STEPS = 2
 
 
 def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlags) -> None:
@@ -54,7 +54,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         session.profile.end(session.state.progress.step)
         return
     results = StepResults(session, plan)
-    long_until = session.state.progress.step + _FIRST_STEPS
+    first = session.state.progress.step + 1
     session.profile.enter()
     _profile(session, plan, results)
     ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
@@ -62,20 +62,16 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     with session.profile, session.train_feed(plan) as feed, session.index_trace() as trace:
         for batch in backend.to_device(trace.watch(feed)):
             number = session.state.progress.step + 1
-            ACTIVITY.enter(TRAINING, number, is_long=number <= long_until)
+            ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
             signals = _outgoing_signals(session, poll_signals, feed)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
             session.unsent = NO_FLAGS
             step = session.advance(plan, learning_rate)
-            if config.sync_every is not None:
-                results.launched_alone(step, pending)
-                if plan.synchronizes(step):
-                    step = _synchronize(session, results)
-            else:
-                results.launched(step, pending)
+            results.launched(step, pending)
             if plan.synchronizes(step):
+                step = results.synchronized(step)
                 if _is_passed(config.check_replicas_every, step):
                     with ACTIVITY.during("comparing parameters after step", number):
                         check_replicas(backend)
@@ -98,15 +94,20 @@ def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None
             session.profile.take(number)
 
 
-def _synchronize(session: Session, results: StepResults) -> StepInfo:
-    """Collective. Make the workers equal after local steps; return these as one step.
+def _may_compile(session: Session, plan: TrainingPlan, number: int, first: int) -> bool:
+    """Return whether a framework may compile something in a step.
 
-    Its metrics are read at once: what a worker asks for is done here, and not after as many steps again.
+    It does so in the first step of a process and, for another shape, in the second. Local steps do so in the
+    last one, too, which may have no samples for some workers.
+
+    Args:
+        session: the run.
+        plan: how the run is done.
+        number: the step.
+        first: the first step of this process.
     """
-    step = session.synchronized(results.alone[-1], results.alone[0])
-    results.launched(step, session.backend.synchronize())
-    results.read_all()
-    return step
+    is_last = session.config.sync_every is not None and number == plan.steps
+    return number < first + _FIRST_STEPS or is_last
 
 
 def _is_passed(every: int, step: StepInfo) -> bool:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +153,6 @@ class Session:
         step = self.step_info(learning_rate, before.samples)
         self.state.last_step, self.state.stage = step, STEPPED
         return step
-
-    def synchronized(self, step: StepInfo, first: StepInfo) -> StepInfo:
-        """Return the local steps since the workers were last equal as one, which is now the last step.
-
-        Args:
-            step: the last of them.
-            first: the first of them.
-        """
-        joined = replace(step, samples_before=first.samples_before, steps=step.step - first.step + 1)
-        self.state.last_step = joined
-        return joined
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
         """Return where training stands now.

@@ -2,22 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hvdtrain.backends.base import PendingMetrics, StepMetrics
-from hvdtrain.data.eval_sets import TRAINING_DATA
-from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.divergence import divergence, is_diverged
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ConfigError, NonFiniteLossError, PeerLostError, TaskError
-from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
+from hvdtrain.errors import ConfigError, PeerLostError, TaskError
+from hvdtrain.local_results import LocalResults
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 from hvdtrain.session import Session
 from hvdtrain.stragglers import StragglerWatch
-from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.training_plan import TrainingPlan
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
-_CALMER = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
 
 
@@ -36,7 +35,7 @@ class StepResults:
         self._session = session
         self._plan = plan
         self._delayed = DelayedMetrics()
-        self._alone: list[tuple[StepInfo, PendingMetrics]] = []
+        self._local = None if session.config.sync_every is None else LocalResults(session, plan)
         self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
@@ -44,21 +43,29 @@ class StepResults:
         session.state.window.restart_clock()
         session.settle = self.settle
 
-    @property
-    def alone(self) -> list[StepInfo]:
-        """The local steps since the workers were last equal."""
-        return [step for step, _ in self._alone]
-
-    def launched_alone(self, step: StepInfo, pending: PendingMetrics) -> None:
-        """Take a local step, whose metrics are this worker's own. Local: no collective.
-
-        They are read only to say where a loss that is not finite came from.
-        """
-        self._alone.append((step, pending))
-
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
-        """Collective if a step has something to name. Take a new step, and add those before it."""
-        self.add(self._delayed.push(step, pending))
+        """Collective if a step has something to name. Take a new step, and add those before it.
+
+        The metrics of a local step are this worker's own: they are kept until the workers are equal.
+        """
+        if self._local is None:
+            self.add(self._delayed.push(step, pending))
+        else:
+            self._local.launched(step, pending)
+
+    def synchronized(self, step: StepInfo) -> StepInfo:
+        """Collective after local steps. Make the workers equal and return these steps as one, which is added.
+
+        After any other step the workers are equal already: return it.
+
+        Args:
+            step: the step that was launched last.
+        """
+        if self._local is None:
+            return step
+        joined, metrics = self._local.synchronize(step)
+        self.add([(joined, metrics)])
+        return joined
 
     def read_all(self) -> None:
         """Collective if a step has something to name. Add the steps that were launched and not read."""
@@ -97,11 +104,10 @@ class StepResults:
     def _add_own(self, step: StepInfo, metrics: StepMetrics) -> None:
         session = self._session
         check_weights(f"step {step.step}", metrics)
-        if _is_bad(metrics):
-            if self._alone:
-                raise local_divergence(session, self._plan, step, metrics, self._alone)
-            raise _divergence(session, self._plan, step, metrics, is_alone=self._is_alone)
-        self._alone.clear()
+        if is_diverged(metrics):
+            if self._local is not None:
+                raise self._local.divergence(step, metrics)
+            raise divergence(session, self._plan, step, metrics, is_alone=self._is_alone)
         if metrics.flags:
             session.wanted |= metrics.flags
         session.skipped.count += metrics.statistics.skipped_samples
@@ -168,72 +174,6 @@ def check_weights(when: str, metrics: StepMetrics) -> None:
                 "Check the samples' 'weights', or what the task's loss or metric returns as weights.",
                 everywhere=True,
             )
-
-
-def _divergence(
-    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics, *, is_alone: bool
-) -> NonFiniteLossError:
-    """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
-    loss = "nan" if metrics.overflow_exhausted else metrics.sums["loss"]
-    problem = f"the loss is {loss} at step {step.step}, with learning rate {step.learning_rate:g}"
-    remedy = _CALMER
-    gathered = [_not_finite_data(session, plan, step)]
-    if not is_alone:
-        with suppress(PeerLostError):  # the loss is what is reported
-            gathered = session.backend.workers.allgather_object(gathered[0])
-    if found := next((text for text in gathered if text), ""):
-        problem = f"{problem}: in the {TRAINING_DATA}, {found}"
-        remedy = "Remove such samples, or replace the values."
-    return NonFiniteLossError(problem, remedy, everywhere=True)
-
-
-def local_divergence(
-    session: Session,
-    plan: TrainingPlan,
-    step: StepInfo,
-    metrics: StepMetrics,
-    alone: Sequence[tuple[StepInfo, PendingMetrics]],
-) -> NonFiniteLossError:
-    """Collective. Return the error of a loss that is not finite on a worker in its local steps.
-
-    Args:
-        session: the run.
-        plan: how the run is done.
-        step: the local steps as one.
-        metrics: their sums over all workers.
-        alone: each local step with this worker's own metrics.
-    """
-    own = next(((s, m) for s, p in alone if _is_bad(m := p.read())), None)
-    found = None
-    if own is not None:
-        at, its = own
-        loss = "nan" if its.overflow_exhausted else f"{its.sums['loss']}"
-        found = at.step, loss, at.learning_rate, _not_finite_data(session, plan, at)
-    workers = session.backend.workers
-    gathered = workers.allgather_object((workers.host, found))
-    bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
-    if not bad:  # finite numbers whose sum is not
-        return _divergence(session, plan, step, metrics, is_alone=False)
-    number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
-    where = f": in the {TRAINING_DATA}, {text}" if text else ""
-    return NonFiniteLossError(
-        f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, before "
-        f"the workers synchronised at step {step.step}{where}",
-        "Remove such samples, or replace the values." if text else _CALMER,
-        everywhere=True,
-    )
-
-
-def _is_bad(metrics: StepMetrics) -> bool:
-    return metrics.overflow_exhausted or not is_finite(metrics)
-
-
-def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
-    """Read this worker's samples of a step again; return the first that is not finite, in words."""
-    with suppress(Exception):  # the loss is what is reported
-        batch = session.train_batch(plan, Progress(step.step - 1, step.samples_before))
-        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
-    return ""
 
 
 def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:

@@ -11,12 +11,13 @@ def describe(config: Config, plan: TrainingPlan) -> str:
     """Return what local steps mean for the run; empty if it has none."""
     if config.sync_every is None:
         return ""
-    workers = plan.batch.workers
-    if workers == 1:
-        return f"{plan.sync_every} between outer steps of the one worker"
-    late = ", ".join(_not_multiples(config))
-    text = "the result depends on the number of workers"
-    return f"{text}; {late} at the first synchronisation at or after its step" if late else text
+    parts = [_what_it_means(config, plan)]
+    if late := _not_multiples(config):
+        their = "their" if len(late) > 1 else "its"
+        parts.append(f"{' and '.join(late)}: at the first synchronisation at or after {their} step")
+    if config.sync_every > 1:
+        parts.append(f"SIGTERM: at the next synchronisation, up to {config.sync_every} steps later")
+    return "; ".join(parts)
 
 
 def learning_rate_of(config: Config, plan: TrainingPlan) -> str:
@@ -36,6 +37,15 @@ def notes_on_resuming(config: Config, workers_before: int, workers: int) -> Sequ
     ]
 
 
+def _what_it_means(config: Config, plan: TrainingPlan) -> str:
+    if plan.batch.workers > 1:
+        return "the result depends on the number of workers"
+    if config.outer_optimizer == "average":
+        return "one worker, so there is nothing to average"
+    every = f"every {config.sync_every} steps" if config.sync_every != 1 else "every step"
+    return f"one worker, which takes an outer step after {every}"
+
+
 def _not_multiples(config: Config) -> list[str]:
     """Return the cadences that are not multiples of the steps between synchronisations."""
     every = config.sync_every or 1
@@ -47,5 +57,5 @@ def _not_multiples(config: Config) -> list[str]:
     return [
         f"{name} {cadence}"
         for name, cadence in cadences.items()
-        if cadence is not None and (cadence.unit != "steps" or int(cadence.every) % every)
+        if cadence is not None and every > 1 and (cadence.unit != "steps" or int(cadence.every) % every)
     ]

@@ -90,14 +90,28 @@ _OTHERS = (
     _Rule(("base_batch_size",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
     _Rule(
         ("lr_scaling",),
-        lambda config: bool(config.global_batch_size and not config.base_batch_size),
+        lambda config: bool(
+            config.global_batch_size and not config.base_batch_size and config.sync_every is None
+        ),
         "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set",
+    ),
+    _Rule(
+        ("lr_scaling",),
+        lambda config: config.sync_every is not None and not config.base_batch_size,
+        "with sync_every, learning_rate refers to each worker's batch unless base_batch_size is set",
     ),
     _Rule(("rescale_epochs",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
     _Rule(
         ("rescale_epochs",),
-        lambda config: config.global_batch_size is not None,
+        lambda config: config.global_batch_size is not None and config.sync_every is None,
         "with global_batch_size, the peak does not depend on the number of workers",
+    ),
+    _Rule(  # of a global batch, each worker's part does
+        ("rescale_epochs",),
+        lambda config: (
+            config.sync_every is not None and not (config.global_batch_size and config.base_batch_size)
+        ),
+        "with sync_every, the peak does not depend on the number of workers",
     ),
     _Rule(("read_threads",), lambda config: config.read_workers > 0, "read_workers reads the samples"),
 )

@@ -1,5 +1,6 @@
 """Local steps in the loop, the plan and the rules: what happens when, without a framework."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from support.fakes import (
     trained,
 )
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.local_steps import LocalSums, check_local_steps, has_outer, without_outer
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.config import Config
@@ -37,14 +39,55 @@ def test_workers_synchronise_after_every_n_steps_and_at_the_end(tmp_path):
     ]
 
 
-def test_the_metrics_of_a_synchronisation_are_read_at_once_and_those_of_its_steps_are_not(tmp_path):
-    backend, report, _ = local(tmp_path)
-    assert [call for call in backend.calls if call.startswith("read")] == [
-        "read train 2", "read train 4", "read train 5",
-    ]  # fmt: skip
-    assert report.steps == [2, 4, 5]
-    # of the steps 1 and 2, which have 4 samples each; the epoch ends in step 3, which has 4, too
-    assert report.windows == [(2, {"loss": 1.5}), (4, {"loss": 3.5}), (5, {"loss": 5.0})]
+def test_a_local_step_is_read_when_the_next_is_launched_and_a_synchronisation_at_once(tmp_path):
+    backend, report, _ = local(tmp_path, sync_every=3)
+    assert [call for call in backend.calls if call.startswith(("train", "read", "synchronize"))] == [
+        *("train 1", "train 2", "read own 1", "train 3", "read own 2", "read own 3"),
+        *("synchronize 3", "read train 3"),
+        *("train 4", "train 5", "read own 4", "read own 5", "synchronize 5", "read train 5"),
+    ]
+    assert report.steps == [3, 5]
+    # means over five steps of 4 samples each
+    assert report.windows == [(3, {"loss": 2.0}), (5, {"loss": 4.5})]
+
+
+class Observed(FakeLocalBackend):
+    """One that notes what this worker is doing in each call, and when a synchronisation was done."""
+
+    def __init__(self, workers: FakeWorkers) -> None:
+        super().__init__(workers)
+        self.doing: list[tuple[str, bool]] = []
+        self.done_seconds: list[float] = []
+
+    def train_step(self, *arguments):
+        self.doing.append((str(ACTIVITY.current), ACTIVITY.current.is_long))
+        return super().train_step(*arguments)
+
+    def synchronize(self):
+        self.doing.append((str(ACTIVITY.current), ACTIVITY.current.is_long))
+        pending = super().synchronize()
+
+        def read():
+            time.sleep(0.02)  # the device is still busy with it
+            self.done_seconds.append(time.perf_counter())
+            return pending.read()
+
+        return SimpleNamespace(read=read)
+
+
+def test_a_step_that_may_compile_something_is_announced_as_long(tmp_path):
+    """The first two steps, the first synchronisation, and the last step, which may have few samples."""
+    backend, _, _ = local(tmp_path, Observed(one_worker()))
+    assert backend.doing == [
+        *(("in training step 1", True), ("in training step 2", True), ("averaging after step 2", True)),
+        *(("in training step 3", False), ("in training step 4", False), ("averaging after step 4", False)),
+        *(("in training step 5", True), ("averaging after step 5", False)),
+    ]
+
+
+def test_the_time_of_a_synchronisation_counts_in_the_throughput(tmp_path):
+    backend, _, session = local(tmp_path, Observed(one_worker()))
+    assert session.state.last_step.clock_seconds >= backend.done_seconds[-1]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +182,36 @@ def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, st
     assert Cadence(every).due(step, 0, 0, 100, steps) is due
 
 
-def test_the_plan_says_that_the_result_depends_on_the_number_of_workers():
-    config = Config(framework="torch", sync_every=4, log_every=10, eval_every="1epoch", save_every=8)
-    assert local_steps_plan.describe(config, TrainingPlan.of(config, 2, 1000)) == (
-        "the result depends on the number of workers; log_every 10, eval_every 1epoch at the first "
-        "synchronisation at or after its step"
+LATE = "log_every 10 and eval_every 1epoch: at the first synchronisation at or after their step"
+SIGTERM = "SIGTERM: at the next synchronisation, up to 4 steps later"
+
+
+@pytest.mark.parametrize(
+    ("workers", "outer", "text"),
+    [
+        (2, "average", "the result depends on the number of workers"),
+        (2, "nesterov", "the result depends on the number of workers"),
+        (1, "average", "one worker, so there is nothing to average"),
+        (1, "nesterov", "one worker, which takes an outer step after every 4 steps"),
+    ],
+)
+def test_the_plan_says_what_follows_from_local_steps(workers, outer, text):
+    fields = {"log_every": 10, "eval_every": "1epoch", "save_every": 8, "outer_optimizer": outer}
+    config = Config(framework="torch", sync_every=4, **fields)
+    plan = TrainingPlan.of(config, workers, 1000)
+    assert local_steps_plan.describe(config, plan) == f"{text}; {LATE}; {SIGTERM}"
+
+
+def test_the_plan_names_nothing_that_is_not_late():
+    config = Config(framework="torch", sync_every=5, log_every=10, eval_every=5, save_every=20)
+    plan = TrainingPlan.of(config, 2, 1000)
+    assert local_steps_plan.describe(config, plan) == (
+        "the result depends on the number of workers; SIGTERM: at the next synchronisation, up to 5 steps "
+        "later"
     )
+    every_step = Config(framework="torch", sync_every=1, eval_every="1epoch")
+    plan = TrainingPlan.of(every_step, 2, 1000)
+    assert local_steps_plan.describe(every_step, plan) == "the result depends on the number of workers"
     plain = Config(framework="torch")
     assert not local_steps_plan.describe(plain, TrainingPlan.of(plain, 2, 1000))
 

@@ -53,6 +53,15 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ),
         ({"outer_momentum": 0.5, "sync_every": 4}, ["outer_momentum 0.5"]),
         ({"outer_momentum": 0.5, "sync_every": 4, "outer_optimizer": "nesterov"}, []),
+        ({"lr_scaling": "sqrt", "sync_every": 4}, ["lr_scaling sqrt"]),
+        ({"lr_scaling": "sqrt", "sync_every": 4, "global_batch_size": 64}, ["lr_scaling sqrt"]),
+        ({"lr_scaling": "sqrt", "sync_every": 4, "base_batch_size": 16}, []),
+        ({"rescale_epochs": 1.0, "sync_every": 4}, ["rescale_epochs 1"]),
+        ({"rescale_epochs": 1.0, "sync_every": 4, "base_batch_size": 16}, ["rescale_epochs 1"]),
+        (
+            {"rescale_epochs": 1.0, "sync_every": 4, "base_batch_size": 16, "global_batch_size": 64},
+            [],
+        ),
         ({"read_workers": 2, "read_threads": 4}, ["read_threads 4"]),
     ],
     ids=str,
@@ -65,6 +74,18 @@ def test_an_option_without_effect_is_named_with_its_value(fields, unused):
 def test_the_reason_is_said():
     assert notes(Layer("options", {"optimizer": "adamw", "momentum": 0.8})) == [
         "momentum 0.8 has no effect: optimizer adamw does not use it"
+    ]
+
+
+def test_the_reason_names_the_batch_that_the_rate_refers_to():
+    of_each = "each worker's"
+    reason = "has no effect: with {}, learning_rate refers to {} batch unless base_batch_size is set"
+    fields = {"lr_scaling": "sqrt", "global_batch_size": 64}
+    assert notes(Layer("options", fields)) == [
+        f"lr_scaling sqrt {reason.format('global_batch_size', 'the global')}"
+    ]
+    assert notes(Layer("options", fields | {"sync_every": 4})) == [
+        f"lr_scaling sqrt {reason.format('sync_every', of_each)}"
     ]
 
 

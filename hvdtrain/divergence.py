@@ -1,0 +1,87 @@
+"""The error of a loss that is not finite: where it arose, and in which data."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.data.eval_sets import TRAINING_DATA
+from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.errors import NonFiniteLossError, PeerLostError
+from hvdtrain.metrics import StepInfo, is_finite
+from hvdtrain.session import Session
+from hvdtrain.training_plan import Progress, TrainingPlan
+
+_CALMER = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
+_CLEANER = "Remove such samples, or replace the values."
+
+
+def is_diverged(metrics: StepMetrics) -> bool:
+    """Return whether training cannot go on after a step with these metrics."""
+    return metrics.overflow_exhausted or not is_finite(metrics)
+
+
+def divergence(
+    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics, *, is_alone: bool
+) -> NonFiniteLossError:
+    """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
+    problem = f"the loss is {_loss(metrics)} at step {step.step}, with learning rate {step.learning_rate:g}"
+    remedy = _CALMER
+    gathered = [_not_finite_data(session, plan, step)]
+    if not is_alone:
+        with suppress(PeerLostError):  # the loss is what is reported
+            gathered = session.backend.workers.allgather_object(gathered[0])
+    if found := next((text for text in gathered if text), ""):
+        problem = f"{problem}: in the {TRAINING_DATA}, {found}"
+        remedy = _CLEANER
+    return NonFiniteLossError(problem, remedy, everywhere=True)
+
+
+def local_divergence(
+    session: Session,
+    plan: TrainingPlan,
+    step: StepInfo,
+    metrics: StepMetrics,
+    own: Iterable[tuple[StepInfo, StepMetrics]],
+) -> NonFiniteLossError:
+    """Collective. Return the error of a loss that is not finite on a worker in its local steps.
+
+    Args:
+        session: the run.
+        plan: how the run is done.
+        step: the local steps as one.
+        metrics: their sums over all workers.
+        own: each local step with this worker's own metrics.
+    """
+    found = next(
+        (
+            (at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at))
+            for at, its in own
+            if is_diverged(its)
+        ),
+        None,
+    )
+    workers = session.backend.workers
+    gathered = workers.allgather_object((workers.host, found))
+    bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
+    if not bad:  # finite numbers whose sum is not
+        return divergence(session, plan, step, metrics, is_alone=False)
+    number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
+    where = f": in the {TRAINING_DATA}, {text}" if text else ""
+    return NonFiniteLossError(
+        f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, before "
+        f"the workers synchronised at step {step.step}{where}",
+        _CLEANER if text else _CALMER,
+        everywhere=True,
+    )
+
+
+def _loss(metrics: StepMetrics) -> str:
+    return "nan" if metrics.overflow_exhausted else f"{metrics.sums['loss']}"
+
+
+def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
+    """Read this worker's samples of a step again; return the first that is not finite, in words."""
+    with suppress(Exception):  # the loss is what is reported
+        batch = session.train_batch(plan, Progress(step.step - 1, step.samples_before))
+        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
+    return ""

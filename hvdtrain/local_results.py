@@ -1,0 +1,69 @@
+"""What the loop does with the metrics of local steps: it keeps them until the workers are equal again."""
+
+import time
+from dataclasses import replace
+
+from hvdtrain.activity import ACTIVITY
+from hvdtrain.backends.base import PendingMetrics, StepMetrics
+from hvdtrain.divergence import local_divergence
+from hvdtrain.errors import NonFiniteLossError
+from hvdtrain.metrics import DelayedMetrics, StepInfo
+from hvdtrain.session import Session
+from hvdtrain.training_plan import TrainingPlan
+
+
+class LocalResults:
+    """The local steps since the workers were last equal, with this worker's own metrics.
+
+    Args:
+        session: the run.
+        plan: how the run is done.
+    """
+
+    def __init__(self, session: Session, plan: TrainingPlan) -> None:
+        self._session = session
+        self._plan = plan
+        self._delayed = DelayedMetrics()
+        self._own: list[tuple[StepInfo, StepMetrics]] = []
+        self._before: list[tuple[StepInfo, StepMetrics]] = []  # those that were synchronised last
+        self._has_synchronized = False
+
+    def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
+        """Take a local step, and read the metrics of the one before. Local: no collective.
+
+        So the host is never more than a step ahead of the device, as in other jobs.
+        """
+        self._own += self._delayed.push(step, pending)
+
+    def synchronize(self, last: StepInfo) -> tuple[StepInfo, StepMetrics]:
+        """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
+
+        They are read at once: what a worker asks for is done here, and not after as many steps again.
+
+        Args:
+            last: the last of the local steps.
+        """
+        self._own += self._delayed.flush()
+        # a framework may compile it when it is done first
+        with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
+            metrics = self._session.backend.synchronize().read()
+        self._has_synchronized = True
+        first = self._own[0][0]
+        step = replace(
+            last,
+            samples_before=first.samples_before,
+            steps=last.step - first.step + 1,
+            clock_seconds=time.perf_counter(),
+        )
+        self._session.state.last_step = step
+        self._own, self._before = [], self._own
+        return step, metrics
+
+    def divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
+        """Collective. Return the error of a loss that is not finite in the steps that were synchronised last.
+
+        Args:
+            step: these steps as one.
+            metrics: their sums over all workers.
+        """
+        return local_divergence(self._session, self._plan, step, metrics, self._before)
