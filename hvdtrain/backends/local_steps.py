@@ -4,7 +4,7 @@ Between two synchronisations each worker trains on its own; then the workers ave
 outer optimizer takes a step (docs/async.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 
 # of the outer optimizer's momentum in the portable state
 OUTER_PREFIX = "optimizer/outer_momentum"
+_PART_BYTES = 64 << 20  # a message that long takes many times its latency, and its copy little memory
 
 
 @dataclass(frozen=True)
@@ -157,20 +158,63 @@ def check_local_steps(task: Any, config: Config, workers: Workers) -> None:
     row = FRAMEWORKS[config.framework]
     if hasattr(task, row.step_method):
         refused = f"the task's own {row.step_method}: it sums its gradients over all workers itself"
-    elif method := own_optimizer_method(task, config):
+    elif own_optimizer_method(task, config) == row.optimizers_method:
         refused = (
-            f"the optimizer of {method}(): the workers average what their optimizers keep, and what that "
-            "means is known of the built-in ones (--optimizer) alone"
+            f"the optimizers of {row.optimizers_method}(), which belong to a training step of the task's own"
         )
     elif workers.is_elastic:
         refused = "an elastic job: what a worker has learned since the last synchronisation goes with it"
     else:
         return
-    raise ConfigError(
-        f"sync_every {config.sync_every} cannot be used with {refused}",
-        "Leave sync_every out.",
-        everywhere=True,
+    raise _refused(config, refused, "Leave sync_every out.")
+
+
+def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
+    """Check that what a task's own optimizer keeps can be averaged over workers.
+
+    Args:
+        optimizer: the optimizer.
+        known: the framework's optimizers that keep tensors shaped as their parameters, and a count of steps.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If it is another one, also if it is derived from one of these.
+    """
+    if type(optimizer) in known:
+        return
+    names = ", ".join(one.__name__ for one in known)
+    raise _refused(
+        config,
+        f"the optimizer {type(optimizer).__name__} of {method}(): the workers average what their optimizers "
+        "keep, and what that means is not known of it",
+        f"Use one of {names}, an optimizer of hvdtrain's (--optimizer), or leave sync_every out.",
     )
+
+
+def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
+    """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies.
+
+    It depends on nothing but its arguments, so that all workers come to the same.
+
+    Args:
+        tensors: the type and the bytes of each.
+    """
+    parts: list[list[int]] = []
+    open_parts: dict[str, tuple[list[int], int]] = {}
+    for number, (kind, size) in enumerate(tensors):
+        part, filled = open_parts.get(kind, ([], 0))
+        if part and filled + size > _PART_BYTES:
+            part, filled = [], 0
+        if not part:
+            parts.append(part)
+        part.append(number)
+        open_parts[kind] = part, filled + size
+    return parts
+
+
+def _refused(config: Config, what: str, remedy: str) -> ConfigError:
+    return ConfigError(f"sync_every {config.sync_every} cannot be used with {what}", remedy, everywhere=True)
 
 
 def describe_local_steps(config: Config) -> str:

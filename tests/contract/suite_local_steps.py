@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from hvdtrain.backends import load_backend
+from hvdtrain.backends import load_backend, local_steps
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
@@ -46,6 +46,23 @@ class Huge(Linear):
     @staticmethod
     def loss(outputs, batch):
         return (outputs.sum(1) if hasattr(outputs, "sum") else _row_sums(outputs)) * batch["scale"]
+
+
+class OwnOptimizer(Linear):
+    """An optimizer of the framework's, by name, with options that both frameworks have."""
+
+    def __init__(self, name, **options):
+        self.name, self.options = name, options
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return getattr(torch.optim, self.name)(parameters, lr=RATE, **self.options)
+
+    def tf_optimizer(self):
+        import keras
+
+        return getattr(keras.optimizers, self.name)(RATE, **self.options)
 
 
 def _row_sums(outputs):
@@ -180,9 +197,10 @@ def test_metrics_and_signals_are_sums_over_all_steps_and_workers(started):
     assert not started.train_step(batch(started, 3), RATE).read().flags
 
 
-def test_a_worker_without_samples_stays_where_it_is(started):
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_worker_without_samples_stays_where_it_is(started, optimizer):
     size = started.workers.size
-    build(started, sync_every=1, momentum=0.9, weight_decay=0.1)
+    build(started, sync_every=1, momentum=0.9, weight_decay=0.1, optimizer=optimizer)
     before = state_of(started)
     started.train_step(batch(started, 0, samples=1), RATE)
     alone = state_of(started)
@@ -194,6 +212,71 @@ def test_a_worker_without_samples_stays_where_it_is(started):
     np.testing.assert_allclose(state_of(started)[KERNEL], np.mean(kernels, 0), atol=1e-6)
     assert metrics.weight == 1
     assert np.isfinite(metrics.mean("loss"))
+    if optimizer == "adamw":
+        assert steps_of_all(started) == [1] * size
+
+
+def steps_of_all(backend):
+    """Give the steps that each worker's optimizer counts."""
+    return backend.workers.allgather_object(int(state_of(backend)["optimizer/step"]))
+
+
+def states_of_all(backend):
+    """Give each worker's state, and its mean; of the count of steps, the largest."""
+    states = backend.workers.allgather_object(state_of(backend))
+    means = {name: np.mean([state[name] for state in states], 0) for name in states[0] if name in states[-1]}
+    if "optimizer/step" in means:
+        means["optimizer/step"] = max(state["optimizer/step"] for state in states)
+    return states, means
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("Adadelta", {}), ("Adagrad", {}), ("Adam", {}), ("Adam", {"amsgrad": True}), ("AdamW", {})),
+        *(("Adamax", {}), ("RMSprop", {"momentum": 0.5, "centered": True}), ("SGD", {})),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ],
+    ids=str,
+)
+def test_what_an_optimizer_of_the_task_keeps_is_averaged(started, name, options):
+    build(started, OwnOptimizer(name, **options), sync_every=2)
+    for step in range(2):
+        started.train_step(batch(started, step), RATE)
+    states, means = states_of_all(started)
+    assert states[0].keys() == states[-1].keys()
+    started.synchronize()
+    found = state_of(started)
+    assert found.keys() == means.keys()
+    for one, mean in means.items():
+        np.testing.assert_allclose(found[one], mean, rtol=1e-5, atol=1e-7, err_msg=one)
+    started.train_step(batch(started, 2), RATE).read()
+
+
+@pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9})])
+def test_an_optimizer_of_the_task_may_have_taken_no_step_when_the_workers_synchronise(started, name, options):
+    """PyTorch's make what they keep in their first step, which a worker without samples does not take."""
+    build(started, OwnOptimizer(name, **options), sync_every=1, weight_decay=0.1)
+    started.train_step(batch(started, 0, samples=1), RATE)
+    started.synchronize()
+    states, _ = states_of_all(started)
+    assert all(
+        state.keys() == states[0].keys() and all(np.array_equal(state[n], states[0][n]) for n in state)
+        for state in states
+    )
+    if name == "Adam":
+        assert steps_of_all(started) == [1] * started.workers.size
+
+
+def test_tensors_are_averaged_in_parts(started, monkeypatch):
+    monkeypatch.setattr(local_steps, "_PART_BYTES", 4 * INPUTS * OUTPUTS)
+    build(started, sync_every=2, optimizer="adamw")
+    for step in range(2):
+        started.train_step(batch(started, step), RATE)
+    _, means = states_of_all(started)
+    started.synchronize()
+    for name, array in state_of(started).items():
+        np.testing.assert_allclose(array, means[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def test_the_moving_average_takes_the_weights_of_the_synchronisations(started):
@@ -251,12 +334,20 @@ def test_workers_that_skip_steps_of_fp16_go_on_with_one_scale(started):
     assert everyone == [(2.0**15, 2 if started.workers.size > 1 else 1)] * started.workers.size
 
 
-@pytest.mark.parametrize("kind", ["step", "optimizer"])
+@pytest.mark.parametrize("kind", ["step", "optimizers"])
 def test_what_the_task_does_itself_is_refused(started, kind):
     task = Linear()
     setattr(task, f"{FRAMEWORK}_{kind}", lambda *_: None)
     with pytest.raises(ConfigError, match="sync_every 4 cannot be used with the"):
         started.build(task, config(sync_every=4))
+
+
+def test_an_optimizer_of_the_task_whose_state_cannot_be_averaged_is_refused(started):
+    name = {"torch": "NAdam", "tf": "Nadam"}[FRAMEWORK]
+    problem = f"sync_every 4 cannot be used with the optimizer {name} of {FRAMEWORK}_optimizer"
+    with pytest.raises(ConfigError, match=problem) as caught:
+        started.build(OwnOptimizer(name), config(sync_every=4))
+    assert "Adam, AdamW" in caught.value.remedy
 
 
 def test_what_travels_is_described(started):

@@ -13,7 +13,7 @@ FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
     "torch": {
-        "optimizer_broadcast.py",  # Keras keeps everything in variables
+        *("optimizer_broadcast.py", "slots.py"),  # Keras keeps everything in variables, made with the optimizer
         "sparse.py",  # and gives dense gradients
     },
     "tensorflow": {
@@ -27,7 +27,7 @@ OWN_FILES = {
 OWN_NAMES = {
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
-    "torch/optimizer_state.py": {"fill_slots", "optimizers_kept"},  # groups and late slots are no variables
+    "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
     "tensorflow/device.py": {"device_name", "use_device"},
     # what is to be known of a library's layers has nothing in common
     "torch/layouts.py": {"Layout", "Rule", "rules", "left_out"},

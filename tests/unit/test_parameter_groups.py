@@ -10,7 +10,7 @@ from support.twins import RANDOM, KerasSide, TorchSide, keras, torch
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.tensorflow import optimizers as of_keras
 from hvdtrain.backends.torch import optimizers as of_torch
-from hvdtrain.backends.torch.optimizer_state import fill_slots
+from hvdtrain.backends.torch.slots import fill_slots
 from hvdtrain.config import Config, Layer, resolve
 from hvdtrain.errors import ConfigError
 

@@ -84,7 +84,7 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
-from hvdtrain.backends.tensorflow.local_steps import LocalSteps
+from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
@@ -215,7 +215,7 @@ class TensorFlowBackend:
             self._own_step = OwnStep(step, chosen, factors, config, workers=self._traced_workers)
         else:
             self._make_update(trainable, reducer, loss_scale, config)
-            self._local = self._make_local_steps(tensors, config)
+            self._local = self._make_local_steps(tensors, method, config)
         self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
         self._moving = self._make_moving_state()
         self._compile(config)
@@ -488,9 +488,11 @@ class TensorFlowBackend:
             loss_scale=loss_scale,
         )
 
-    def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:
+    def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
         if config.sync_every is None:
             return None
+        if own_optimizer:
+            check_optimizer(self._optimizers[MAIN], own_optimizer, config)
         return LocalSteps(
             tensors,
             self._optimizers[MAIN],

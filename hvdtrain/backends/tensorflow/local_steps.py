@@ -5,16 +5,31 @@ from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.local_steps import OUTER_PREFIX, LocalSums, OuterOptimizer
+from hvdtrain.backends.local_steps import (
+    OUTER_PREFIX,
+    LocalSums,
+    OuterOptimizer,
+    check_averaged,
+    in_parts,
+)
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.precision import LossScale
+from hvdtrain.config import Config
+
+# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
+_AVERAGED = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "RMSprop", "SGD")
+    if hasattr(keras.optimizers, name)
+)
 
 Tensor = Any
 Variable = Any
@@ -66,11 +81,13 @@ class LocalSteps:
             for field, momentum in zip(fields, self._momenta, strict=False)
         ]
         self._sums = LocalSums()
+        self._steps_before = 0
         self._synchronized = tf.function(self._synchronize, autograph=False)
 
     def begin(self) -> None:
-        """Begin a local step: the first one notes where the outer optimizer's step starts from."""
+        """Begin a local step: the first one notes where the workers start from."""
         if self._sums.steps == 0:
+            self._steps_before = int(self._steps.numpy())
             for start, parameter in zip(self._starts, self._parameters, strict=False):
                 start.assign(parameter)
 
@@ -91,7 +108,7 @@ class LocalSteps:
         sums, self._sums = self._sums, LocalSums()
         share = np.asarray(sums.ema_share(self._ema.decay), np.float32)  # TensorFlow would keep a number
         vector = self._synchronized(sums.vector, tf.constant(share))
-        self._agree()
+        self._agree(sums.steps)
         return TensorFlowPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
 
     def restart(self) -> None:
@@ -115,12 +132,14 @@ class LocalSteps:
         """Collective. Average parameters and slots over workers, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
-        means = [
-            hvd.allreduce(variable.read_value(), op=hvd.Average, name=f"hvdtrain.local.{number}")
-            for number, variable in enumerate(self._averaged)
-        ]
-        for variable, mean in zip(self._averaged, means, strict=True):
-            variable.assign(mean)
+        parts = in_parts([(v.dtype.name, v.shape.num_elements() * v.dtype.size) for v in self._averaged])
+        for number, places in enumerate(parts):
+            variables = [self._averaged[place] for place in places]
+            flat = tf.concat([tf.reshape(variable.read_value(), [-1]) for variable in variables], 0)
+            flat = hvd.allreduce(flat, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            means = tf.split(flat, [variable.shape.num_elements() for variable in variables])
+            for variable, mean in zip(variables, means, strict=True):
+                variable.assign(tf.reshape(mean, variable.shape))
         return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
 
     def _step(self) -> None:
@@ -132,22 +151,41 @@ class LocalSteps:
             kept.assign(velocity)
             parameter.assign(start.read_value() - (gradient + velocity * momentum) * rate)
 
-    def _agree(self) -> None:
-        """Collective with fp16. Take the lowest loss scale of all workers, and the most steps counted.
+    def _agree(self, steps: int) -> None:
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
 
-        Each worker skips steps whose gradients overflow by itself.
+        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
+        counted every step, and one that had no samples in the last has not.
+
+        Args:
+            steps: the local steps since the workers were last equal.
         """
         if self._loss_scale is None:
+            self._steps.assign(self._steps_before + steps)
             return
         variables = self._loss_scale.variables
         own = tuple(float(variable.numpy()) for variable in variables), int(self._steps.numpy())
         gathered = self._workers.allgather_object(own)
         for variable, value in zip(variables, min(scale for scale, _ in gathered), strict=True):
             variable.assign(np.asarray(value).astype(variable.dtype.as_numpy_dtype))
-        self._steps.assign(max(steps for _, steps in gathered))
+        self._steps.assign(max(counted for _, counted in gathered))
 
 
 def _slots_of(optimizer: Any) -> list[Variable]:
-    """Return what a built-in optimizer keeps for parameters, without its count of steps."""
+    """Return what an optimizer keeps for parameters, without its count of steps."""
     others = {id(optimizer.learning_rate), id(optimizer.iterations)}
     return [native(variable) for variable in optimizer.variables if id(variable) not in others]
+
+
+def check_optimizer(optimizer: Any, method: str, config: Config) -> None:
+    """Check that a task's own optimizer goes with local steps.
+
+    Args:
+        optimizer: the optimizer.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If what it keeps cannot be averaged.
+    """
+    check_averaged(optimizer, _AVERAGED, method, config)

@@ -55,19 +55,20 @@ from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activat
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.torch.local_steps import LocalSteps
+from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
-from hvdtrain.backends.torch.optimizer_state import TrainingState, fill_slots, optimizers_kept
+from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.slots import fill_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -163,7 +164,7 @@ class TorchBackend:
         self._own_step = None
         if step is None:
             self._make_update(trainable, reducer, loss_scale, config)
-            self._local = self._make_local_steps(tensors, config)
+            self._local = self._make_local_steps(tensors, own_optimizer, config)
         else:
             self._own_step = OwnStep(
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
@@ -514,9 +515,11 @@ class TorchBackend:
             loss_scale=loss_scale,
         )
 
-    def _make_local_steps(self, tensors: ModelState, config: Config) -> LocalSteps | None:
+    def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
         if config.sync_every is None:
             return None
+        if own_optimizer:
+            check_optimizer(self._optimizer, own_optimizer, config)
         return LocalSteps(
             tensors,
             self._optimizer,

@@ -7,11 +7,25 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.local_steps import OUTER_PREFIX, LocalSums, OuterOptimizer
+from hvdtrain.backends.local_steps import (
+    OUTER_PREFIX,
+    LocalSums,
+    OuterOptimizer,
+    check_averaged,
+    in_parts,
+)
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.backends.torch.precision import LossScale
+from hvdtrain.backends.torch.slots import make_slots
+from hvdtrain.config import Config
+
+# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
+_AVERAGED = (
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
+)
 
 
 class LocalSteps:
@@ -63,9 +77,10 @@ class LocalSteps:
         self._sums = LocalSums()
 
     def begin(self) -> None:
-        """Begin a local step: the first one notes where the outer optimizer's step starts from."""
-        if self._sums.steps == 0 and self._momenta:
-            self._starts = [parameter.clone() for parameter in self._parameters]
+        """Begin a local step: the first one notes where the workers start from."""
+        if self._sums.steps == 0:
+            self._slots.begin()
+            self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
 
     def add(
         self,
@@ -82,10 +97,11 @@ class LocalSteps:
     def synchronize(self) -> TorchPending:
         """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
         sums, self._sums = self._sums, LocalSums()
+        self._slots.fill()
         vector = self._average(sums.vector)
         if self._momenta:
             self._step()
-        self._agree()
+        self._agree(sums.steps)
         self._ema.update(sums.ema_share(self._ema.decay))
         return TorchPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
 
@@ -105,15 +121,17 @@ class LocalSteps:
         """Collective. Average parameters and slots over workers, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
-        handles = [
-            hvd.allreduce_async_(tensor, op=hvd.Average, name=f"hvdtrain.local.{number}")
-            for number, tensor in enumerate((*self._parameters, *self._slots.averaged()))
-        ]
-        try:
-            summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        finally:
-            for handle in handles:
-                hvd.synchronize(handle)
+        averaged = [*self._parameters, *self._slots.averaged()]
+        parts = in_parts([(str(tensor.dtype), tensor.nbytes) for tensor in averaged])
+        for number, places in enumerate(parts):
+            tensors = [averaged[place] for place in places]
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            hvd.allreduce_(flat, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            means = flat.split_with_sizes([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(
+                tensors, [mean.view(t.shape) for mean, t in zip(means, tensors, strict=True)]
+            )
+        summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         return summed
 
     def _step(self) -> None:
@@ -127,40 +145,84 @@ class LocalSteps:
         torch._foreach_add_(self._parameters, gradients, alpha=-rate)
         self._starts = []
 
-    def _agree(self) -> None:
-        """Collective with fp16. Take the lowest loss scale of all workers, and the most steps counted.
+    def _agree(self, steps: int) -> None:
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
 
-        Each worker skips steps whose gradients overflow by itself.
+        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
+        counted every step, and one that had no samples in the last has not.
+
+        Args:
+            steps: the local steps since the workers were last equal.
         """
         if self._loss_scale is None:
+            self._slots.set_steps(steps)
             return
         own = tuple(self._loss_scale.to_broadcast().tolist()), self._slots.steps()
         gathered = self._workers.allgather_object(own)
         self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
-        self._slots.set_steps(max(steps for _, steps in gathered))
+        self._slots.set_steps(max(counted for _, counted in gathered))
 
 
 class _Slots:
-    """What a built-in optimizer keeps for parameters: counts of steps, and tensors that can be averaged."""
+    """What an optimizer keeps for parameters: counts of steps, and tensors that can be averaged."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
+        self._may_be_missing = True
+        self._before: dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Note the counts of steps."""
+        self._before = {parameter: count.clone() for parameter, count in self._counts().items()}
+
+    def fill(self) -> None:
+        """Let a task's optimizer make what it makes in its first step, if it has taken none.
+
+        The others may have taken one: this worker had no samples, or its gradients overflowed.
+        """
+        if self._may_be_missing and not any(self._optimizer.state.values()):
+            make_slots(self._optimizer)
+            self.set_steps(0)
+        self._may_be_missing = False
 
     def averaged(self) -> list[torch.Tensor]:
         """Return the tensors that are averaged, in an order that is the same on every worker."""
-        return [value for key, value in self._all() if key != "step"]
+        return [
+            value
+            for parameter in self._parameters
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if key != "step"
+        ]
 
     def steps(self) -> float:
-        """Return the most steps that it has counted; 0 if it counts none."""
-        return max((value.item() for key, value in self._all() if key == "step"), default=0.0)
+        """Return the most steps that it has counted for a parameter since they were noted."""
+        return max((float(now - before) for now, before in self._pairs()), default=0.0)
 
     def set_steps(self, steps: float) -> None:
-        """Set the counts of steps."""
-        for key, value in self._all():
-            if key == "step":
-                value.fill_(steps)
+        """Set the counts to so many more than were noted."""
+        for now, before in self._pairs():
+            now.copy_(before + steps)
 
-    def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for parameter in self._parameters:
-            yield from self._optimizer.state.get(parameter, {}).items()
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the counts of steps, each with what was noted of it."""
+        for parameter, now in self._counts().items():
+            yield now, self._before.get(parameter, torch.zeros_like(now))
+
+    def _counts(self) -> dict[torch.Tensor, torch.Tensor]:
+        slots = {parameter: self._optimizer.state.get(parameter, {}) for parameter in self._parameters}
+        return {parameter: of_one["step"] for parameter, of_one in slots.items() if "step" in of_one}
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, method: str, config: Config) -> None:
+    """Check that a task's own optimizer goes with local steps.
+
+    Args:
+        optimizer: the optimizer.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If what it keeps cannot be averaged.
+    """
+    check_averaged(optimizer, _AVERAGED, method, config)

@@ -21,6 +21,7 @@ from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.layouts import SAME
 from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.slots import make_slots
 from hvdtrain.errors import TaskError
 
 # PyTorch's optimizer slots, by the names that Keras twins use
@@ -241,32 +242,10 @@ class _OptimizerState:
     def make_slots(self) -> None:
         """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.
 
-        So the optimizer itself says which of them are tensors, and of which kind and device.
-
         Raises:
             TaskError: If the optimizer takes no such step.
         """
-        optimizer = self._optimizer
-        groups = [
-            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        before = [(p, p.detach().clone(), p.grad) for p in parameters]
-        for p in parameters:
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-            if isinstance(optimizer, torch.optim.SparseAdam) and p.grad is not None:
-                p.grad = p.grad.to_sparse()
-        try:
-            optimizer.step()
-        except Exception as error:
-            raise TaskError(f"the slots of {_kind(optimizer)} cannot be made: {error}") from error
-        finally:
-            for p, value, gradient in before:
-                p.detach().copy_(value)
-                p.grad = gradient
-            for group, options in zip(optimizer.param_groups, groups, strict=True):
-                group.update(options)
+        make_slots(self._optimizer)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the slots and of the numbers, by portable name."""
@@ -372,18 +351,3 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 
 def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == tensor.shape
-
-
-def fill_slots(optimizer: torch.optim.Optimizer) -> None:
-    """Make the slots of hvdtrain's optimizers as zeros, so that there is a state to broadcast."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if "betas" in group:
-                optimizer.state[parameter] = {
-                    # where the operation that computes with it runs
-                    "step": torch.zeros((), device=parameter.device if group.get("fused") else "cpu"),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-            elif group["momentum"]:
-                optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
