@@ -2,7 +2,7 @@
 
     python benchmarks/async.py --json digits.json           # a perceptron on scikit-learn's digits
     python benchmarks/async.py TEXT --json gpt.json         # a small character GPT on a text
-    python benchmarks/async.py --draw digits.json docs/async.svg
+    python benchmarks/async.py --draw docs/async.json docs/async.svg
 
 All workers are simulated in one process, by the formulas that jobs have (tests/contract/suite_local_steps.py
 shows that those of local steps are the same): the figures are about the loss and about bytes, not about time.
@@ -265,47 +265,81 @@ def measured(
         yield row
 
 
-COLORS = {"synchronous": "#222", "stale": "#d62728", "average": "#1f77b4", "nesterov": "#2ca02c"}
+# by a word of the name: colour, and what the legend says
+SERIES = {
+    "synchronous": ("#222", "synchronous"),
+    "stale": ("#d62728", "stale gradients, by so many updates"),
+    "average": ("#1f77b4", "local steps, average"),
+    "nesterov": ("#2ca02c", "local steps, nesterov"),
+}
+WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 300, 70, 34, 70  # of the panels, and around them
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG: loss over the megabytes that a worker sends, a panel for each number of workers."""
-    width, height, left, top = 360, 260, 50, 30
+    """Return an SVG: loss over the megabytes that a worker sends, a panel for each number of workers.
+
+    A dot is the mean of the runs, the line through it their range.
+    """
     rows = [row for row in rows if "not averaged" not in row["way"]]
-    losses = [float(np.mean(row["losses"])) for row in rows]
-    low, high = math.floor(min(losses) * 10) / 10, math.ceil(max(losses) * 10) / 10
-    ends = [math.floor(math.log10(min(r["megabytes"] for r in rows))), 0]
-    ends[1] = math.ceil(math.log10(max(r["megabytes"] for r in rows)))
+    highest = math.ceil(max(max(row["losses"]) for row in rows) * 10) / 10
+    powers = [
+        f(math.log10(g(r["megabytes"] for r in rows))) for f, g in ((math.floor, min), (math.ceil, max))
+    ]
     parts = []
     for panel, workers in enumerate((2, 4)):
-        x0 = left + panel * (width + 60)
-        parts.append(
-            f'<rect x="{x0}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>'
-        )
-        parts.append(f'<text x="{x0 + width / 2}" y="20" text-anchor="middle">{workers} workers</text>')
-        for power in range(ends[0], ends[1] + 1):
-            x = x0 + (power - ends[0]) / (ends[1] - ends[0]) * width
-            parts.append(f'<text x="{x}" y="{top + height + 16}" text-anchor="middle">{10**power:g}</text>')
-        for value in (low, (low + high) / 2, high):
-            y = top + (high - value) / (high - low) * height
-            parts.append(f'<text x="{x0 - 6}" y="{y + 4}" text-anchor="end">{value:.2f}</text>')
-        for row, loss in zip(rows, losses, strict=True):
-            if row["workers"] != workers:
-                continue
-            x = x0 + (math.log10(row["megabytes"]) - ends[0]) / (ends[1] - ends[0]) * width
-            y = top + (high - loss) / (high - low) * height
-            color = next(color for word, color in COLORS.items() if word in row["way"])
-            label = row["way"].removeprefix("local steps, ").partition(", ")[0].removeprefix("stale by ")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
-            parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{color}">{label}</text>')
-        foot = "megabytes that one worker sends"
-        parts.append(f'<text x="{x0 + width / 2}" y="{top + height + 34}" text-anchor="middle">{foot}</text>')
-    for place, (word, color) in enumerate(COLORS.items()):
-        parts.append(f'<text x="{left + place * 150}" y="{top + height + 56}" fill="{color}">{word}</text>')
-    size = f'width="{2 * width + 140}" height="{height + 100}"'
+        left = LEFT + panel * (WIDTH + GAP)
+        parts += _axes(left, f"{workers} workers", powers, highest)
+        for row in rows:
+            if row["workers"] == workers:
+                x = left + (math.log10(row["megabytes"]) - powers[0]) / (powers[1] - powers[0]) * WIDTH
+                ys = [TOP + (1 - loss / highest) * HEIGHT for loss in row["losses"]]
+                parts += _point(row["way"], x, ys)
+    place = LEFT
+    for color, text in SERIES.values():
+        parts.append(f'<circle cx="{place}" cy="{TOP + HEIGHT + 62}" r="4" fill="{color}"/>')
+        parts.append(f'<text x="{place + 9}" y="{TOP + HEIGHT + 66}">{text}</text>')
+        place += 60 + 6 * len(text)
+    size = f'width="{LEFT + 2 * WIDTH + GAP + 20}" height="{TOP + HEIGHT + 80}"'
     start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     background = '<rect width="100%" height="100%" fill="white"/>'
     return "\n".join([start, background, *parts, "</svg>", ""])
+
+
+def _axes(left: int, title: str, powers: Sequence[int], highest: float) -> list[str]:
+    middle, bottom = left + WIDTH / 2, TOP + HEIGHT
+    parts = [
+        f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>',
+        f'<text x="{middle}" y="22" text-anchor="middle" font-weight="bold">{title}</text>',
+        f'<text x="{middle}" y="{bottom + 36}" text-anchor="middle">megabytes that one worker sends</text>',
+        f'<text transform="translate({left - 40} {TOP + HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        "loss on held-out data</text>",
+    ]
+    for power in range(powers[0], powers[1] + 1):
+        x = left + (power - powers[0]) / (powers[1] - powers[0]) * WIDTH
+        parts.append(f'<text x="{x}" y="{bottom + 17}" text-anchor="middle">{10**power:g}</text>')
+        parts.append(f'<path d="M{x} {bottom}v-5" stroke="#999"/>')
+    for tenths in range(round(highest * 10) + 1):
+        y = TOP + (1 - tenths / 10 / highest) * HEIGHT
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tenths / 10:g}</text>')
+        parts.append(f'<path d="M{left} {y:.1f}h{WIDTH}" stroke="#eee"/>')
+    return parts
+
+
+def _point(way: str, x: float, ys: Sequence[float]) -> list[str]:
+    """Return a dot with its range; its label stands where dots with as many bytes have none."""
+    word = next(word for word in SERIES if word in way)
+    color, y = SERIES[word][0], float(np.mean(ys))
+    label = way.removeprefix("local steps, ").partition(", ")[0].removeprefix("stale by ")
+    at, anchor = (x, min(ys) - 7), "middle"
+    if word in ("stale", "average"):
+        at, anchor = (x - 9, y + 4), "end"
+    elif word == "synchronous":
+        at = x, max(ys) + 16
+    return [
+        f'<path d="M{x:.1f} {min(ys):.1f}V{max(ys):.1f}" stroke="{color}"/>',
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>',
+        f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}" fill="{color}">{label}</text>',
+    ]
 
 
 def main() -> None:
@@ -313,7 +347,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("text", nargs="?", type=Path, help="a text file; digits if not given")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1e-2, 2.5e-2])
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1e-2, 2.5e-2, 5e-2, 0.1])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSON", "SVG"))
