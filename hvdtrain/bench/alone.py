@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.frameworks import FRAMEWORKS
@@ -15,38 +15,7 @@ from hvdtrain.jobs.training_run import new_session
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan
 
-if TYPE_CHECKING:
-    from hvdtrain.elastic.world import World
-
 _RATE_FACTOR = 1e-3
-
-
-class AloneWorker:
-    """One worker of a job that trains for itself; its host and its place on it are those of the job."""
-
-    rank, size, most = 0, 1, 1
-    controller, is_elastic, may_reduce = "none", False, False
-
-    def __init__(self, job: Workers) -> None:
-        self.local_rank, self.local_size, self.host = job.local_rank, job.local_size, job.host
-
-    def restart(self, world: "World") -> None:
-        """Refuse: there are no worlds."""
-        raise RuntimeError("a worker alone enters no world")
-
-    def leave(self, *, broken: bool) -> None:
-        """Do nothing: Horovod belongs to the job."""
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Return the value."""
-        return value
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Return the value."""
-        return [value]
-
-    def barrier(self) -> None:
-        """Do nothing: nobody else comes."""
 
 
 def bench_module(framework: str, name: str) -> Any:
@@ -83,8 +52,8 @@ def session_alone(
             "learning_rate": _RATE_FACTOR * config.base_learning_rate,
         }
     )
-    alone: Backend = bench_module(config.framework, "alone").backend_alone(
-        config, backend, AloneWorker(backend.workers)
-    )
+    workers = backend.workers
+    lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
+    alone: Backend = bench_module(config.framework, "alone").backend_alone(config, backend, lone)
     build(config, task_data.task, alone)
     return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)

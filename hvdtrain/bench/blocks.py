@@ -40,38 +40,47 @@ class Recorder(SilentReport):
         self.notes.append(text)
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
-        """Keep what a step's metrics say."""
+        """Keep what a step's metrics say; local steps share what is known of all of them together."""
         if self.first_loss is None:
             self.first_loss = metrics.mean("loss")
-        self.wait_seconds.append(metrics.statistics.data_wait_seconds)
+        self.wait_seconds += step.steps * [metrics.statistics.data_wait_seconds / step.steps]
 
 
 def run_block(session: Session, recorder: Recorder, steps: int) -> Own:
     """Collective unless the session has one worker. Train some steps and return how long each of them took.
 
-    A step lasts from the moment when its batch is there to the one when the next step's batch is.
+    A step lasts from the moment when its batch is there to the one when the next step's batch is. Local steps
+    are timed together, up to the next one after a synchronisation: each of these times is their mean.
 
     Args:
         session: the run; its report is the recorder.
         recorder: the report.
-        steps: how many steps are timed; some more run before and after them.
+        steps: how many steps are timed; some more run before and after them. With local steps they are
+            rounded up to whole synchronisations.
     """
+    every = session.plan().sync_every
+    warm, steps = whole_rounds(_WARM_STEPS, every), whole_rounds(steps, every)
     stamps: list[float] = []
 
     def poll_signals() -> ControlFlags:
         stamps.append(time.perf_counter())
-        return ControlFlags(stop=len(stamps) > _WARM_STEPS + steps)
+        return ControlFlags(stop=len(stamps) > warm + steps)
 
     recorder.begin()
     session.wanted = session.unsent = NO_FLAGS
     run_loop(session, poll_signals)
-    timed = stamps[_WARM_STEPS : _WARM_STEPS + steps + 1]
+    timed = stamps[warm : warm + steps + 1]
     if len(timed) <= steps:
         raise RuntimeError(f"a block of {steps} steps ended after {len(stamps)}")
-    waits = recorder.wait_seconds[_WARM_STEPS + 1 : _WARM_STEPS + steps + 1]
+    waits = recorder.wait_seconds[warm + 1 : warm + steps + 1]
     workers = session.backend.workers.size
-    seconds = [after - before for before, after in pairwise(timed)]
+    seconds = [(after - before) / every for before, after in pairwise(timed[::every])]
     return seconds, sum(waits) / workers / steps
+
+
+def whole_rounds(steps: int, every: int) -> int:
+    """Return the least number of steps that ends with a synchronisation, and is not less than given."""
+    return -(-steps // every) * every
 
 
 def joined(of_ranks: list[Own]) -> Block:

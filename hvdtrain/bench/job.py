@@ -7,10 +7,11 @@ from typing import Any
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
-from hvdtrain.bench.measure import measure_steps
+from hvdtrain.bench.measure import measure_steps, skips_warmup
 from hvdtrain.bench.message_times import MOST_BYTES, MessageTime, measure_messages, words_for_size
 from hvdtrain.bench.result import Result
 from hvdtrain.config import Config, Layer
+from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
@@ -51,6 +52,9 @@ def bench_job(layers: list[Layer], request: Request, task_class: Any = None) -> 
     """
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
+        if job.config.profile is not None:  # a recorder slows Horovod down from its start
+            notes = (*job.notes, "profile is left out: a recording takes time")
+            job = replace(job, config=job.config.model_copy(update={"profile": None}), notes=notes)
         with started(job, signals) as backend, signals.signals_take_precedence():
             task_data, model, hosts = open_together(job, backend)
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
@@ -109,6 +113,7 @@ def _measured(
         beside=beside,
         warnings=busy_hosts(times),
         notes=notes,
+        threads=job.config.threads or threads_per_worker(workers.local_size),
     )
 
 
@@ -117,6 +122,11 @@ def notes_on(config: Config) -> list[str]:
     notes = []
     if config.resume:
         notes.append("the measurement starts from the initial weights, not from --resume")
+    if skips_warmup(config):
+        notes.append(
+            f"compression {config.compression} is measured as it is after the warm-up, in which gradients "
+            "travel uncompressed"
+        )
     if config.lr_schedule == "plateau":
         notes.append("lr_schedule plateau needs evaluations: the learning rate is constant here")
     return notes

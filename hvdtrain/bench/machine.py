@@ -24,7 +24,7 @@ class CpuTimes:
         seconds: wall-clock time.
         busy: CPU seconds of the whole host.
         stolen: CPU seconds that the machine below it gave to others.
-        own: CPU seconds of this worker and of its processes.
+        own: CPU seconds of this worker and of its processes, those that have ended included.
     """
 
     host: str
@@ -61,6 +61,7 @@ class CpuTimes:
 
 
 def _own_seconds() -> float:
+    """Return the CPU seconds of this process and those below it; one that has ended counts in its parent."""
     total = 0.0
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
@@ -68,7 +69,7 @@ def _own_seconds() -> float:
             times = process.cpu_times()
         except psutil.Error:
             continue
-        total += times.user + times.system
+        total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

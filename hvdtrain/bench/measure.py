@@ -7,11 +7,14 @@ from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.portable.low_rank import has_warmup
 from hvdtrain.bench.alone import session_alone
-from hvdtrain.bench.blocks import Recorder, joined, run_block
+from hvdtrain.bench.blocks import Recorder, joined, run_block, whole_rounds
 from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
+from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.errors import UsageError
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.setup import JobSpec, TaskData
@@ -24,6 +27,7 @@ _BLOCKS = 5  # with the other workers, and as many without
 CHUNK = 10  # steps that are timed together where programs are compared
 _LEAST_STEPS, _MOST_STEPS = CHUNK, 1000  # of a block
 _ENDLESS = 10**9
+_SMALL_RATE = 1e-3  # of the learning rate, where a training skips its warm-up
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Steps:
         parts: the parts of the step's time, by name; empty if they were not measured.
         blocks: the blocks' means in seconds, in order.
         steps: how many steps were timed.
-        first_loss: the loss of the first step.
+        first_loss: the loss of the first step; of local steps, the mean up to the first synchronisation.
         notes: what the training told.
     """
 
@@ -54,15 +58,41 @@ class Steps:
 def bench_config(config: Config) -> Config:
     """Return the config of a job that trains without an end and leaves nothing behind.
 
-    Evaluations, checkpoints, logs and comparisons of the workers' parameters are left out.
+    Evaluations, checkpoints, logs, the recording of steps and comparisons of the workers' parameters are left
+    out, and so is a warm-up of the learning rate during which PowerSGD would not compress.
     """
     changes: dict[str, Any] = {
         "epochs": None, "steps": _ENDLESS, "resume": None, "run_dir": None, "save_every": None,
         "keep_best": None, "early_stopping": None, "trace_indices": False, "check_replicas_every": _ENDLESS,
+        "profile": None,
     }  # fmt: skip
     if config.lr_schedule == "plateau":  # which needs evaluations
         changes["lr_schedule"] = "constant"
+    if skips_warmup(config):
+        rate = _SMALL_RATE * config.base_learning_rate  # without a warm-up, the job's could diverge
+        changes |= {"warmup_epochs": 0.0, "warmup_steps": None, "learning_rate": rate}
     return config.model_copy(update=changes)
+
+
+def skips_warmup(config: Config) -> bool:
+    """Return whether a job is measured without its warm-up, since gradients are only compressed after it."""
+    return rank_of(config.compression) is not None and has_warmup(config)
+
+
+def check_rounds(config: Config) -> None:
+    """Check that a block of steps can hold a synchronisation.
+
+    Raises:
+        UsageError: If there are too many local steps before one.
+    """
+    if config.sync_every is not None and config.sync_every > _MOST_STEPS:
+        raise UsageError(
+            f"sync_every {config.sync_every}: bench times whole synchronisations, in blocks of at most "
+            f"{_MOST_STEPS:,} steps",
+            f"Measure with --sync-every {_MOST_STEPS} or less: a synchronisation takes as long, and a step's "
+            "part in it shrinks in proportion.",
+            everywhere=True,
+        )
 
 
 def measure_steps(
@@ -77,6 +107,7 @@ def measure_steps(
         seconds: how long to train, roughly.
         splits: whether to measure the parts of a step, for which a second model is built.
     """
+    check_rounds(job.config)
     config, workers = bench_config(job.config), backend.workers
     task_data = replace(task_data, eval_data=None)
     restore(config, backend, len(task_data.train_data))
@@ -104,8 +135,9 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
         runs.append(_block_of(alone, others))
     found = [workers.allgather_object(run(_FIRST_STEPS)) for run in runs]
     first = max(statistics.median(block_seconds) for of_ranks in found for block_seconds, _ in of_ranks)
+    every = session.plan().sync_every
     steps = round(seconds / (_BLOCKS * len(runs) * max(first, 1e-6)))
-    steps = min(max(steps, _LEAST_STEPS), _MOST_STEPS)
+    steps = whole_rounds(min(max(steps, _LEAST_STEPS), _MOST_STEPS), every)
     pairs: list[list[Block]] = []
     for _ in range(_BLOCKS):
         pairs.append([joined(workers.allgather_object(run(steps))) for run in runs])
@@ -116,7 +148,7 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
     batch = session.plan().batch.global_batch
     return Steps(
         Spread.of(medians),
-        Spread.of([seconds for block in of_job for seconds in block.chunks(CHUNK)]),
+        Spread.of([seconds for block in of_job for seconds in block.chunks(-(-CHUNK // every))]),
         Spread.of([batch / mean for mean in means]),
         spread_of_parts(splits) if alone is not None or workers.size == 1 else {},
         means,

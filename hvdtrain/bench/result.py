@@ -9,7 +9,6 @@ from hvdtrain.bench.message_times import MessageTime, words_for_size
 from hvdtrain.bench.spread import Spread
 
 VERSION = 1  # of the document
-_WIDTH = 14
 _PARTS = {
     "data": "waiting for data",
     "compute": "computing",
@@ -35,6 +34,7 @@ class Result:
         beside: what stands beside Horovod's sums, or why nothing does.
         warnings: why figures may be wrong.
         notes: what else the user should know.
+        threads: compute threads of a worker; 0 if it is not known.
     """
 
     task: str
@@ -49,6 +49,7 @@ class Result:
     beside: str = ""
     warnings: Sequence[str] = field(default=())
     notes: Sequence[str] = field(default=())
+    threads: int = 0
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds, sizes in bytes."""
@@ -60,10 +61,12 @@ class Result:
             "hosts": self.hosts,
             "controller": self.controller,
             "global_batch": self.global_batch,
+            "threads": self.threads,
             "reduction": self.reduction,
             "steps_timed": self.steps.steps,
             "first_loss": self.steps.first_loss,
             "step_seconds": self.steps.step_seconds.to_dict(),
+            "mean_step_seconds": Spread.of(self.steps.blocks).to_dict(),
             "chunk_seconds": self.steps.chunk_seconds.to_dict(),
             "samples_per_second": self.steps.samples_per_second.to_dict(),
             "part_seconds": {name: part.to_dict() for name, part in self.steps.parts.items()},
@@ -83,8 +86,10 @@ class Result:
         rows = [
             ("speed", f"{self.steps.samples_per_second.describe(0)} samples/s"),
             ("step", f"{_in_ms(self.steps.step_seconds)}, {self.steps.steps:,} steps timed"),
-            *((_PARTS[name], _part(part, self.steps)) for name, part in self.steps.parts.items()),
+            *self._part_rows(),
         ]
+        if self.threads:
+            rows.append(("threads", f"{self.threads} for each worker's computation"))
         if self.workers > 1:
             rows.append(("gradients", self.reduction))
         width = max(len(name) for name, _ in rows)
@@ -94,15 +99,24 @@ class Result:
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
+    def _part_rows(self) -> list[tuple[str, str]]:
+        """Return the mean step and its parts, which add up to it; nothing if they were not measured."""
+        if not self.steps.parts:
+            return []
+        mean = Spread.of(self.steps.blocks)
+        parts = self.steps.parts.items()
+        rows = [("mean step", f"{_in_ms(mean)}, of which")]
+        return rows + [(f"  {_PARTS[name]}", _part(part, mean.median)) for name, part in parts]
+
 
 def _in_ms(seconds: Spread) -> str:
     return f"{seconds.times(1e3).describe()} ms"
 
 
-def _part(part: Spread, steps: Steps) -> str:
-    share = part.median / steps.step_seconds.median
-    noise = "; not above the noise" if part.low <= 0 < part.high else ""
-    return f"{_in_ms(part)}, {share:.0%} of the step{noise}"
+def _part(part: Spread, mean_seconds: float) -> str:
+    is_nothing = part.low == part.high == 0
+    noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
+    return f"{_in_ms(part)}, {part.median / mean_seconds:.0%} of it{noise}"
 
 
 def _message(one: MessageTime) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """bench in real jobs: what it measures, launches and compares, and that nothing is left behind."""
 
 import json
+from pathlib import Path
 
 import pytest
 from support.jobs import launcher, run
+from support.pool import run_suite
 
 SHORT = ["--batch-size", "8", "--seconds", "0.2", "--json", "bench.json"]
 
@@ -33,6 +35,12 @@ def test_a_job_is_measured(framework, controller, tmp_path):
     assert all(one["horovod_seconds"]["median"] > 0 and one["ratio"] > 0 for one in found["all_reduce"])
     assert "samples/s" in result.stdout
     assert result.stdout.count("bench: digits") == 1, "rank 0 alone shows what was found"
+
+
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
+def test_steps_of_all_kinds_are_measured(framework, controller, tmp_path):
+    suite = Path(__file__).with_name("suite_bench.py")
+    run_suite(suite, 2, controller, framework, cwd=tmp_path, timeout=240)
 
 
 def test_a_sweep_launches_its_jobs(tmp_path):

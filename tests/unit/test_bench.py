@@ -110,6 +110,12 @@ def test_the_clocks_of_this_process_count():
     assert spent.busy >= 0
 
 
+def test_processes_that_have_ended_count():
+    before = CpuTimes.now("here")
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    assert CpuTimes.now("here").since(before).own > 0.1
+
+
 PARTS = {"data": Spread(0.0, 0.0, 0.0), "communication": Spread(0.001, -0.001, 0.002)}
 STEPS = Steps(
     Spread(0.01, 0.009, 0.011),
@@ -133,9 +139,35 @@ def test_a_result_is_said_with_units():
     text = " ".join(" ".join(lines).split())
     assert "speed 6,400 (6,000 to 7,000) samples/s" in text
     assert "step 10.00 (9.00 to 11.00) ms, 50 steps timed" in text
-    assert "exposed communication 1.00 (-1.00 to 2.00) ms, 10% of the step; not above the noise" in text
+    assert "exposed communication 1.00 (-1.00 to 2.00) ms, 10% of it; not above the noise" in text
     assert "4 KiB 300 us 14 MB/s 100 us 3.00" in text
     assert lines[-2:] == ["  note: a note", "  warning: h1 was busy"]
+
+
+def test_parts_are_shares_of_the_mean_step_which_they_add_up_to():
+    parts = {name: Spread(0.015, 0.014, 0.016) for name in ("compute", "communication")}
+    few_long_steps = replace(STEPS, parts=parts, blocks=[0.03, 0.03, 0.04])
+    found = replace(RESULT, steps=few_long_steps, threads=2)
+    text = " ".join(found.describe().split())
+    assert "mean step 30.00 (30.00 to 40.00) ms, of which" in text
+    assert text.count("50% of it") == 2
+    assert "threads 2 for each" in text
+    document = found.to_document()
+    assert (document["mean_step_seconds"]["high"], document["threads"]) == (0.04, 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (Spread(-0.002, -0.003, -0.001), True),
+        (Spread(0.0, -0.001, 0.0), True),
+        (Spread(0.0, 0.0, 0.0), False),
+        (Spread(0.001, 0.0005, 0.002), False),
+    ],
+)
+def test_a_part_that_is_not_above_the_noise_is_marked(part, said):
+    text = replace(RESULT, steps=replace(STEPS, parts={"communication": part})).describe()
+    assert ("not above the noise" in text) == said
 
 
 def test_a_result_without_a_raw_call_says_why():

@@ -1,0 +1,79 @@
+"""Measuring steps inside a job: whatever its workers send to each other, and each worker on its own.
+
+Run inside a job as ``suite_reduction.py`` is; ``test_bench.py`` does so.
+"""
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.bench.alone import session_alone
+from hvdtrain.bench.blocks import Recorder, run_block
+from hvdtrain.bench.measure import bench_config, measure_steps
+from hvdtrain.config import Config
+from hvdtrain.jobs.setup import JobSpec, build_together, open_task_data
+from hvdtrain.session import readers_for
+from hvdtrain.task import load_task_class
+from hvdtrain.training_plan import TrainingPlan
+
+FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
+BATCH = 8
+OPTIONS = (
+    {"compression": "powersgd:2", "warmup_steps": 5},
+    {"compression": "bf16"},
+    {"sync_every": 4, "outer_optimizer": "nesterov"},
+)
+each_option = pytest.mark.parametrize("options", OPTIONS, ids=["powersgd", "bf16", "local"])
+
+
+def job(**options) -> JobSpec:
+    config = Config(
+        framework=FRAMEWORK, device="cpu", threads=1, batch_size=BATCH, learning_rate=0.01, **options
+    )
+    return JobSpec(config, load_task_class("digits"), "", {})
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Start Horovod once; each test builds anew on it."""
+    backend = load_backend(job().config)
+    yield backend
+    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
+        backend.close()
+
+
+@each_option
+def test_steps_are_measured(started, options):
+    measured = job(**options)
+    task_data = open_task_data(measured)
+    build_together(measured.config, task_data.task, started)
+    found = measure_steps(measured, started, task_data, seconds=0.05, splits=True)
+    assert found.steps == 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
+    assert 2.0 < found.first_loss < 2.6  # of ten classes
+    assert found.parts["compute"].low > 0
+    assert len(found.blocks) == 5
+    speeds = [BATCH * started.workers.size / mean for mean in found.blocks]
+    assert min(speeds) == pytest.approx(found.samples_per_second.low)
+
+
+@each_option
+def test_a_worker_alone_takes_the_same_steps(started, options):
+    measured = job(**options)
+    config, task_data = bench_config(measured.config), replace(open_task_data(measured), eval_data=None)
+    second = SimpleNamespace(workers=LoneWorker("h1", 1, 2, 1, 2, "Gloo"), info=started.info)
+    plan = TrainingPlan.of(config, 2, len(task_data.train_data))
+    recorder = Recorder()
+    with readers_for(config, task_data.train_data, None) as readers:
+        session = session_alone(config, second, task_data, plan, readers)
+        session.report = recorder
+        seconds, waited = run_block(session, recorder, 6)
+    assert session.backend.workers.size == 1
+    assert session.plan().batch.global_batch == BATCH
+    assert len(seconds) == (2 if "sync_every" in options else 6)  # local steps are timed together
+    assert all(one > 0 for one in seconds)
+    assert 0 <= waited < 10
+    assert 2.0 < recorder.first_loss < 2.6

@@ -1,0 +1,84 @@
+"""Blocks of steps through the loop: what is timed, and what of it waits."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_worker
+
+from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds
+from hvdtrain.bench.measure import bench_config, check_rounds
+from hvdtrain.config import Config
+from hvdtrain.errors import UsageError
+
+PAUSE = 0.02
+
+
+class SlowSynchronizing(FakeLocalBackend):
+    """Takes long to make the workers equal, and no time for a step."""
+
+    def synchronize(self):
+        time.sleep(PAUSE)
+        return super().synchronize()
+
+
+def block(tmp_path, backend, steps, **fields):
+    session = make_loop_session(tmp_path, backend, epochs=None, steps=10**6, **fields)
+    session.report = Recorder()
+    return session, run_block(session, session.report, steps)
+
+
+def test_each_step_is_timed_and_the_next_block_goes_on(tmp_path):
+    session, (seconds, _) = block(tmp_path, FakeBackend(one_worker()), 5)
+    assert len(seconds) == 5
+    done = session.state.progress.step
+    assert len(run_block(session, session.report, 3)[0]) == 3
+    assert session.state.progress.step > done
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_synchronisation_counts_in_the_steps_before_it(every, tmp_path):
+    session, (seconds, _) = block(tmp_path, SlowSynchronizing(one_worker()), 7, sync_every=every)
+    assert len(seconds) == -(-7 // every)
+    assert all(PAUSE / every <= one < 5 * PAUSE for one in seconds)
+    assert session.state.progress.step % every == 0  # the next block begins with equal workers
+
+
+def test_local_steps_share_the_wait_of_all_of_them():
+    recorder = Recorder()
+    metrics = SimpleNamespace(mean=lambda _: 2.5, statistics=StepStatistics(0, 6.0))
+    recorder.on_step(SimpleNamespace(steps=3), metrics)
+    recorder.on_step(SimpleNamespace(steps=1), StepMetrics.from_vector(["loss"], (1.0, *7 * [0.0]), 1.0))
+    assert recorder.wait_seconds == [2.0, 2.0, 2.0, 0.0]
+    assert recorder.first_loss == 2.5
+
+
+def test_rounds_end_with_a_synchronisation():
+    assert [whole_rounds(10, every) for every in (1, 4, 10, 50)] == [10, 12, 10, 50]
+
+
+def config(**fields):
+    return Config(framework="torch", **fields)
+
+
+def test_more_local_steps_than_a_block_are_refused():
+    check_rounds(config())
+    check_rounds(config(sync_every=1000))
+    with pytest.raises(UsageError, match="sync_every 1001: bench times whole synchronisations") as error:
+        check_rounds(config(sync_every=1001))
+    assert error.value.everywhere
+
+
+def test_low_rank_is_measured_as_it_is_after_the_warm_up():
+    found = bench_config(config(compression="powersgd:4", warmup_epochs=2.0, learning_rate=0.1))
+    assert (found.warmup_epochs, found.learning_rate) == (0.0, pytest.approx(1e-4))
+    assert bench_config(config(compression="powersgd:4", warmup_steps=9)).warmup_steps is None
+    assert bench_config(found) == found
+    assert bench_config(config(compression="powersgd:4", learning_rate=0.1)).learning_rate == 0.1
+    assert bench_config(config(warmup_epochs=2.0, learning_rate=0.1)).warmup_epochs == 2.0
+
+
+def test_no_recorder_runs():
+    assert bench_config(config(profile="3-5")).profile is None
