@@ -2,12 +2,13 @@
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.bench.comparison import TITLES, Comparison
 from hvdtrain.bench.launch import (
     Program,
     exchange_folder,
@@ -17,8 +18,6 @@ from hvdtrain.bench.launch import (
     write_specification,
 )
 from hvdtrain.bench.options import BenchOptions
-from hvdtrain.bench.result import VERSION
-from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.sweep import check_slots, limit_of
 from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
@@ -26,71 +25,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.jobs.signals import interruptible
 
 _REPEAT = 5
-_LEAST_PAIRS = 3  # for a verdict
 _SAME_LOSS = 1e-4
 _LEAST_STEPS, _MOST_STEPS = 30, 5000
-_TITLES = {
-    "ddp": "PyTorch's DistributedDataParallel",
-    "mwms": "TensorFlow's MultiWorkerMirroredStrategy",
-    "plain": "a plain loop",
-    "horovod": "Horovod's own optimizer",
-}
 _OF_FRAMEWORK = {"ddp": "torch", "mwms": "tf"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was measured of both programs.
-
-    Attributes:
-        against: the other program.
-        workers: number of workers of each.
-        own: what hvdtrain's jobs found, in order.
-        others: what the other program found each time.
-    """
-
-    against: str
-    workers: int
-    own: Sequence[dict[str, Any]]
-    others: Sequence[dict[str, Any]]
-
-    @property
-    def ratio(self) -> Spread:
-        """Hvdtrain's step relative to the other program's, of each pair."""
-        return Spread.of_ratios(_steps(self.own), _steps(self.others))
-
-    def describe(self) -> str:
-        """Return it as the text that is shown."""
-        first = self.own[0]
-        title = f"against {_TITLES[self.against]}: {first['task']} with {first['device']}, "
-        title += "1 worker" if self.workers == 1 else f"{self.workers} workers over {first['controller']}"
-        rows = [
-            ("hvdtrain", f"{Spread.of(_steps(self.own)).times(1e3).describe()} ms a step"),
-            (self.against, f"{Spread.of(_steps(self.others)).times(1e3).describe()} ms a step"),
-            (
-                "ratio",
-                f"{self.ratio.describe()} of {len(self.own)} pairs; {verdict(self.ratio, len(self.own))}",
-            ),
-            ("same work", f"the first loss is {first['first_loss']:.6g} in both"),
-        ]
-        lines = [title, *(f"  {name:<9}  {text}" for name, text in rows)]
-        return "\n".join([*lines, *(f"  warning: {text}" for text in self._warnings())])
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the JSON document; times are in seconds."""
-        return {
-            "version": VERSION,
-            "against": self.against,
-            "workers": self.workers,
-            "ratio": self.ratio.to_dict(),
-            "hvdtrain_step_seconds": Spread.of(_steps(self.own)).to_dict(),
-            "other_step_seconds": Spread.of(_steps(self.others)).to_dict(),
-            "hvdtrain": list(self.own),
-            "other": list(self.others),
-        }
-
-    def _warnings(self) -> list[str]:
-        return list(dict.fromkeys(text for document in self.own for text in document["warnings"]))
 
 
 def run_against(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Comparison:
@@ -110,16 +47,19 @@ def run_against(layers: list[Layer], options: BenchOptions, say: Callable[[str],
     workers = options.num_proc or (1 if program == "plain" else 2)
     if program == "plain" and workers > 1:
         raise UsageError("a plain loop has one worker", f"Leave -np {workers} out.")
-    check_slots((workers,), None)
+    check_slots((workers,), None, may_share=False)
     own: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     with interruptible(), exchange_folder(shared=False) as folder:
         pair = _Pair(layers, options, framework, workers, folder)
         for turn in range(options.repeat or _REPEAT):
-            say(f"turn {turn + 1} of {options.repeat or _REPEAT}: hvdtrain ...")
-            own.append(pair.run_own())
-            say(f"turn {turn + 1} of {options.repeat or _REPEAT}: {program} ...")
-            others.append(pair.run_other(program, own[0]))
+            # in every other turn the other program comes first, for what the machine does changes slowly
+            for name in (HVDTRAIN, program) if turn % 2 == 0 else (program, HVDTRAIN):
+                say(f"turn {turn + 1} of {options.repeat or _REPEAT}: {name} ...")
+                if name == HVDTRAIN:
+                    own.append(pair.run_own())
+                else:
+                    others.append(pair.run_other(program, own[0]))
             check_same_work(program, own[-1], others[-1])
     return Comparison(program, workers, own, others)
 
@@ -173,7 +113,7 @@ class _Pair:
             ]
             commands, found = [worker_command(path) for path, _ in told], told[0][1]
         document: dict[str, Any] = run_program(
-            Program(_TITLES[program], commands, limit_of(self.options)), found
+            Program(TITLES[program], commands, limit_of(self.options)), found
         )
         return document
 
@@ -220,7 +160,7 @@ def _framework_of(layers: list[Layer], program: str) -> str:
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     wanted = _OF_FRAMEWORK.get(program, given[-1])
     if wanted != given[-1]:
-        others = [name for name in _TITLES if _OF_FRAMEWORK.get(name, given[-1]) == given[-1]]
+        others = [name for name in TITLES if _OF_FRAMEWORK.get(name, given[-1]) == given[-1]]
         raise UsageError(
             f"--against {program} is a program of --framework {wanted}, and the job has {given[-1]}",
             f"With {given[-1]}: --against {', '.join(others)}.",
@@ -235,16 +175,3 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [int(one.getsockname()[1]) for one in sockets]
-
-
-def _steps(documents: Sequence[dict[str, Any]]) -> list[float]:
-    return [document["chunk_seconds"]["median"] for document in documents]
-
-
-def verdict(ratio: Spread, pairs: int) -> str:
-    """Return what a ratio means, in words."""
-    if pairs < _LEAST_PAIRS:
-        return f"fewer than {_LEAST_PAIRS} pairs do not tell the spread"
-    if ratio.low <= 1 <= ratio.high:
-        return "no difference beyond the spread"
-    return "hvdtrain is faster" if ratio.high < 1 else "hvdtrain is slower"

@@ -9,16 +9,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.host.launcher import host_name
 
 _END_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _LINES = 15  # of the output, in an error
+_BYTES = 2**16  # of its end, among which they are
 WORKER = "hvdtrain.bench.worker"
 
 
@@ -40,7 +43,7 @@ class Program:
 
 
 def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
-    """Return the words that launch workers; none for one worker, which needs no launcher.
+    """Return the words that launch workers; none for one worker on this host, which needs no launcher.
 
     Args:
         workers: number of workers.
@@ -50,7 +53,7 @@ def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
     Raises:
         EnvironmentFault: If there is no horovodrun.
     """
-    if workers == 1:
+    if workers == 1 and parse_host_list(hosts)[0].name in ("localhost", "127.0.0.1", host_name()):
         return []
     beside = Path(sys.executable).with_name("horovodrun")
     launcher = str(beside) if beside.is_file() else shutil.which("horovodrun")
@@ -90,10 +93,9 @@ def run_program(program: Program, found: Path) -> Any:
     """
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        processes = [stack.enter_context(_running(program, command, output)) for command in program.commands]
+        processes = stack.enter_context(_running(program, output))
         code = _wait(processes, program.limit_seconds)
-        output.seek(0)
-        text = "\n".join(output.read().decode(errors="replace").splitlines()[-_LINES:])
+        text = _end_of(output)
         if code is None:
             raise EnvironmentFault(
                 f"{program.name} did not end within {program.limit_seconds:.0f} s and was ended", text
@@ -105,33 +107,56 @@ def run_program(program: Program, found: Path) -> Any:
 
 
 @contextmanager
-def _running(program: Program, command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Return a context with a running command; at its end none of its processes that started here is left."""
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, **program.environ},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Return a context with a program's processes; at its end nothing is left of what they started here."""
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        yield process
+        for command in program.commands:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **program.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            processes.append(process)
+        yield processes
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
-        with suppress(ProcessLookupError):
+        for process in processes:
+            if _code_of(process) is None:
+                os.kill(process.pid, signal.SIGTERM)
+        until = time.monotonic() + _END_SECONDS
+        while None in map(_code_of, processes) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        for process in processes:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            process.wait()
+
+
+def _end_of(output: Any) -> str:
+    """Return the last lines of a file that processes may still write to, whose position they share."""
+    size = os.fstat(output.fileno()).st_size
+    end = os.pread(output.fileno(), _BYTES, max(0, size - _BYTES))
+    return "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process, negative for a signal; None while it runs.
+
+    It is not waited for, so that its number names no other process or group.
+    """
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> int | None:
     """Wait until all processes ended well or one of them did not; return its code, None if time is up."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        codes = [process.poll() for process in processes]
+        codes = [_code_of(process) for process in processes]
         if failed := [code for code in codes if code]:
             return failed[0]
         if None not in codes:

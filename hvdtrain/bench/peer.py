@@ -1,16 +1,18 @@
 """Programs without hvdtrain's trainer that do a job's work: what both frameworks' programs have in common."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import CHUNK, bench_config
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.feed import HostBatch
@@ -23,6 +25,7 @@ from hvdtrain.session import Session, readers_for
 from hvdtrain.training_plan import Progress
 
 _WARM_STEPS = 20
+_THIS_HOST = "this host"
 # Fields that a program carries over, and those that do not change what a step does. Any other field must have
 # its default, so that a new one is refused until a program can do it.
 _CARRIED = {
@@ -36,7 +39,7 @@ _OF_THE_RUN = {
     "epochs", "steps", "eval_batch_size", "rescale_epochs", "plateau_metric", "plateau_patience",
     "plateau_factor", "early_stopping", "early_stopping_patience", "check_data", "on_changed_data", "run_dir",
     "resume", "save_every", "keep_last", "keep_best", "on_save_error", "log_every", "eval_every",
-    "check_replicas_every", "stall_timeout", "trace_indices", "lars_trust_coefficient",
+    "check_replicas_every", "stall_timeout", "trace_indices", "lars_trust_coefficient", "profile",
 }  # fmt: skip
 
 
@@ -103,6 +106,9 @@ class LossOnly:
 def prepare_peer(layers: list[Layer]) -> Callable[[Place], Peer]:
     """Settle a job's config, and return what opens its data once the place of this process is known.
 
+    Variables that hvdtrain sets for its own jobs, such as Horovod's fusion threshold, are unset again: other
+    programs have the defaults of Horovod and MPI, and what the user has set.
+
     Args:
         layers: config values, weakest source first, without the task's defaults.
 
@@ -110,6 +116,8 @@ def prepare_peer(layers: list[Layer]) -> Callable[[Place], Peer]:
         UsageError: If the program could not do the same work.
     """
     job = prepare(layers)
+    for name in job.settings:
+        os.environ.pop(name, None)
     check_carried(job.config, job.task_class)
     config = bench_config(job.config)
 
@@ -152,7 +160,7 @@ def workers_at(place: Place) -> Any:
         size=place.size,
         local_rank=place.rank,
         local_size=place.size,
-        host="this host",
+        host=_THIS_HOST,
         is_elastic=False,
         most=place.size,
     )
@@ -204,6 +212,7 @@ def run_steps(
         steps: how many steps are timed.
     """
     chunks: list[float] = []
+    times = CpuTimes.now(_THIS_HOST)
     seed_host_generators(peer.config.seed, f"step 0, rank {peer.place.rank}")
     with peer.batches() as batches:
         first_loss = mean_of(read(step(next(batches))))
@@ -216,8 +225,11 @@ def run_steps(
                 loss = step(next(batches))
             read(loss)
             chunks.append((time.perf_counter() - begun) / CHUNK)
+        times = CpuTimes.now(_THIS_HOST).since(times)
+        of_all = mean_of(times.own) * peer.place.size
     return {
         "first_loss": first_loss,
         "chunk_seconds": {"median": statistics.median(chunks), "low": min(chunks), "high": max(chunks)},
         "steps_timed": len(chunks) * CHUNK,
+        "warnings": busy_hosts([replace(times, own=of_all)]),
     }

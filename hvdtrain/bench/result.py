@@ -1,6 +1,6 @@
 """What ``bench`` has measured of a job: as a JSON document, and in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,16 @@ class Result:
         parts = self.steps.parts.items()
         rows = [("mean step", f"{_in_ms(mean)}, of which")]
         return rows + [(f"  {_PARTS[name]}", _part(part, mean.median)) for name, part in parts]
+
+
+def told(documents: Iterable[dict[str, Any]], kind: str) -> list[str]:
+    """Return what the documents of jobs tell, each text once.
+
+    Args:
+        documents: the documents.
+        kind: "notes" or "warnings".
+    """
+    return list(dict.fromkeys(text for document in documents for text in document.get(kind, ())))
 
 
 def _in_ms(seconds: Spread) -> str:

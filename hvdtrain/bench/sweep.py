@@ -14,6 +14,7 @@ from hvdtrain.bench.launch import (
     write_specification,
 )
 from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.result import VERSION, told
 from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
@@ -63,13 +64,16 @@ class Sweep:
                 f"{row.efficiency.median:.0%} ({row.efficiency.low:.0%} to {row.efficiency.high:.0%})"
             )
         lines.append(f"  efficiency: samples/s of a worker, relative to {_workers(first.workers)}")
-        warnings = (text for row in self.rows for document in row.documents for text in document["warnings"])
-        return "\n".join([*lines, *(f"  warning: {text}" for text in dict.fromkeys(warnings))])
+        documents = [document for row in self.rows for document in row.documents]
+        notes = [*told(documents, "notes"), *note_on_threads(self.rows)]
+        lines += [f"  note: {text}" for text in notes]
+        return "\n".join([*lines, *(f"  warning: {text}" for text in told(documents, "warnings"))])
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            "version": self.rows[0].documents[0]["version"],
+            "version": VERSION,
+            "notes": note_on_threads(self.rows),
             "sweep": [
                 {
                     "workers": row.workers,
@@ -111,6 +115,19 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
     return Sweep(swept_counts(found))
 
 
+def note_on_threads(rows: Sequence[SweptCount]) -> list[str]:
+    """Return a note if workers have more threads in some jobs, so that efficiency compares unlike ones."""
+    by_count = {row.workers: row.documents[0].get("threads") for row in rows}
+    on_cpu = rows[0].documents[0]["device"].endswith(" on the CPU")
+    if not on_cpu or len(set(by_count.values())) == 1:
+        return []
+    given = ", ".join(f"{threads} with {_workers(count)}" for count, threads in by_count.items())
+    return [
+        f"a worker has more threads in some jobs ({given}): efficiency compares unlike workers; "
+        f"with --set threads={min(filter(None, by_count.values()), default=1)} they are alike"
+    ]
+
+
 def limit_of(options: BenchOptions) -> float:
     """Return how long a program may take that trains for the time that the options say."""
     return _FACTOR * options.seconds + _MORE_SECONDS
@@ -127,23 +144,29 @@ def swept_counts(found: dict[int, list[dict[str, Any]]]) -> list[SweptCount]:
     return rows
 
 
-def check_slots(counts: Sequence[int], hosts: str | None) -> str:
+def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:
     """Return hosts and slots, as horovodrun takes them.
+
+    Args:
+        counts: numbers of workers, the largest last.
+        hosts: the user's hosts and slots; None for this host's cores.
+        may_share: whether the user may name more slots than cores.
 
     Raises:
         UsageError: If there are fewer slots than workers.
     """
     if hosts is None:
         slots = len(os.sched_getaffinity(0))
-        where, remedy = "this host has", f"To share cores, which makes all slower: -H localhost:{counts[-1]}."
+        share = f" To share cores, which makes all slower: -H localhost:{counts[-1]}."
+        where, remedy = "this host has", share if may_share else ""
         hosts = f"localhost:{max(slots, 1)}"
     else:
         slots = sum(host.slots for host in parse_host_list(hosts))
-        where, remedy = "the hosts of -H have", "Name more hosts or slots."
+        where, remedy = "the hosts of -H have", " Name more hosts or slots."
     if counts[-1] > slots:
         raise UsageError(
             f"{_workers(counts[-1])} need a slot each; {where} {slots} {'core' if slots == 1 else 'slots'}",
-            f"Give smaller numbers of workers. {remedy}",
+            f"Give a smaller number of workers.{remedy}",
         )
     return hosts
 

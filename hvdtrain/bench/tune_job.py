@@ -39,7 +39,7 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
     if not given.get("framework"):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     workers = options.num_proc or _WORKERS
-    check_slots((workers,), None)
+    check_slots((workers,), None, may_share=False)
     build = installed_build()
     tries = settings_to_try(workers, bool(build and build.mpi), given)
     with interruptible(), exchange_folder(shared=False) as folder:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.bench import against, command, picture, sweep
-from hvdtrain.bench.against import check_same_work, verdict
+from hvdtrain.bench.against import check_same_work
 from hvdtrain.bench.blocks import joined
+from hvdtrain.bench.comparison import Comparison, verdict
 from hvdtrain.bench.job import notes_on
-from hvdtrain.bench.launch import Program, horovodrun, run_program
+from hvdtrain.bench.launch import horovodrun
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import Steps, bench_config
 from hvdtrain.bench.message_times import KIB, MIB, MessageTime, sizes_up_to, words_for_size
@@ -25,7 +27,7 @@ from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.errors import UsageError
 
 
 def test_a_spread_is_the_median_and_the_range():
@@ -185,8 +187,43 @@ def test_a_result_is_a_json_document():
     assert document["warnings"] == ["h1 was busy"]
 
 
-def documents(*speeds: float) -> list[dict]:
-    return [{"samples_per_second": Spread(s, s, s).to_dict()} for s in speeds]
+def documents(*speeds: float, **others) -> list[dict]:
+    spread = Spread(0.01, 0.01, 0.01).to_dict()
+    told = {
+        "task": "digits",
+        "device": "PyTorch on the CPU",
+        "step_seconds": spread,
+        "warnings": [],
+        **others,
+    }
+    return [{"samples_per_second": Spread(s, s, s).to_dict(), **told} for s in speeds]
+
+
+def test_unlike_workers_of_a_sweep_are_noted():
+    def note(few: int, many: int, device: str = "PyTorch on the CPU") -> str:
+        found = {1: documents(100.0, threads=few, device=device), 2: documents(150.0, threads=many)}
+        return sweep.Sweep(sweep.swept_counts(found)).describe()
+
+    assert "(4 with 1 worker, 2 with 2 workers): efficiency compares unlike workers" in note(4, 2)
+    assert "--set threads=2" in note(4, 2)
+    assert "unlike" not in note(2, 2)
+    assert "unlike" not in note(4, 2, "PyTorch on a card")
+
+
+def test_notes_of_the_jobs_of_a_sweep_are_shown_once():
+    found = {count: documents(100.0, notes=["nothing is saved"]) for count in (1, 2)}
+    assert sweep.Sweep(sweep.swept_counts(found)).describe().count("note: nothing is saved") == 1
+
+
+def test_a_warning_names_the_program_whose_runs_it_is_about():
+    def runs(*warned: bool) -> list[dict]:
+        spread = Spread(0.01, 0.01, 0.01).to_dict()
+        known = {"task": "digits", "device": "it", "controller": "Gloo", "first_loss": 2.3}
+        return [{**known, "chunk_seconds": spread, "warnings": ["h1 was busy"] * one} for one in warned]
+
+    text = Comparison("ddp", 2, runs(False, False), runs(True, False)).describe()
+    assert "warning: ddp, 1 of 2 runs: h1 was busy" in text
+    assert "warning: hvdtrain" not in text
 
 
 def test_efficiency_is_relative_to_the_smallest_number_of_workers():
@@ -203,6 +240,9 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
     with pytest.raises(UsageError, match="3 workers need a slot each; this host has 2 slots") as error:
         sweep.check_slots((1, 3), None)
     assert "-H localhost:3" in error.value.remedy
+    with pytest.raises(UsageError, match="this host has 2 slots") as error:
+        sweep.check_slots((3,), None, may_share=False)
+    assert "-H" not in error.value.remedy, "what cannot be given is no remedy"
     assert sweep.check_slots((3,), "localhost:3") == "localhost:3"
     with pytest.raises(UsageError, match="the hosts of -H have 3 slots"):
         sweep.check_slots((4,), "h1:2,h2:1")
@@ -389,37 +429,7 @@ def test_a_picture_needs_matplotlib(monkeypatch):
 
 def test_one_worker_needs_no_launcher():
     assert horovodrun(1, "localhost:2", "mpi") == []
+    assert horovodrun(1, f"{socket.gethostname()}:2", None) == []
+    away = horovodrun(1, "other:2,localhost:2", None)
+    assert away[1:] == ["-np", "1", "-H", "other:2,localhost:2"], "it is measured on the host that is named"
     assert horovodrun(2, "localhost:2", "gloo")[1:] == ["--gloo", "-np", "2", "-H", "localhost:2"]
-
-
-def python(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
-
-
-def test_what_a_program_found_is_returned(tmp_path):
-    found = tmp_path / "found.json"
-    write = python(f"open({str(found)!r}, 'w').write('{{\"a\": 1}}')")
-    assert run_program(Program("it", [write, python("pass")], 30), found) == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "said"),
-    [
-        ("print('why it failed'); raise SystemExit(3)", 30, "it ended with exit code 3"),
-        ("pass", 30, "it ended without a result"),
-        ("import time; time.sleep(60)", 0.5, "it did not end within 0 s and was ended"),
-    ],
-)
-def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_path):
-    with pytest.raises(EnvironmentFault, match=said) as error:
-        run_program(Program("it", [python(text)], limit), tmp_path / "found.json")
-    assert ("why it failed" in error.value.remedy) == ("why" in text)
-
-
-def test_the_other_processes_of_a_program_that_fails_are_ended(tmp_path):
-    mark = f"left-{tmp_path.name}"
-    sleeps = [*python("import time; time.sleep(60)"), mark]
-    with pytest.raises(EnvironmentFault, match="exit code 3"):
-        run_program(Program("it", [sleeps, python("raise SystemExit(3)")], 30), tmp_path / "found.json")
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert mark not in listed

@@ -86,7 +86,6 @@ def run_peer(program: str, layers: list[Layer], place: Place, steps: int) -> dic
     if program == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         mean_of = _mean_over_horovod
     torch.manual_seed(mix(peer.config.seed, 0, place.rank) >> 1)  # of the first step
     try:

@@ -1,0 +1,87 @@
+"""The processes that bench starts: how they end, and that nothing is left of them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hvdtrain.bench.launch import Program, run_program
+from hvdtrain.errors import EnvironmentFault
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_what_a_program_found_is_returned(tmp_path):
+    found = tmp_path / "found.json"
+    write = python(f"open({str(found)!r}, 'w').write('{{\"a\": 1}}')")
+    assert run_program(Program("it", [write, python("pass")], 30), found) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "said"),
+    [
+        ("print('why it failed'); raise SystemExit(3)", 30, "it ended with exit code 3"),
+        ("pass", 30, "it ended without a result"),
+        ("import time; time.sleep(60)", 0.5, "it did not end within 0 s and was ended"),
+    ],
+)
+def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_path):
+    with pytest.raises(EnvironmentFault, match=said) as error:
+        run_program(Program("it", [python(text)], limit), tmp_path / "found.json")
+    assert ("why it failed" in error.value.remedy) == ("why" in text)
+
+
+def test_what_a_process_of_a_program_leaves_behind_is_ended(tmp_path):
+    mark = f"child-{tmp_path.name}"
+    spawn = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', "
+    with pytest.raises(EnvironmentFault, match="without a result"):
+        run_program(Program("it", [python(f"{spawn}{mark!r}])")], 30), tmp_path / "found.json")
+    assert mark not in running()
+
+
+def test_all_processes_of_a_program_are_asked_to_end_together(tmp_path):
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+    ready.mkdir()
+    asked.mkdir()
+    slow = f"""
+import os, pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path({str(asked)!r}, str(os.getpid())).write_text(str(time.time()))
+    time.sleep(1)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path({str(ready)!r}, str(os.getpid())).touch()
+time.sleep(60)
+"""
+    fails = f"""
+import pathlib, sys, time
+while len(list(pathlib.Path({str(ready)!r}).iterdir())) < 3:
+    time.sleep(0.02)
+sys.exit(3)
+"""
+    commands = [*map(python, 3 * [slow]), python(fails)]
+    with pytest.raises(EnvironmentFault, match="exit code 3"):
+        run_program(Program("it", commands, 60), tmp_path / "found.json")
+    moments = [float(path.read_text()) for path in asked.iterdir()]
+    assert len(moments) == 3
+    assert max(moments) - min(moments) < 0.9
+
+
+def test_the_signal_that_ended_a_program_is_its_code(tmp_path):
+    kills = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(EnvironmentFault, match="exit code -9"):
+        run_program(Program("it", [kills], 30), tmp_path / "found.json")
+
+
+def running() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_other_processes_of_a_program_that_fails_are_ended(tmp_path):
+    mark = f"left-{tmp_path.name}"
+    sleeps = [*python("import time; time.sleep(60)"), mark]
+    with pytest.raises(EnvironmentFault, match="exit code 3"):
+        run_program(Program("it", [sleeps, python("raise SystemExit(3)")], 30), tmp_path / "found.json")
+    assert mark not in running()
