@@ -51,7 +51,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         from hvdtrain.bench.tune_job import run_tune
 
         tuned = run_tune(layers, options, _say)
-        if tuned.gain is not None:
+        if tuned.is_faster:
             options.tune.write_text(tuned.to_yaml(), encoding="utf-8")
         _tell(tuned.describe(options.tune), tuned.to_document(), options)
     else:

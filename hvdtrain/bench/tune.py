@@ -3,155 +3,52 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.bench.result import VERSION
 from hvdtrain.bench.spread import Spread
-from hvdtrain.config import EITHER_OR, Layer
+from hvdtrain.bench.tuning import Setting, Trial, Tuning
+from hvdtrain.compression import LOW_RANK
+from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.yaml_reader import write_yaml
+from hvdtrain.host.cores import threads_per_worker
 
 REPEAT = 3  # pairs of runs for each setting
 _LEAST_GAIN = 0.02  # of the step
 _NEAR_LOSS = 0.05  # relative: a setting may round numbers, and not change what is trained
-_ROUNDS = {"compression", "precision"}
+_CHANGES_CURVE = [("compression", f"{LOW_RANK}:4")]  # and is measured, but never kept
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How a job is run.
-
-    Attributes:
-        fields: config fields that differ from the user's.
-        environ: environment variables.
-        controller: "mpi", "gloo" or None for horovodrun's choice.
-    """
-
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict)
-    controller: str | None = None
-
-    def changed(self, name: str, value: Any) -> "Setting":
-        """Return it with another value: of the controller, of a variable in capitals, or of a field."""
-        if name == "controller":
-            return Setting(self.fields, self.environ, value)
-        if name.isupper():
-            return Setting(self.fields, {**self.environ, name: str(value)}, self.controller)
-        return Setting({**self.fields, name: value}, self.environ, self.controller)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A setting that was tried.
-
-    Attributes:
-        name: what was changed.
-        value: to what.
-        ratio: the step relative to that of the best setting before; None if the job failed.
-        kept: whether it was faster beyond the spread.
-        problem: why it was not measured.
-    """
-
-    name: str
-    value: Any
-    ratio: Spread | None
-    kept: bool
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What was tried, and what came out best.
-
-    Attributes:
-        layers: the job's config values, weakest source first.
-        workers: number of workers.
-        trials: what was tried, in order.
-        best: the best setting.
-        gain: its step relative to that of the job as it was; None if nothing was kept.
-    """
-
-    layers: list[Layer]
-    workers: int
-    trials: Sequence[Trial]
-    best: Setting
-    gain: Spread | None
-
-    def to_yaml(self) -> str:
-        """Return the job's config with the fields that won."""
-        return write_yaml({**merged(self.layers), **self.best.fields})
-
-    def describe(self, path: Any) -> str:
-        """Return it as the text that is shown.
-
-        Args:
-            path: the file that has the config.
-        """
-        lines = [f"tune: {len(self.trials)} settings, step relative to the best setting before"]
-        for one in self.trials:
-            found = one.problem if one.ratio is None else one.ratio.describe()
-            lines.append(f"  {f'{one.name} {one.value}':<26}  {found}{'  kept' if one.kept else ''}")
-        if self.gain is None:
-            return "\n".join([*lines, "nothing changes more than the spread: the job stays as it is"])
-        lines.append(f"all that was kept: {self.gain.describe()} of the step of the job as it was")
-        if self.gain.high >= 1:
-            lines.append("warning: together they do not gain more than the spread")
-        if rounding := sorted(_ROUNDS & self.best.fields.keys()):
-            lines.append(f"note: {', '.join(rounding)} rounds numbers: compare the curves before you keep it")
-        return "\n".join([*lines, f"written to {path}; start the job with:", f"  {self.command(path)}"])
-
-    def command(self, path: Any) -> str:
-        """Return the command that starts the job with the best setting."""
-        variables = [f"{name}={value}" for name, value in self.best.environ.items()]
-        launcher = []
-        if self.workers > 1:
-            controller = [f"--{self.best.controller}"] if self.best.controller else []
-            launcher = ["horovodrun", *controller, "-np", str(self.workers)]
-        return " ".join([*variables, *launcher, "python -m hvdtrain", str(path)])
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "version": VERSION,
-            "workers": self.workers,
-            "gain": None if self.gain is None else self.gain.to_dict(),
-            "fields": dict(self.best.fields),
-            "environment": dict(self.best.environ),
-            "controller": self.best.controller,
-            "trials": [
-                {
-                    "name": one.name,
-                    "value": one.value,
-                    "ratio": None if one.ratio is None else one.ratio.to_dict(),
-                    "kept": one.kept,
-                    "problem": one.problem,
-                }
-                for one in self.trials
-            ],
-        }
-
-
-def settings_to_try(workers: int, has_mpi: bool, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def settings_to_try(
+    workers: int, has_mpi: bool, given: Mapping[str, Any], controller: str | None = None
+) -> list[tuple[str, Any]]:
     """Return names and values of what is tried, in order.
 
-    What the user has set to that value already is left out, and what means nothing for one worker.
+    What the job has already is left out, and what means nothing for it.
 
     Args:
         workers: number of workers.
         has_mpi: whether Horovod was built with MPI.
         given: the fields that the user set.
+        controller: the user's choice; None for horovodrun's, which is MPI if there is.
     """
-    cores = len(os.sched_getaffinity(0))
     found: list[tuple[str, Any]] = []
+    if workers > 1 and has_mpi:
+        found.append(("controller", "mpi" if controller == "gloo" else "gloo"))
     if workers > 1:
-        found += [("controller", name) for name in (("gloo", "mpi") if has_mpi else ())]
         found += [("HOROVOD_CYCLE_TIME", value) for value in (0.2, 5)]
+    cores = len(os.sched_getaffinity(0))
     found += [("threads", count) for count in sorted({1, max(1, cores // workers), cores})]
-    if workers > 1:
-        found.append(("compression", "fp16"))
+    compression = given.get("compression") or "none"
+    if workers > 1 and not given.get("sync_every") and not compression.startswith(LOW_RANK):
+        found += [("compression", "fp16"), ("compression", "bf16"), *_CHANGES_CURVE]
     found += [("precision", "bf16"), ("compile", True)]
-    return [(name, value) for name, value in found if given.get(name) != value]
+    now = {**os.environ, "threads": threads_per_worker(workers), **_set_values(given)}
+    return [(name, value) for name, value in found if str(now.get(name)) != str(value)]
+
+
+def _set_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def tune(
@@ -179,17 +76,25 @@ def tune(
         EnvironmentFault: If the job fails as it is.
     """
     best, trials = start, list[Trial]()
-    first_loss = float(measure(best)["first_loss"])  # also fails early if the job does not run
+    runs: list[dict[str, Any]] = []
+
+    def run(setting: Setting) -> dict[str, Any]:
+        runs.append(measure(setting))
+        return runs[-1]
+
+    first_loss = float(run(best)["first_loss"])  # also fails early if the job does not run
     for name, value in tries:
         say(f"{name} {value} ...")
-        trial = _try(name, value, _Beside(measure, best, first_loss, repeat))
+        trial = _try(name, value, _Beside(run, best, first_loss, repeat))
         trials.append(trial)
         if trial.kept:
             best = best.changed(name, value)
-    if best == start:
-        return Tuning(layers, workers, trials, best, None)
-    say("all that was kept ...")
-    return Tuning(layers, workers, trials, best, _Beside(measure, start, first_loss, repeat).ratio_of(best))
+    gain = None
+    if best != start:
+        say("all that was kept ...")
+        gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
+    warnings = [one["warnings"][0] for one in runs if one.get("warnings")]
+    return Tuning(layers, workers, trials, best, gain, warnings, len(runs))
 
 
 @dataclass(frozen=True)
@@ -214,16 +119,20 @@ class _Beside:
         Raises:
             EnvironmentFault: If the job fails with it, or begins with another loss.
         """
-        own, others = [], []
-        for _ in range(self.repeat):
-            found = self.measure(setting)
-            if not math.isclose(found["first_loss"], self.first_loss, rel_tol=_NEAR_LOSS):
-                raise EnvironmentFault(
-                    f"the first loss is {found['first_loss']:.4g} in place of {self.first_loss:.4g}"
-                )
-            own.append(found["chunk_seconds"]["median"])
-            others.append(self.measure(self.other)["chunk_seconds"]["median"])
-        return Spread.of_ratios(own, others)
+        ratios = []
+        for turn in range(self.repeat):
+            # in every other pair the other one comes first, for what the machine does changes slowly
+            before = self._seconds_of(self.other) if turn % 2 else 0.0
+            own = self._seconds_of(setting)
+            ratios.append(own / (before or self._seconds_of(self.other)))
+        return Spread.of(ratios)
+
+    def _seconds_of(self, setting: Setting) -> float:
+        found = self.measure(setting)
+        loss = found["first_loss"]
+        if not math.isclose(loss, self.first_loss, rel_tol=_NEAR_LOSS):
+            raise EnvironmentFault(f"the first loss is {loss:.4g} in place of {self.first_loss:.4g}")
+        return float(found["chunk_seconds"]["median"])
 
 
 def _try(name: str, value: Any, beside: _Beside) -> Trial:
@@ -232,20 +141,6 @@ def _try(name: str, value: Any, beside: _Beside) -> Trial:
     except EnvironmentFault as error:
         reason = next((line for line in reversed(error.remedy.splitlines()) if line.strip()), "")
         return Trial(name, value, None, False, f"not measured: {error.problem}. {reason.strip()}".strip())
-    kept = ratio.high < 1 and ratio.median <= 1 - _LEAST_GAIN and beside.repeat > 1
-    return Trial(name, value, ratio, kept)
-
-
-def merged(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the fields of layers together; a later one replaces the alternative of an earlier one."""
-    values: dict[str, Any] = {}
-    for layer in layers:
-        for one, other in EITHER_OR:
-            for given, displaced in ((one, other), (other, one)):
-                if layer.values.get(given) is not None and layer.values.get(displaced) is None:
-                    values.pop(displaced, None)
-        for name, value in layer.values.items():
-            before = values.get(name)
-            both = isinstance(before, Mapping) and isinstance(value, Mapping)
-            values[name] = {**before, **value} if both and before is not None else value
-    return values
+    is_faster = ratio.high < 1 and ratio.median <= 1 - _LEAST_GAIN and beside.repeat > 1
+    changes = (name, value) in _CHANGES_CURVE
+    return Trial(name, value, ratio, is_faster and not changes, offered=is_faster and changes)

@@ -13,7 +13,8 @@ from hvdtrain.bench.launch import (
 )
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.sweep import check_slots, limit_of
-from hvdtrain.bench.tune import REPEAT, Setting, Tuning, merged, settings_to_try, tune
+from hvdtrain.bench.tune import REPEAT, settings_to_try, tune
+from hvdtrain.bench.tuning import Setting, Tuning, merged
 from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
@@ -41,7 +42,7 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
     workers = options.num_proc or _WORKERS
     check_slots((workers,), None, may_share=False)
     build = installed_build()
-    tries = settings_to_try(workers, bool(build and build.mpi), given)
+    tries = settings_to_try(workers, bool(build and build.mpi), given, options.controller)
     with interruptible(), exchange_folder(shared=False) as folder:
         runs = [0]
 

@@ -3,8 +3,10 @@
 import pytest
 import yaml
 
-from hvdtrain.bench.tune import Setting, merged, settings_to_try, tune
-from hvdtrain.config import Layer
+from hvdtrain.bench import tune as tune_module
+from hvdtrain.bench.tune import settings_to_try, tune
+from hvdtrain.bench.tuning import Setting, merged
+from hvdtrain.config import Layer, resolve
 from hvdtrain.errors import EnvironmentFault
 
 LAYERS = [Layer("job.yaml", {"framework": "torch", "epochs": 3}), Layer("options", {"steps": 50})]
@@ -55,7 +57,7 @@ def test_variables_are_in_the_command():
 
 
 def test_a_gain_within_the_spread_is_not_kept():
-    noisy = Machine({("threads", 1): 0.95}, noise=(1.0, 1.0, 1.0, 1.1, 1.0, 1.0, 1.0))
+    noisy = Machine({("threads", 1): 0.95}, noise=(1.0, 1.0, 1.0, 1.0, 1.1, 1.0, 1.0))
     found = tuned(noisy, ("threads", 1))
     assert not found.trials[0].kept
     assert found.gain is None
@@ -91,18 +93,103 @@ def test_a_job_that_fails_as_it_is_ends_the_tuning():
         tuned(Machine({("controller", None): None}), ("threads", 1))
 
 
-def test_one_worker_has_nothing_to_reduce(monkeypatch):
+@pytest.fixture
+def four_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    names = [name for name, _ in settings_to_try(1, True, {})]
-    assert names == ["threads", "threads", "precision", "compile"]
-    found = settings_to_try(2, True, {"threads": 2, "compression": "fp16"})
-    assert ("controller", "mpi") in found
-    assert [value for name, value in found if name == "threads"] == [1, 4]
-    assert "compression" not in dict(found)
-    assert not any(name == "controller" for name, _ in settings_to_try(2, False, {}))
+    monkeypatch.setattr(tune_module, "threads_per_worker", lambda workers: 4 // workers)
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+
+
+def test_one_worker_has_nothing_to_reduce(four_cores):
+    assert settings_to_try(1, True, {}) == [("threads", 1), ("precision", "bf16"), ("compile", True)]
+
+
+def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
+    def values(name: str, has_mpi: bool = True, controller: str | None = None, **given) -> list:
+        return [value for one, value in settings_to_try(2, has_mpi, given, controller) if one == name]
+
+    assert values("controller") == ["gloo"]  # horovodrun takes MPI if there is
+    assert values("controller", controller="mpi") == ["gloo"]
+    assert values("controller", controller="gloo") == ["mpi"]
+    assert values("controller", has_mpi=False) == []
+    assert values("threads") == [1, 4]  # it has two
+    assert values("threads", threads=4) == [1, 2]
+    assert values("threads", threads=None) == [1, 4]
+    assert values("compile", compile=True) == []
+    assert values("HOROVOD_CYCLE_TIME") == [0.2, 5]
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    assert values("HOROVOD_CYCLE_TIME") == [0.2]
+
+
+def test_compressions_that_go_with_the_job_are_tried(four_cores):
+    def tried(**given) -> list:
+        return [value for name, value in settings_to_try(2, True, given) if name == "compression"]
+
+    assert tried() == tried(compression="none") == ["fp16", "bf16", "powersgd:4"]
+    assert tried(compression="fp16") == ["bf16", "powersgd:4"]
+    assert tried(compression="powersgd:2") == []  # another way would change the curve
+    assert tried(sync_every=10) == []  # no gradients travel
+
+
+def test_what_changes_the_curve_is_offered_and_not_written():
+    low_rank = ("compression", "powersgd:4")
+    found = tuned(Machine({low_rank: 0.5, ("threads", 1): 0.8}), low_rank, ("threads", 1))
+    assert (found.trials[0].kept, found.trials[0].offered) == (False, True)
+    assert found.best.fields == {"threads": 1}
+    assert found.trials[1].ratio.median == pytest.approx(0.8)  # beside the job without it
+    text = found.describe("t.yaml")
+    assert "compression powersgd:4" in text
+    assert "faster, not kept: it changes the curve" in text
+    assert "powersgd" not in found.to_yaml()
+    assert not tuned(Machine({low_rank: 0.99}), low_rank).trials[0].offered
+
+
+def test_without_a_gain_together_nothing_is_written():
+    # the last six runs are of the job as it is and of the best setting, which gain no more
+    noisy = Machine({("threads", 1): 0.9}, noise=[*7 * [1.0], 1.3, *5 * [1.0]])
+    found = tuned(noisy, ("threads", 1))
+    assert found.trials[0].kept
+    assert not found.is_faster
+    text = found.describe("t.yaml")
+    assert "together it gains no more than the spread: no file is written" in text
+    assert "start the job with" not in text
+    assert found.to_document()["is_faster"] is False
+
+
+def test_pairs_change_their_order():
+    machine = Machine({})
+    tuned(machine, ("threads", 1))
+    assert [bool(setting.fields) for setting in machine.runs] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_runs_beside_something_else_are_said():
+    machine = Machine({})
+
+    def measure(setting: Setting) -> dict:
+        return {**machine(setting), "warnings": ["h1 was busy"] if len(machine.runs) < 3 else []}
+
+    found = tune(LAYERS, [("threads", 1)], measure, workers=2, start=Setting())
+    assert "warning: 2 of 7 runs: h1 was busy" in found.describe("t.yaml")
+
+
+def test_a_path_is_one_word_of_the_command():
+    found = tuned(Machine({("threads", 1): 0.5}), ("threads", 1))
+    assert found.command("my job.yaml") == "horovodrun -np 2 python -m hvdtrain 'my job.yaml'"
 
 
 def test_later_layers_replace_alternatives():
     assert merged(LAYERS) == {"framework": "torch", "steps": 50}
     layers = [Layer("a", {"task_options": {"x": 1}}), Layer("b", {"task_options": {"y": 2}})]
     assert merged(layers) == {"task_options": {"x": 1, "y": 2}}
+    layers = [Layer("a", {"task_options": {"x": {"y": 1}}}), Layer("b", {"task_options": {"x": {"z": 2}}})]
+    found = merged(layers)
+    assert found == {"task_options": {"x": {"y": 1, "z": 2}}}, "as the job that was measured has it"
+    assert resolve([Layer("c", {"framework": "torch"}), *layers]).task_options == found["task_options"]
