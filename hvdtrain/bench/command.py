@@ -1,6 +1,9 @@
 """The command ``bench``: one job as it was launched, a sweep over numbers of workers, or a comparison."""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -9,7 +12,7 @@ from hvdtrain.bench.job import Request, bench_job
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.config import Layer
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
 from hvdtrain.printable import printable
@@ -51,9 +54,8 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         from hvdtrain.bench.tune_job import run_tune
 
         tuned = run_tune(layers, options, _say)
-        if tuned.is_faster:
-            options.tune.write_text(tuned.to_yaml(), encoding="utf-8")
-        _tell(tuned.describe(options.tune), tuned.to_document(), options)
+        config = {options.tune: tuned.to_yaml()} if tuned.is_faster else {}
+        _tell(tuned.describe(options.tune), tuned.to_document(), options, config)
     else:
         from hvdtrain.bench.against import run_against
 
@@ -65,12 +67,31 @@ def _say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def _tell(text: str, document: dict[str, Any], options: BenchOptions) -> None:
+def _tell(
+    text: str,
+    document: dict[str, Any],
+    options: BenchOptions,
+    files: Mapping[Path, str] = MappingProxyType({}),
+) -> None:
+    """Show what was found, then write it: what cannot be written is shown at least.
+
+    Raises:
+        EnvironmentFault: If a file cannot be written.
+    """
     open_console().print(text, highlight=False, markup=False, soft_wrap=True)
     if options.json_path is not None:
-        options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if options.picture is not None:
-        draw(document, options.picture)
+        files = {**files, options.json_path: json.dumps(document, indent=2) + "\n"}
+    path = options.picture
+    try:
+        for path, content in files.items():
+            path.write_text(content, encoding="utf-8")
+        if options.picture is not None:
+            path = options.picture
+            draw(document, path)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{path} cannot be written: {error.strerror or error}", "What was measured stands above."
+        ) from None
 
 
 def _check_is_not_launched(option: str) -> None:

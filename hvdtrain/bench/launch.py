@@ -170,6 +170,6 @@ def write_specification(path: Path, values: Mapping[str, Any]) -> None:
 
     Args:
         path: the file.
-        values: what JSON can hold; anything else is written as text.
+        values: what JSON can hold.
     """
-    path.write_text(json.dumps(values, default=str), encoding="utf-8")
+    path.write_text(json.dumps(values), encoding="utf-8")

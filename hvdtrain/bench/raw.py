@@ -61,13 +61,24 @@ def _reason(workers: Workers, on_gpu: bool) -> str:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             return "MPI runs without THREAD_MULTIPLE, so only Horovod's thread may call it"
         return "" if mpi.COMM_WORLD.Get_size() == workers.size else "mpi4py sees another number of workers"
-    if find_spec("torch") is None:
-        return "PyTorch, whose Gloo and NCCL would be called, is not installed"
-    if on_gpu and not import_module("torch").cuda.is_available():
-        return "PyTorch, whose NCCL would be called, sees no GPU"
     if workers.local_size != workers.size:
         return "over Gloo and NCCL, the workers of one host are compared only"
-    return ""
+    return _reason_of_torch(on_gpu)
+
+
+def _reason_of_torch(on_gpu: bool) -> str:
+    """Return why PyTorch's Gloo or NCCL cannot be called; empty if it can."""
+    if find_spec("torch") is None:
+        return "PyTorch, whose Gloo and NCCL would be called, is not installed"
+    try:
+        torch, distributed = import_module("torch"), import_module("torch.distributed")
+    except Exception as error:  # one that is broken, or does not go with TensorFlow
+        return f"PyTorch, whose Gloo and NCCL would be called, cannot be imported: {error}"
+    if on_gpu and not torch.cuda.is_available():
+        return "PyTorch, whose NCCL would be called, sees no GPU"
+    if not distributed.is_available():
+        return "this PyTorch is built without torch.distributed"
+    return "the task uses torch.distributed itself" if distributed.is_initialized() else ""
 
 
 def _mpi() -> Raw:
@@ -89,27 +100,33 @@ def _process_group(workers: Workers, transport: str) -> Iterator[Raw]:
     torch, distributed = import_module("torch"), import_module("torch.distributed")
     if transport == "nccl":
         torch.cuda.set_device(workers.local_rank)
-    folder = workers.broadcast_object(tempfile.mkdtemp(prefix="hvdtrain-bench-") if not workers.rank else "")
+    own_folder = "" if workers.rank else tempfile.mkdtemp(prefix="hvdtrain-bench-")
     before = os.environ.get(_INTERFACE)
     os.environ[_INTERFACE] = "lo"
     try:
-        distributed.init_process_group(
-            transport,
-            init_method=Path(folder, "store").as_uri(),
-            rank=workers.rank,
-            world_size=workers.size,
-            timeout=timedelta(seconds=_START_SECONDS),
-        )
+        store = Path(workers.broadcast_object(own_folder), "store")
+        problem = ""
         try:
-            yield Raw({"gloo": "Gloo", "nccl": "NCCL"}[transport], _calls(torch, distributed, transport))
-        finally:
-            distributed.destroy_process_group()
+            distributed.init_process_group(
+                transport,
+                init_method=store.as_uri(),
+                rank=workers.rank,
+                world_size=workers.size,
+                timeout=timedelta(seconds=_START_SECONDS),
+            )
+        except Exception as error:  # of many kinds; the other workers learn of it
+            problem = f"PyTorch's group of workers does not start: {error}"
+        problems = [one for one in workers.allgather_object(problem) if one]
+        name = {"gloo": "Gloo", "nccl": "NCCL"}[transport]
+        yield Raw("", reason=problems[0]) if problems else Raw(name, _calls(torch, distributed, transport))
     finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
         os.environ.pop(_INTERFACE)
         if before is not None:
             os.environ[_INTERFACE] = before
-        if workers.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+        if own_folder:
+            shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _calls(torch: Any, distributed: Any, transport: str) -> Callable[[int], Callable[[], None]]:

@@ -2,27 +2,53 @@
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hvdtrain.bench.alone import bench_module
 from hvdtrain.bench.job import Request, bench_job
 from hvdtrain.bench.peer import Place
 from hvdtrain.config import Layer
+from hvdtrain.errors import ConfigError
 from hvdtrain.host.output import make_output_tolerant
+from hvdtrain.yaml_reader import parse_yaml, write_yaml
 
 HVDTRAIN = "hvdtrain"
 
 
-def layers_to_json(layers: list[Layer]) -> list[Any]:
-    """Return config layers as JSON holds them."""
-    return [asdict(layer) for layer in layers]
+def layers_to_json(layers: Iterable[Layer]) -> list[dict[str, Any]]:
+    """Return config layers as JSON holds them: values as YAML, which keeps keys that are numbers, and dates.
+
+    Raises:
+        ConfigError: If a value is none that YAML can hold.
+    """
+    found = []
+    for layer in layers:
+        try:
+            values = write_yaml(dict(layer.values))
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{layer.source}: its values cannot be handed on: {error}",
+                "Use numbers, text, lists and mappings.",
+            ) from None
+        found.append({"source": layer.source, "values": values, "is_file": layer.is_file})
+    return found
+
+
+def layers_from_json(found: Iterable[Mapping[str, Any]]) -> list[Layer]:
+    """Return what ``layers_to_json`` was given."""
+    return [
+        Layer(one["source"], parse_yaml(one["values"], one["source"]), is_file=one["is_file"])
+        for one in found
+    ]
 
 
 def work(specification: dict[str, Any]) -> None:
     """Collective. Do what a specification says, and write what was found, on rank 0."""
-    layers = [Layer(**one) for one in specification["layers"]]
+    layers = layers_from_json(specification["layers"])
     if specification["program"] == HVDTRAIN:
         result = bench_job(layers, Request(**specification["request"]))
         found = None if result is None else result.to_document()

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain.bench import against, command, picture, sweep
+from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.bench import against, command, picture, raw, sweep
 from hvdtrain.bench.against import check_same_work
 from hvdtrain.bench.blocks import joined
 from hvdtrain.bench.comparison import Comparison, verdict
@@ -27,7 +29,7 @@ from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EnvironmentFault, UsageError
 
 
 def test_a_spread_is_the_median_and_the_range():
@@ -380,11 +382,53 @@ def test_options_that_contradict_each_other_are_refused(options, said):
     [
         ({"tune": Path(__file__)}, "it exists"),
         ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
+        ({"json_path": Path("/tmp")}, "/tmp is a folder"),
+        ({"picture": Path("/proc/self/a.png")}, "/proc/self/a.png cannot be written"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_early(options, said):
     with pytest.raises(UsageError, match=said):
         command.run_bench([], BenchOptions(**options))
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_a_config_is_written_if_it_is_faster(is_faster, tmp_path, monkeypatch):
+    found = SimpleNamespace(
+        is_faster=is_faster, to_yaml=lambda: "threads: 1\n", describe=str, to_document=lambda: {"runs": 1}
+    )
+    monkeypatch.setattr("hvdtrain.bench.tune_job.run_tune", lambda *_: found)
+    file, document = tmp_path / "t.yaml", tmp_path / "t.json"
+    command.run_bench([], BenchOptions(tune=file, json_path=document))
+    assert file.exists() == is_faster
+    assert json.loads(document.read_text()) == {"runs": 1}
+
+
+def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
+    monkeypatch.setattr(command, "bench_job", lambda *_: RESULT)
+    monkeypatch.setattr(BenchOptions, "check_files", lambda _: None)
+    with pytest.raises(EnvironmentFault, match="/dev/full cannot be written: No space left on device"):
+        command.run_bench([], BenchOptions(json_path=Path("/dev/full")))
+    assert "64 samples a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"local_size": 1}, "the workers of one host are compared only"),
+        ({}, "cannot be imported: no such symbol"),
+        ({"find_spec": lambda _: None}, "is not installed"),
+    ],
+)
+def test_why_there_is_no_other_call_is_said(given, said, monkeypatch):
+    def fails(_):
+        raise OSError("no such symbol")
+
+    workers = LoneWorker("h1", 0, 2, 0, given.get("local_size", 2), "Gloo")
+    monkeypatch.setattr(raw, "find_spec", given.get("find_spec", lambda _: True))
+    monkeypatch.setattr(raw, "import_module", fails)
+    with raw.raw_calls(workers, on_gpu=False) as found:
+        assert found.of_size is None
+        assert said in found.reason
 
 
 def test_options_that_are_not_given_have_their_defaults():

@@ -7,9 +7,9 @@ import pytest
 
 from hvdtrain.bench import against, sweep, tune_job
 from hvdtrain.bench.options import BenchOptions
-from hvdtrain.bench.worker import layers_to_json
+from hvdtrain.bench.worker import layers_from_json, layers_to_json
 from hvdtrain.config import Layer
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import ConfigError, UsageError
 
 LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
 
@@ -28,7 +28,7 @@ class Launches:
     def run(self, program, found) -> dict:
         told = [json.loads(Path(command[-1]).read_text()) for command in program.commands]
         assert any(one["found"] == str(found) for one in told)
-        assert all([Layer(**layer) for layer in one["layers"]][:2] == LAYERS for one in told)
+        assert all(layers_from_json(one["layers"])[:2] == LAYERS for one in told)
         self.programs.append(program)
         self.told.append(told)
         spread = {"median": 0.01, "low": 0.01, "high": 0.01}
@@ -47,7 +47,11 @@ def quiet(_: str) -> None:
 
 
 def test_layers_survive_the_file_that_workers_read():
-    assert [Layer(**one) for one in json.loads(json.dumps(layers_to_json(LAYERS)))] == LAYERS
+    odd = Layer("--set", {"task_options": {"weights": {0: 1.0, 1: 1e-05}, "text": "1e3", "last": None}})
+    layers = [*LAYERS, odd]
+    assert layers_from_json(json.loads(json.dumps(layers_to_json(layers)))) == layers
+    with pytest.raises(ConfigError, match="its values cannot be handed on"):
+        layers_to_json([Layer("script", {"task_options": {"model": object()}})])
 
 
 def test_a_sweep_launches_each_number(monkeypatch):
@@ -104,11 +108,11 @@ def test_settings_reach_the_jobs_that_are_tuned(monkeypatch):
     found = tune_job.run_tune(LAYERS, BenchOptions(tune=Path("t.yaml"), repeat=1), quiet)
     assert [trial.name for trial in found.trials] == ["controller", "HOROVOD_CYCLE_TIME", "threads"]
     assert found.gain is None
-    changed = [launches.programs[place] for place in (1, 3)]
+    changed = [launches.programs[place] for place in (1, 3)]  # with one pair each, the setting comes first
     assert "--gloo" in changed[0].commands[0]
     assert "--gloo" not in launches.programs[2].commands[0]
     assert changed[1].environ == {"HOROVOD_CYCLE_TIME": "5"}
-    assert launches.told[5][0]["layers"][2]["values"] == {"threads": 1}
+    assert layers_from_json(launches.told[5][0]["layers"])[2].values == {"threads": 1}
     assert len(launches.told) == 7
 
 
