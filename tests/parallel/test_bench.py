@@ -53,7 +53,9 @@ def test_a_sweep_launches_its_jobs(tmp_path):
     assert 0 < found["sweep"][1]["efficiency"]["median"] < 3
 
 
-@pytest.mark.parametrize(("framework", "program"), [("torch", "ddp"), ("tf", "mwms")])
+@pytest.mark.parametrize(
+    ("framework", "program"), [("torch", "ddp"), ("torch", "horovod"), ("tf", "mwms"), ("tf", "horovod")]
+)
 def test_another_program_does_the_same_work(framework, program, tmp_path):
     options = ["--against", program, "--repeat", "1", "--controller", "gloo"]
     command = ["python", "-m", "hvdtrain", "bench", "--framework", framework, *options, *SHORT]
