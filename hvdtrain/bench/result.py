@@ -104,7 +104,9 @@ class Result:
         if not self.steps.parts:
             return []
         mean = Spread.of(self.steps.blocks)
-        parts = self.steps.parts.items()
+        parts = list(self.steps.parts.items())
+        if self.workers == 1:  # which waits for nobody
+            parts = [(name, part) for name, part in parts if (part.low, part.high) != (0, 0)]
         rows = [("mean step", f"{_in_ms(mean)}, of which")]
         return rows + [(f"  {_PARTS[name]}", _part(part, mean.median)) for name, part in parts]
 

@@ -174,6 +174,14 @@ def test_a_part_that_is_not_above_the_noise_is_marked(part, said):
     assert ("not above the noise" in text) == said
 
 
+def test_one_worker_is_shown_no_waiting_for_others():
+    parts = {"compute": Spread(0.01, 0.01, 0.01), "slowest": Spread(0.0, 0.0, 0.0)}
+    alone = replace(RESULT, workers=1, steps=replace(STEPS, parts=parts), messages=[])
+    assert "computing" in alone.describe()
+    assert "slowest" not in alone.describe()
+    assert alone.to_document()["part_seconds"]["slowest"]["median"] == 0.0
+
+
 def test_a_result_without_a_raw_call_says_why():
     messages = [MessageTime(4 * KIB, Spread(3e-4, 2e-4, 4e-4), None)]
     text = replace(RESULT, messages=messages, beside="not compared: no PyTorch").describe()

@@ -1,10 +1,12 @@
 """The processes that bench starts: how they end, and that nothing is left of them."""
 
-import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
+from hvdtrain.bench import launch
 from hvdtrain.bench.launch import Program, run_program
 from hvdtrain.errors import EnvironmentFault
 
@@ -75,8 +77,26 @@ def test_the_signal_that_ended_a_program_is_its_code(tmp_path):
         run_program(Program("it", [kills], 30), tmp_path / "found.json")
 
 
+def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
+    mark, sleep, seen = f"interrupted-{tmp_path.name}", time.sleep, []
+
+    def interrupted(seconds):
+        sleep(seconds)
+        if not seen and mark in running():
+            seen.append(mark)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch.time, "sleep", interrupted)  # as a signal comes while it waits
+    waits = [*python("import time; time.sleep(60)"), mark]
+    with pytest.raises(KeyboardInterrupt):
+        run_program(Program("it", [waits], 30), tmp_path / "found.json")
+    monkeypatch.undo()
+    assert mark not in running()
+
+
 def running() -> str:
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    """Return the commands of all processes; psutil reads them whole, ps at most the width of a terminal."""
+    return "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
 
 
 def test_the_other_processes_of_a_program_that_fails_are_ended(tmp_path):
