@@ -42,18 +42,17 @@ class Comparison:
         first = self.own[0]
         title = f"against {TITLES[self.against]}: {first['task']} with {first['device']}, "
         title += "1 worker" if self.workers == 1 else f"{self.workers} workers over {first['controller']}"
+        warnings = self._warnings()
+        found = verdict(self.ratio, len(self.own)) + (", but see the warnings" if warnings else "")
         rows = [
             ("hvdtrain", f"{Spread.of(_steps(self.own)).times(1e3).describe()} ms a step"),
             (self.against, f"{Spread.of(_steps(self.others)).times(1e3).describe()} ms a step"),
-            (
-                "ratio",
-                f"{self.ratio.describe()} of {len(self.own)} pairs; {verdict(self.ratio, len(self.own))}",
-            ),
+            ("ratio", f"{self.ratio.describe()} of {len(self.own)} pairs; {found}"),
             ("same work", f"the first loss is {first['first_loss']:.6g} in both"),
         ]
         lines = [title, *(f"  {name:<9}  {text}" for name, text in rows)]
         lines += [f"  note: {text}" for text in told(self.own, "notes")]
-        return "\n".join([*lines, *(f"  warning: {text}" for text in self._warnings())])
+        return "\n".join([*lines, *(f"  warning: {text}" for text in warnings)])
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""

@@ -233,6 +233,7 @@ def test_a_warning_names_the_program_whose_runs_it_is_about():
 
     text = Comparison("ddp", 2, runs(False, False), runs(True, False)).describe()
     assert "warning: ddp, 1 of 2 runs: h1 was busy" in text
+    assert "of 2 pairs; fewer than 3 pairs do not tell the spread, but see the warnings" in text
     assert "warning: hvdtrain" not in text
 
 
