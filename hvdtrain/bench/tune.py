@@ -39,7 +39,7 @@ def settings_to_try(
         found += [("HOROVOD_CYCLE_TIME", value) for value in (0.2, 5)]
     cores = len(os.sched_getaffinity(0))
     found += [("threads", count) for count in sorted({1, max(1, cores // workers), cores})]
-    compression = given.get("compression") or "none"
+    compression = str(given.get("compression") or "none")
     if workers > 1 and not given.get("sync_every") and not compression.startswith(LOW_RANK):
         found += [("compression", "fp16"), ("compression", "bf16"), *_CHANGES_CURVE]
     found += [("precision", "bf16"), ("compile", True)]

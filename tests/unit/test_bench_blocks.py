@@ -8,10 +8,12 @@ from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_
 
 from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.bench import job
 from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds
 from hvdtrain.bench.measure import bench_config, check_rounds
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
+from hvdtrain.jobs.setup import JobSpec
 
 PAUSE = 0.02
 
@@ -82,3 +84,20 @@ def test_low_rank_is_measured_as_it_is_after_the_warm_up():
 
 def test_no_recorder_runs():
     assert bench_config(config(profile="3-5")).profile is None
+
+
+def test_horovod_starts_without_its_timeline(monkeypatch):
+    class StartedError(Exception):
+        """Stands for a job that starts."""
+
+    def started(job, _):
+        seen.append(job)
+        raise StartedError
+
+    seen = []
+    monkeypatch.setattr(job, "prepare", lambda *_: JobSpec(config(profile="3-5"), None, "", {}))
+    monkeypatch.setattr(job, "started", started)
+    with pytest.raises(StartedError):
+        job.bench_job([], job.Request())
+    assert seen[0].config.profile is None
+    assert "profile is left out" in seen[0].notes[0]

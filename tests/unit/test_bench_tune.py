@@ -129,6 +129,7 @@ def test_compressions_that_go_with_the_job_are_tried(four_cores):
     assert tried(compression="fp16") == ["bf16", "powersgd:4"]
     assert tried(compression="powersgd:2") == []  # another way would change the curve
     assert tried(sync_every=10) == []  # no gradients travel
+    assert tried(compression=4) == tried(), "the job itself says what is wrong with it"
 
 
 def test_what_changes_the_curve_is_offered_and_not_written():
