@@ -13,7 +13,7 @@ FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
     "torch": {
-        *("optimizer_broadcast.py", "slots.py"),  # Keras keeps everything in variables, made with the optimizer
+        *("optimizer_broadcast.py", "slots.py"),  # Keras keeps everything in variables, made with it
         "sparse.py",  # and gives dense gradients
     },
     "tensorflow": {
