@@ -1,0 +1,206 @@
+"""What a step takes with more workers, from one measurement: the formulas of docs/scaling.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from hvdtrain.bench.predict_curve import (
+    AGREEMENTS,
+    Curve,
+    agreement_hops,
+    sum_hops,
+    tree_hops,
+    volume_factor,
+)
+from hvdtrain.bench.predict_link import Link
+from hvdtrain.bench.predict_waiting import wait_for_slowest
+from hvdtrain.bench.predict_ways import Way
+from hvdtrain.bench.spread import Spread
+
+_OVERLAP = Spread(0.5, 0.0, 1.0)  # of the shorter of two transfers, what the longer one does not hide
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one measurement tells of a job.
+
+    Attributes:
+        workers: number of workers that were measured.
+        hosts: number of their hosts.
+        slots: workers of a host.
+        controller: "MPI" or "Gloo".
+        on_gpu: whether the workers compute on GPUs.
+        samples: samples of one worker in a step.
+        step: mean step with the other workers, without compression.
+        data: of it, waiting for data.
+        compute: a step of a worker on its own while its host's other workers compute, without that wait.
+        lag: how much longer than the mean the steps of the slowest worker take for good.
+        deviations: steps of workers on their own minus their mean.
+        curve: all-reduces by size.
+        raw: the smallest all-reduce without Horovod; None if that was not measured.
+        ways: how workers can exchange what they learn; the first one is without compression.
+    """
+
+    workers: int
+    hosts: int
+    slots: int
+    controller: str
+    on_gpu: bool
+    samples: float
+    step: Spread
+    data: Spread
+    compute: Spread
+    lag: Spread
+    deviations: Sequence[float]
+    curve: Curve
+    raw: Spread | None
+    ways: Sequence[Way] = field(default=())
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether sums are known to go round a ring: Gloo's do, MPI and NCCL choose."""
+        return self.controller == "Gloo" and not self.on_gpu
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the workers of a prediction run.
+
+    Attributes:
+        workers: number of workers.
+        slots: workers of a host; the last one may have fewer.
+        link: the link of each host; None for the network that was measured.
+    """
+
+    workers: int
+    slots: int
+    link: Link | None = None
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return -(-self.workers // self.slots)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a step in seconds.
+
+    Attributes:
+        data: waiting for data.
+        compute: computing.
+        slowest: waiting for the slowest worker.
+        encoding: turning gradients into messages and back.
+        agreement: small messages, and the hops of all messages.
+        transfer: bytes on their way.
+        rest: what the measured step has beside its parts: copies if positive, overlap if negative.
+    """
+
+    data: float
+    compute: float
+    slowest: float = 0.0
+    encoding: float = 0.0
+    agreement: float = 0.0
+    transfer: float = 0.0
+    rest: float = 0.0
+
+    @property
+    def step(self) -> float:
+        """The whole step: what is exchanged costs nothing at best."""
+        exchange = max(0.0, self.encoding + self.agreement + self.transfer + self.rest)
+        return self.data + self.compute + self.slowest + exchange
+
+    @property
+    def efficiency(self) -> float:
+        """Samples/s of a worker relative to one of a full host that waits for nobody."""
+        return (self.data + self.compute) / self.step
+
+
+PART_NAMES = tuple(one.name for one in fields(Parts))
+
+
+def parts_of(measured: Measured, way: Way, cluster: Cluster, end: str = "median") -> Parts:
+    """Return the parts of a step.
+
+    Args:
+        measured: what was measured.
+        way: how workers exchange what they learn.
+        cluster: where they run.
+        end: "median", or "low" or "high": all that is uncertain at the end that makes the step shorter, or
+            longer.
+    """
+    bare = _bare_parts(measured, way, cluster, end)
+    if cluster.workers == 1:
+        return bare
+    rest = rest_of(measured)
+    kept = {"median": rest, "low": min(0.0, rest), "high": max(0.0, rest)}[end]
+    return replace(bare, rest=kept / way.every)
+
+
+def rest_of(measured: Measured) -> float:
+    """Return what the measured step has beside what its parts explain."""
+    return measured.step.median - explained(measured).step
+
+
+def explained(measured: Measured) -> Parts:
+    """Return the parts that the measured step should have, without what is left over."""
+    here = Cluster(measured.workers, measured.slots)
+    return _bare_parts(measured, measured.ways[0], here, "median")
+
+
+def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Parts:
+    workers = cluster.workers
+    data, compute = (getattr(part, end) for part in (measured.data, measured.compute))
+    if workers == 1:
+        return Parts(data, compute)
+    waiting = wait_for_slowest(measured.deviations, workers, way.every)
+    small, hop, at_once = _agreement(measured, cluster, end)
+    hops = getattr(sum_hops(workers, measured.is_ring), end)
+    messages = len(way.sizes) + 1  # the metrics travel, too
+    transfers = [_transfer(measured, size, cluster, end) for size in way.sizes]
+    return Parts(
+        data=data,
+        compute=compute,
+        slowest=getattr(measured.lag, end) + getattr(waiting, end),
+        encoding=getattr(way.encoding, end) / way.every,
+        agreement=(way.agreements * (small + at_once) + messages * hops * hop) / way.every,
+        transfer=sum(transfers) / way.every,
+    )
+
+
+def _agreement(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float, float]:
+    """Return seconds that a sum takes at any number of workers, of a hop of a sum, and of its agreements."""
+    agreements = getattr(AGREEMENTS, end)
+    before = measured.workers
+    smallest = getattr(measured.curve.smallest(), end)
+    per_agreement = agreement_hops(before, measured.controller)
+    of_sum = sum_hops(before, measured.is_ring).median
+    all_hops = agreements * per_agreement + of_sum
+    if measured.raw is None:  # a hop lies between nothing and an equal part of the smallest sum
+        local = {"median": 0.5, "low": 0.0, "high": 1.0}[end] * smallest / all_hops
+    else:
+        raw_hops = of_sum if measured.is_ring else tree_hops(before)
+        local = min(getattr(measured.raw, end) / raw_hops, smallest / all_hops)
+    small = smallest - local * all_hops
+    crossing = local
+    if cluster.link is not None and cluster.hosts > 1:
+        crossing = max(local, getattr(cluster.link.latency, end))
+    workers, hosts = cluster.workers, cluster.hosts
+    share = hosts / workers if hosts > 1 else 0.0  # of a ring's hops, those from host to host
+    hop = share * crossing + (1 - share) * local
+    if measured.controller == "MPI":
+        far = tree_hops(hosts)
+        control = far * crossing + (tree_hops(workers) - far) * local
+    else:
+        control = agreement_hops(workers, "Gloo") * hop
+    return small, hop, agreements * control
+
+
+def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> float:
+    """Return seconds that a buffer's bytes take."""
+    ratio = volume_factor(cluster.workers) / volume_factor(measured.workers)
+    inside = getattr(measured.curve.volume_seconds(size), end) * ratio
+    if cluster.link is None or cluster.hosts == 1:
+        return float(inside)
+    sent = volume_factor(cluster.workers) * size
+    outside = getattr(cluster.link.seconds_for(sent, measured.controller), end)
+    return float(max(inside, outside) + getattr(_OVERLAP, end) * min(inside, outside))

@@ -1,0 +1,81 @@
+"""Ways in which workers exchange what they learn: which messages each has in a step."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from hvdtrain.backends.portable.low_rank import matrix_shape
+from hvdtrain.bench.spread import Spread
+
+NOTHING = Spread(0.0, 0.0, 0.0)
+NONE, FP16 = "none", "fp16"
+Shapes = Iterable[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of exchanging gradients or parameters.
+
+    Attributes:
+        name: "none", "fp16", "powersgd:RANK" or "sync-every N".
+        sizes: bytes of the messages that are summed, one after the other.
+        agreements: how often all wait until every worker is ready for the next messages.
+        every: steps from one exchange to the next.
+        encoding: seconds for turning numbers into messages and back.
+    """
+
+    name: str
+    sizes: Sequence[int]
+    agreements: int = 1
+    every: int = 1
+    encoding: Spread = NOTHING
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that are summed, for each step."""
+        return sum(self.sizes) / self.every
+
+
+def uncompressed(shapes: Shapes) -> Way:
+    """Return the way of a job without compression: one buffer."""
+    return Way(NONE, (4 * sum(map(prod, shapes)),))
+
+
+def half(shapes: Shapes, encoding: Spread = NOTHING) -> Way:
+    """Return the way of fp16: one buffer of half the bytes."""
+    return Way(FP16, (2 * sum(map(prod, shapes)),), encoding=encoding)
+
+
+def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:
+    """Return the way of PowerSGD after the warm-up: the products and all else first, then the factors."""
+    products = factors = others = 0
+    for shape in shapes:
+        matrix = matrix_shape(shape, rank)
+        if matrix is None:
+            others += prod(shape)
+        else:
+            products += matrix[0] * rank
+            factors += matrix[1] * rank
+    sizes = [4 * (products + others), 4 * factors]
+    return Way(
+        f"powersgd:{rank}", tuple(size for size in sizes if size), 2 if factors else 1, encoding=encoding
+    )
+
+
+def local_steps(shapes: Shapes, every: int, slots: int) -> Way:
+    """Return the way of local steps: the parameters and what the optimizer keeps, each tensor by itself.
+
+    Args:
+        shapes: of the parameters.
+        every: steps from one synchronisation to the next.
+        slots: tensors of a parameter's size that the optimizer keeps for it.
+    """
+    sizes = tuple(4 * prod(shape) for shape in shapes for _ in range(1 + slots))
+    return Way(f"sync-every {every}", sizes, every=every)
+
+
+def slots_of(optimizer: str, momentum: float) -> int:
+    """Return how many tensors of a parameter's size a built-in optimizer keeps for it."""
+    if optimizer in ("adamw", "lamb"):
+        return 2
+    return 1 if momentum else 0

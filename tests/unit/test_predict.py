@@ -1,0 +1,301 @@
+"""The formulas of docs/scaling.md: cases computed by hand, and what holds for all numbers."""
+
+import math
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.predictions import CURVE, FAST, MEASURED, MIB, SHAPES, WAYS, sure
+
+from hvdtrain.bench.predict import Cluster, Parts, explained, parts_of, rest_of
+from hvdtrain.bench.predict_curve import Curve, agreement_hops, ring_hops, sum_hops, tree_hops, volume_factor
+from hvdtrain.bench.predict_forecast import (
+    Check,
+    check_here,
+    check_other,
+    counts_for,
+    forecast,
+    largest_error,
+)
+from hvdtrain.bench.predict_link import USUAL_LATENCY, Link, parse_link
+from hvdtrain.bench.predict_waiting import (
+    deviations_of,
+    drawn_excess,
+    exponential_excess,
+    lag_of,
+    normal_excess,
+    wait_for_slowest,
+)
+from hvdtrain.bench.predict_ways import local_steps, low_rank, slots_of
+from hvdtrain.bench.spread import Spread
+
+
+@pytest.mark.parametrize(("workers", "exact"), [(2, 0.5642), (4, 1.0294), (16, 1.7660), (512, 3.0370)])
+def test_the_largest_of_normal_numbers_is_that_of_the_tables(workers, exact):
+    assert normal_excess(workers) == pytest.approx(exact, rel=0.05)
+
+
+def test_the_largest_of_exponential_numbers_is_the_harmonic_number():
+    assert exponential_excess(1) == 0
+    assert exponential_excess(4) == pytest.approx(1 / 2 + 1 / 3 + 1 / 4)
+
+
+def test_the_largest_of_drawn_numbers_is_exact():
+    # of two draws from 0 and 3, three in four have a 3
+    assert drawn_excess([0.0, 3.0], 2) == pytest.approx(0.75 * 3 - 1.5)
+    assert drawn_excess([0.0, 3.0], 1) == pytest.approx(0.0)
+
+
+def test_one_worker_waits_for_nobody():
+    assert wait_for_slowest([0.0, 5.0], 1) == sure(0.0)
+
+
+def test_local_steps_average_what_delays_them():
+    once = wait_for_slowest([-1.0, 0.0, 1.0], 8)
+    assert wait_for_slowest([-1.0, 0.0, 1.0], 8, 4) == once.times(0.5)
+
+
+def test_deviations_are_of_a_worker_and_block():
+    assert deviations_of([[[1.0, 3.0], [10.0, 12.0]], [[5.0, 5.0], [7.0, 7.0]]]) == [-1, 1, -1, 1, 0, 0, 0, 0]
+    assert lag_of([[[1.0], [3.0]], [[2.0], [6.0]]]) == Spread(1.5, 1.0, 2.0)
+    assert lag_of([[[2.0]]]) == sure(0.0)
+
+
+@given(
+    st.lists(st.floats(-1, 1), min_size=2, max_size=50),
+    st.integers(2, 512),
+)
+def test_waiting_grows_with_the_workers(deviations, workers):
+    deviations = [one - fmean(deviations) for one in deviations]
+    less, more = wait_for_slowest(deviations, workers), wait_for_slowest(deviations, 2 * workers)
+    assert 0 <= less.low <= less.median <= less.high
+    assert more.median >= less.median - 1e-12
+    assert more.high >= less.high - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "latency"),
+    [
+        ("1gbit", 1e9, USUAL_LATENCY),
+        ("200Mbit", 2e8, USUAL_LATENCY),
+        ("2.5gbit/s", 2.5e9, USUAL_LATENCY),
+        ("10gbit/80us", 1e10, sure(80e-6)),
+        ("10gbit/s/0.5ms", 1e10, sure(0.5e-3)),
+    ],
+)
+def test_links_are_read(text, bits, latency):
+    found = parse_link(text)
+    assert found.bits_per_second == bits
+    assert found.latency.median == pytest.approx(latency.median)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "0gbit", "1gb", "-1gbit", "1gbit/", "1gbit/5", "1gbit/60s", "9" * 20 + "gbit"]
+)
+def test_what_is_no_link_is_refused(text):
+    with pytest.raises(ValueError, match="is not a link such as 1gbit"):
+        parse_link(text)
+
+
+def test_a_link_carries_less_than_its_wire():
+    wire = 8 * 1e9 / 1e9
+    gloo, mpi = (Link("1gbit", 1e9).seconds_for(1e9, controller) for controller in ("Gloo", "MPI"))
+    assert gloo.median == pytest.approx(wire / 0.95)
+    assert mpi.median == pytest.approx(1.4 * wire / 0.95)
+    assert gloo.low < gloo.median < gloo.high
+
+
+def test_hops_are_those_of_rings_and_trees():
+    assert [ring_hops(n) for n in (1, 2, 4, 512)] == [0, 2, 6, 1022]
+    assert [tree_hops(n) for n in (1, 2, 3, 4, 512)] == [0, 1, 2, 2, 9]
+    assert (agreement_hops(512, "MPI"), agreement_hops(512, "Gloo")) == (9, 1022)
+    assert sum_hops(8, is_ring=True) == sure(14)
+    assert sum_hops(8, is_ring=False) == Spread(pytest.approx(math.sqrt(6 * 14)), 6, 14)
+    assert sum_hops(2, is_ring=False) == sure(2)
+
+
+def test_the_6_m_mlp_needs_what_speed_of_its_links_says():
+    # 6.3 M numbers over 1 GbE: 215 ms at 2 workers and 404 ms at 16, with headers
+    for workers, seconds in ((2, 0.215), (16, 0.404)):
+        sent = volume_factor(workers) * 4 * 6.3e6
+        assert Link("1gbit", 1e9).seconds_for(sent, "Gloo").median == pytest.approx(seconds, rel=0.03)
+
+
+def test_a_curve_is_followed_between_its_sizes_and_beyond():
+    seconds = [CURVE.volume_seconds(size).median for size in (100, 4096, MIB, 16 * MIB, 32 * MIB)]
+    assert seconds == pytest.approx([0.0, 0.0, 1e-3, 16e-3, 32e-3])
+    assert CURVE.volume_seconds((MIB + 16 * MIB) / 2).median == pytest.approx(8.5e-3)
+
+
+def test_noise_makes_no_larger_buffer_faster():
+    noisy = Curve([(4096, sure(2e-3)), (8192, sure(3e-3)), (16384, sure(1e-3))])
+    assert noisy.volume_seconds(16384).median == pytest.approx(1e-3)
+
+
+def test_messages_of_each_way_have_their_bytes():
+    none, fp16, powersgd, local = WAYS
+    assert none.sizes == (4 * (1024 * 1024 + 1024),)
+    assert fp16.bytes_per_step == none.bytes_per_step / 2
+    assert powersgd.sizes == (4 * (1024 * 4 + 1024), 4 * 1024 * 4)
+    assert (powersgd.name, powersgd.agreements) == ("powersgd:4", 2)
+    assert local.bytes_per_step == pytest.approx(3 * none.bytes_per_step / 10)
+    assert len(local.sizes) == 6
+    assert low_rank([(8,)], 4).sizes == (32,)
+    assert [slots_of(*one) for one in (("sgd", 0.0), ("sgd", 0.9), ("lars", 0.9), ("adamw", 0.9))] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+
+
+def test_the_measured_number_of_workers_takes_what_was_measured():
+    parts = parts_of(MEASURED, WAYS[0], Cluster(2, 2))
+    assert parts.step == pytest.approx(30e-3)
+    assert parts.rest == pytest.approx(rest_of(MEASURED))
+    # 1 ms and the metrics' two hops, and 4 MiB + 4 KiB at 1 ms/MiB after the first
+    assert explained(MEASURED).agreement == pytest.approx(1e-3 + 1e-4)
+    assert explained(MEASURED).transfer == pytest.approx(1e-3 + (3 * MIB + 4096) / MIB * 1e-3)
+
+
+def test_hosts_are_reached_over_their_link():
+    parts = parts_of(MEASURED, WAYS[0], Cluster(4, 1, FAST))
+    hop = 5e-5  # of the link, and a half of the raw call within the host
+    small = 1e-3 - hop * (1.5 * 2 + 2)
+    assert parts.agreement == pytest.approx(small + 1.5 * 6 * hop + 2 * 6 * hop)
+    inside = explained(MEASURED).transfer * 1.5
+    outside = 1.5 * WAYS[0].sizes[0] * 8 / 1e10 / 0.95
+    assert parts.transfer == pytest.approx(max(inside, outside) + min(inside, outside) / 2)
+
+
+def test_latency_counts_for_each_hop_of_gloo_and_for_few_of_mpi():
+    slow = parse_link("10gbit/1ms")
+    gloo = parts_of(MEASURED, WAYS[0], Cluster(512, 1, slow))
+    assert gloo.agreement == pytest.approx(1e-3 - 5 * 5e-5 + (1.5 + 2) * 1022 * 1e-3)
+    measured = replace(MEASURED, controller="MPI")
+    mpi = parts_of(measured, WAYS[0], Cluster(512, 1, slow), "low")
+    small = 1e-3 - 1e-4 * (1 * 1 + 2)
+    assert mpi.agreement == pytest.approx(small + 9e-3 + 2 * 18e-3)
+
+
+def test_of_a_ring_the_hops_within_hosts_are_local():
+    slow = parse_link("10gbit/1ms")
+    spread, packed = (parts_of(MEASURED, WAYS[0], Cluster(16, slots, slow)) for slots in (1, 8))
+    assert packed.agreement < spread.agreement
+    share = 2 / 16
+    hop = share * 1e-3 + (1 - share) * 5e-5
+    assert packed.agreement == pytest.approx(7.5e-4 + (1.5 + 2) * 30 * hop)
+
+
+def test_without_a_raw_call_hops_lie_between_nothing_and_all():
+    measured = replace(MEASURED, raw=None, hosts=2, slots=1)
+    low, high = (parts_of(measured, WAYS[0], Cluster(64, 1), end).agreement for end in ("low", "high"))
+    assert low == pytest.approx(1e-3)
+    assert high > 30 * low
+
+
+def test_one_worker_exchanges_nothing():
+    assert parts_of(MEASURED, WAYS[0], Cluster(1, 1)) == Parts(1e-3, 20e-3)
+    assert forecast(MEASURED, WAYS[0], Cluster(1, 1)).efficiency.median == 1.0
+
+
+def test_overlap_hides_as_much_as_was_measured():
+    measured = replace(MEASURED, step=sure(21e-3))  # everything hidden
+    assert rest_of(measured) < 0
+    assert parts_of(measured, WAYS[0], Cluster(2, 2)).step == pytest.approx(21e-3)
+    assert parts_of(measured, WAYS[1], Cluster(2, 2)).step == pytest.approx(21e-3)
+    slow = parts_of(measured, WAYS[0], Cluster(4, 1, parse_link("100mbit")))
+    assert slow.step > 21e-3
+    assert parts_of(measured, WAYS[0], Cluster(2, 2), "high").step == pytest.approx(explained(measured).step)
+
+
+LINKS = st.floats(1e6, 1e12).map(lambda bits: Link("any", bits))
+COUNTS = st.integers(1, 10).map(lambda power: 1 << power)
+CLUSTERS = st.builds(Cluster, COUNTS, st.integers(1, 16), LINKS)
+JOBS = st.builds(
+    lambda step, spread, controller, has_raw: replace(
+        MEASURED,
+        controller=controller,
+        step=Spread(step, 0.9 * step, 1.2 * step),
+        compute=Spread(20e-3, 19e-3, 22e-3),
+        deviations=[-spread, 0.0, spread],
+        raw=sure(1e-4) if has_raw else None,
+    ),
+    st.floats(15e-3, 0.1),
+    st.floats(0, 5e-3),
+    st.sampled_from(["MPI", "Gloo"]),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(JOBS, st.sampled_from(WAYS), CLUSTERS, st.floats(0, 1))
+def test_predictions_lie_in_their_ranges(measured, way, cluster, error):
+    found = forecast(measured, way, cluster, error)
+    for one in (found.step, found.speed, found.efficiency):
+        assert 0 < one.low <= one.median <= one.high
+    assert found.efficiency.high <= 1
+    exact = forecast(measured, way, cluster)
+    assert found.step.low <= exact.step.low <= exact.step.high <= found.step.high
+
+
+@settings(deadline=None)
+@given(JOBS, st.sampled_from(WAYS), CLUSTERS, st.floats(1, 100))
+def test_more_bandwidth_makes_no_step_longer(measured, way, cluster, factor):
+    quick = replace(cluster, link=cluster.link.times_as_fast(factor))
+    slow, fast = (forecast(measured, way, one) for one in (cluster, quick))
+    assert fast.step.median <= slow.step.median * (1 + 1e-9)
+    assert fast.step.high <= slow.step.high * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(JOBS, st.sampled_from(WAYS), COUNTS, LINKS)
+def test_more_workers_make_no_step_shorter(measured, way, workers, link):
+    few, many = (parts_of(measured, way, Cluster(count, 1, link)).step for count in (workers, 2 * workers))
+    assert many >= few * (1 - 1e-9)
+
+
+@settings(deadline=None)
+@given(JOBS, COUNTS, LINKS)
+def test_fewer_bytes_make_no_step_longer_if_they_cost_nothing(measured, workers, link):
+    cluster = Cluster(workers, 1, link)
+    assert parts_of(measured, WAYS[1], cluster).step <= parts_of(measured, WAYS[0], cluster).step + 1e-12
+
+
+def test_an_endless_link_leaves_what_a_host_takes():
+    near, far = (
+        parts_of(MEASURED, WAYS[0], Cluster(4, slots, Link("any", 1e15, sure(0.0)))) for slots in (4, 1)
+    )
+    assert far.step == pytest.approx(near.step, rel=1e-6)
+
+
+def test_rare_exchanges_leave_computing_alone():
+    rare = local_steps(SHAPES, 10**9, 0)
+    parts = parts_of(MEASURED, rare, Cluster(512, 1, FAST))
+    assert parts.efficiency == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_check_compares_both_ways_round():
+    assert Check(2, 2, 3.0, 2.0).error == pytest.approx(0.5)
+    assert Check(2, 2, 2.0, 3.0).error == pytest.approx(0.5)
+    assert largest_error([]) == 0
+    here = check_here(MEASURED)
+    assert here.error == pytest.approx(30e-3 / explained(MEASURED).step - 1)
+
+
+def test_another_number_of_workers_is_predicted_with_its_own_computing():
+    other = replace(MEASURED, workers=4, slots=4, compute=sure(25e-3), step=sure(40e-3))
+    found = check_other(MEASURED, other)
+    parts = parts_of(MEASURED, WAYS[0], Cluster(4, 4))
+    assert found.predicted == pytest.approx(parts.step + 5e-3)
+    assert (found.workers, found.source, found.measured) == (4, 2, 40e-3)
+    assert check_other(MEASURED, replace(MEASURED, workers=1)) is None
+
+
+def test_numbers_of_workers_are_powers_of_two_and_all_slots():
+    assert counts_for(None, 2, measured_network=False) == [2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert counts_for(3, 6, measured_network=False) == [2, 4, 8, 16, 18]
+    assert counts_for(1, 1, measured_network=False) == []
+    assert counts_for(4, 4, measured_network=True) == [8, 16]
