@@ -11,6 +11,7 @@ import click
 
 import hvdtrain
 from hvdtrain.bench.options import bench_options, take_options
+from hvdtrain.bench.predict_options import plan_options, take_plan_options
 from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
 from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Removed, Stopped, UsageError
@@ -174,6 +175,28 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
 
     chosen, fields = take_options(options)
     run_bench([*([read_file(config_file)] if config_file else []), *_layers(assignments, fields)], chosen)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
+@plan_options
+@_config_options(*OPTIONS)
+def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Predict how fast a job trains with more hosts, from a measurement of a few workers.
+
+    \b
+    python -m hvdtrain plan --hosts 32 --framework torch|tf [CONFIG.yaml] [OPTIONS]
+    horovodrun -np 8 -H host1:4,host2:4 python -m hvdtrain plan --hosts 32 --framework torch [OPTIONS]
+    python -m hvdtrain plan --from plan.json --link 25gbit
+
+    Without a launcher it launches jobs on this host, over each controller, with a worker for each core and
+    with half as many, and predicts for the links of --link. Under a launcher it measures that job: on several
+    hosts with their network. It takes the options of train and leaves no run directory behind.
+    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.bench.predict_command import run_plan
+
+    chosen, fields = take_plan_options(options)
+    run_plan([*([read_file(config_file)] if config_file else []), *_layers(assignments, fields)], chosen)
 
 
 @cli.command(cls=JobCommand)

@@ -43,6 +43,8 @@ class Steps:
         steps: how many steps were timed.
         first_loss: the loss of the first step; of local steps, the mean up to the first synchronisation.
         notes: what the training told.
+        alone: the blocks without the other workers; those of the job if it has one worker, and none if they
+            were not measured.
     """
 
     step_seconds: Spread
@@ -53,6 +55,7 @@ class Steps:
     steps: int
     first_loss: float
     notes: Sequence[str] = field(default=())
+    alone: Sequence[Block] = field(default=())
 
 
 def bench_config(config: Config) -> Config:
@@ -155,6 +158,7 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
         _BLOCKS * steps,
         recorder.first_loss or 0.0,
         recorder.notes,
+        [pair[-1] for pair in pairs] if alone is not None or workers.size == 1 else [],
     )
 
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.bench.predict_picture import draw_plan
 from hvdtrain.errors import UsageError
 
 _SUFFIXES = (".png", ".svg", ".html")
@@ -28,7 +29,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw what a JSON document of ``bench`` says.
+    """Draw what a JSON document of ``bench`` or ``plan`` says.
 
     Args:
         document: the document.
@@ -40,6 +41,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
         _draw_sweep(figure, document)
     elif "ratio" in document:
         _draw_ratio(figure, document)
+    elif "predictions" in document:
+        draw_plan(figure, document)
     else:
         _draw_job(figure, document)
     if path.suffix.lower() != ".html":

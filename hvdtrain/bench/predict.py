@@ -156,12 +156,13 @@ def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Par
     small, hop, at_once = _agreement(measured, cluster, end)
     hops = getattr(sum_hops(workers, measured.is_ring), end)
     messages = len(way.sizes) + 1  # the metrics travel, too
+    more_bytes = volume_factor(workers) / volume_factor(measured.workers)
     transfers = [_transfer(measured, size, cluster, end) for size in way.sizes]
     return Parts(
         data=data,
         compute=compute,
         slowest=getattr(measured.lag, end) + getattr(waiting, end),
-        encoding=getattr(way.encoding, end) / way.every,
+        encoding=(getattr(way.encoding, end) + getattr(way.summing, end) * more_bytes) / way.every,
         agreement=(way.agreements * (small + at_once) + messages * hops * hop) / way.every,
         transfer=sum(transfers) / way.every,
     )

@@ -49,15 +49,15 @@ class Advice:
     share: float
     helps: Sequence[Help]
 
-    def describe(self) -> str:
-        """Return it as a sentence or two."""
+    def describe(self) -> list[str]:
+        """Return it as lines."""
         if not self.limit:
-            return "limited by nothing: a worker computes for nearly all of a step; nothing else would help"
-        text = f"limited by {self.limit}, {self.share:.0%} of a step"
+            return ["limited by nothing: workers compute for nearly all of a step. Would help most: nothing"]
+        first = f"limited by {self.limit}, {self.share:.0%} of a step"
         if not self.helps:
-            return f"{text}; nothing that a plan knows would help for sure"
-        said = [f"{one.name} ({one.gain.low:.2g} to {one.gain.high:.2g} times as fast)" for one in self.helps]
-        return f"{text}; would help most: {said[0]}" + (f"; then {', '.join(said[1:])}" if said[1:] else "")
+            return [first, "would help most: nothing that is sure to gain more than the error of the checks"]
+        said = [f"{one.name}: {one.gain.low:.2g} to {one.gain.high:.2g} times as fast" for one in self.helps]
+        return [first, f"would help most: {said[0]}", *(f"then: {text}" for text in said[1:])]
 
 
 def advise(
@@ -115,7 +115,7 @@ def _tries(now: Case, others: Sequence[Measured]) -> list[tuple[str, Case]]:
             name = f"--{option}" + (f", which {caveat}" if caveat else "")
             found.append((name, (measured, other, cluster)))
     if way.every == 1:
-        name = f"{_FACTOR} times the batch of a worker, or --accumulate {_FACTOR}"
+        name = f"--accumulate {_FACTOR}, or a batch {_FACTOR} times as large, which changes the result"
         found.append((name, (measured, replace(way, every=_FACTOR), cluster)))
     if cluster.link is not None and cluster.hosts > 1:
         link = cluster.link.times_as_fast(_FASTER)

@@ -22,6 +22,7 @@ class Way:
         agreements: how often all wait until every worker is ready for the next messages.
         every: steps from one exchange to the next.
         encoding: seconds for turning numbers into messages and back.
+        summing: by how many seconds the measured number of workers sums such numbers slower than fp32.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Way:
     agreements: int = 1
     every: int = 1
     encoding: Spread = NOTHING
+    summing: Spread = NOTHING
 
     @property
     def bytes_per_step(self) -> float:
@@ -41,9 +43,9 @@ def uncompressed(shapes: Shapes) -> Way:
     return Way(NONE, (4 * sum(map(prod, shapes)),))
 
 
-def half(shapes: Shapes, encoding: Spread = NOTHING) -> Way:
+def half(shapes: Shapes, encoding: Spread = NOTHING, summing: Spread = NOTHING) -> Way:
     """Return the way of fp16: one buffer of half the bytes."""
-    return Way(FP16, (2 * sum(map(prod, shapes)),), encoding=encoding)
+    return Way(FP16, (2 * sum(map(prod, shapes)),), encoding=encoding, summing=summing)
 
 
 def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:

@@ -21,9 +21,9 @@ def test_a_slow_link_limits_and_fewer_bytes_help():
     assert len(names) == 3
     assert names[0] == "--compression powersgd:4, which approximates gradients"
     assert found.helps[0].gain.low > 5
-    text = found.describe()
-    assert text.startswith("limited by the network's bandwidth, 9")
-    assert "would help most: --compression powersgd:4" in text
+    first, second, *_ = found.describe()
+    assert first.startswith("limited by the network's bandwidth, 9")
+    assert second.startswith("would help most: --compression powersgd:4, which approximates gradients: ")
 
 
 def test_nothing_is_an_answer():
@@ -33,15 +33,14 @@ def test_nothing_is_an_answer():
     )
     found = advise(idle, WAYS[0], Cluster(4, 4))
     assert (found.limit, found.helps) == ("", ())
-    assert found.describe().startswith("limited by nothing")
+    assert len(found.describe()) == 1
+    assert found.describe()[0].startswith("limited by nothing")
 
 
 def test_a_help_must_gain_more_than_the_error():
-    assert advise(MEASURED, WAYS[0], SLOW, error=100.0).helps == []
-    assert (
-        "nothing that a plan knows would help for sure"
-        in advise(MEASURED, WAYS[0], SLOW, error=100.0).describe()
-    )
+    found = advise(MEASURED, WAYS[0], SLOW, error=100.0)
+    assert found.helps == []
+    assert found.describe()[1].startswith("would help most: nothing that is sure")
 
 
 def test_the_other_controller_is_weighed():

@@ -1,0 +1,69 @@
+"""The command ``plan``: what more hosts would bring, from a measurement of a few workers."""
+
+import json
+
+import click
+
+from hvdtrain.bench.picture import check_picture, draw
+from hvdtrain.bench.predict_evidence import Evidence, evidence_of, read_evidence
+from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench.predict_result import check_cluster, make_plan
+from hvdtrain.config import Layer
+from hvdtrain.errors import UsageError
+from hvdtrain.host.launcher import launched_rank, open_console
+from hvdtrain.host.launches import stated_launch
+from hvdtrain.printable import printable
+
+
+def run_plan(layers: list[Layer], options: PlanOptions) -> None:
+    """Measure, predict, show it, and write it where the options say.
+
+    Under a launcher its workers are measured; without one, jobs on this host are launched.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+
+    Raises:
+        UsageError: If options contradict each other, or the job has what a plan does not predict.
+        HvdtrainError: as training would raise it.
+    """
+    launch = stated_launch()
+    launched = launched_rank() is not None or (launch is not None and launch.size > 1)
+    options.check(launched=launched)
+    if not launched_rank():
+        options.check_files()
+        if options.picture is not None:
+            check_picture(options.picture)
+    evidence = _evidence(layers, options, launched=launched)
+    if not evidence:
+        return
+    plan = make_plan(evidence, options)
+    open_console().print(plan.describe(), highlight=False, markup=False, soft_wrap=True)
+    document = plan.to_document()
+    if options.json_path is not None:
+        options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if options.picture is not None:
+        draw(document, options.picture)
+
+
+def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> list[Evidence]:
+    """Collective under a launcher. Return the measurements; none on ranks other than 0."""
+    if options.source is not None:
+        return read_evidence(options.source)
+    if launched:
+        from hvdtrain.bench.predict_measure import measure_job
+
+        record = measure_job(
+            layers, options.seconds, lambda hosts, slots: check_cluster(hosts, slots, options)
+        )
+        return [] if record is None else [evidence_of(record)]
+    if not any(layer.values.get("framework") for layer in layers):
+        raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
+    from hvdtrain.bench.predict_launch import measure_here
+
+    return measure_here(layers, options, _say)
+
+
+def _say(text: str) -> None:
+    click.echo(printable(text), err=True)

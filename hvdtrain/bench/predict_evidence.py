@@ -1,0 +1,68 @@
+"""A measurement with what other measurements say of its predictions; in the files that ``plan`` writes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.bench.predict_forecast import Check, check_here, check_other, largest_error
+from hvdtrain.bench.predict_record import Record, record_from
+from hvdtrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A measurement, and what others say of its predictions.
+
+    Attributes:
+        record: the measurement.
+        checks: steps that were predicted and measured.
+    """
+
+    record: Record
+    checks: Sequence[Check]
+
+    @property
+    def error(self) -> float:
+        """The largest error of the checks."""
+        return largest_error(self.checks)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {**self.record.to_document(), "checks": [asdict(check) for check in self.checks]}
+
+
+def evidence_of(record: Record, other: Record | None = None) -> Evidence:
+    """Return a measurement with its checks.
+
+    Args:
+        record: the measurement.
+        other: that of the same job with another number of workers on the same hosts.
+    """
+    checks = [check_here(record.measured)]
+    if other is not None:
+        pairs = ((record.measured, other.measured), (other.measured, record.measured))
+        checks += [check for one, another in pairs if (check := check_other(one, another))]
+    return Evidence(record, checks)
+
+
+def read_evidence(path: Path) -> list[Evidence]:
+    """Return the measurements that an earlier plan has written.
+
+    Raises:
+        UsageError: If the file cannot be read, or is no plan's.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+        evidence = [Evidence(record_from(one), [Check(**check) for check in one["checks"]]) for one in found]
+        if not evidence:
+            raise ValueError("it has no measurement")
+    except OSError as error:
+        raise UsageError(f"--from {path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UsageError(
+            f"--from {path}: it is not what plan --json writes ({type(error).__name__}: {error})",
+            "Measure again: python -m hvdtrain plan --json FILE ...",
+        ) from None
+    return evidence

@@ -1,0 +1,113 @@
+"""The options of the command ``plan``, beside those of a job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.bench.predict_link import Link, Links, parse_link
+from hvdtrain.cli_options import ExpandedPath
+from hvdtrain.errors import UsageError
+
+USUAL_LINKS = tuple(map(parse_link, ("1gbit", "10gbit", "100gbit")))
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the options of ``plan`` say, beside those of the job.
+
+    Attributes:
+        hosts: the largest number of hosts; None for 512 workers.
+        slots: workers of a host; None for as many as were measured.
+        link: the links to predict for; None for the usual ones, or for the network that was measured.
+        seconds: how long each measurement trains, roughly.
+        source: the JSON document of an earlier plan, whose measurements are taken.
+        num_proc: the workers of the jobs that are launched here.
+        controller: "mpi", "gloo" or None for each that there is.
+        json_path: file for the JSON document.
+        picture: file for the picture.
+    """
+
+    hosts: int | None = None
+    slots: int | None = None
+    link: tuple[Link, ...] | None = None
+    seconds: float = 20.0
+    source: Path | None = None
+    num_proc: int | None = None
+    controller: str | None = None
+    json_path: Path | None = None
+    picture: Path | None = None
+
+    def check(self, *, launched: bool) -> None:
+        """Check what one option alone does not tell.
+
+        Args:
+            launched: whether a launcher started this process.
+
+        Raises:
+            UsageError: If options contradict each other.
+        """
+        if self.source is not None and launched:
+            raise UsageError(
+                f"--from {self.source} measures nothing, but a launcher has started this process",
+                "Run it without the launcher: python -m hvdtrain plan --from FILE ...",
+                everywhere=True,
+            )
+        for name, given in (("-np", self.num_proc), ("--controller", self.controller)):
+            if given is not None and (launched or self.source is not None):
+                raise UsageError(
+                    f"{name} is for jobs that plan launches itself",
+                    "Give it to the launcher, or run plan without a launcher and without --from.",
+                    everywhere=True,
+                )
+
+    def check_files(self) -> None:
+        """Check the files that are written.
+
+        Raises:
+            UsageError: If one cannot be written.
+        """
+        for path in (self.json_path, self.picture):
+            if path is not None and not path.parent.is_dir():
+                raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
+
+
+_FIELDS = tuple(field.name for field in fields(PlanOptions))
+
+
+def plan_options(command: Any) -> Any:
+    """Add the options of ``plan`` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_plan_options(options: Mapping[str, Any]) -> tuple[PlanOptions, dict[str, Any]]:
+    """Return the options of ``plan``, and the rest, which are fields of the job."""
+    own = {name: options[name] for name in _FIELDS if options[name] is not None}
+    return PlanOptions(**own), {name: value for name, value in options.items() if name not in _FIELDS}
+
+
+_OPTIONS = (
+    click.option("--hosts", type=click.IntRange(1, 4096), metavar="N",
+                 help="Predict for up to N hosts. [as many as 512 workers need]"),
+    click.option("--slots", type=click.IntRange(1, 128), metavar="N",
+                 help="Workers of a host. [as many as were measured on one]"),
+    click.option("--link", type=Links(), metavar="LINKS",
+                 help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
+                      "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, metavar="SECONDS",
+                 help="How long each measurement trains, roughly. [20]"),
+    click.option("--from", "source", type=ExpandedPath(), metavar="FILE",
+                 help="Measure nothing: take the measurements that an earlier plan wrote with --json."),
+    click.option("-np", "--num-proc", type=click.IntRange(2), metavar="N",
+                 help="Workers of the jobs that are launched here. [this host's cores]"),
+    click.option("--controller", type=click.Choice(["mpi", "gloo"]),
+                 help="Controller of the jobs that are launched here. [each that Horovod was built with]"),
+    click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
+                 help="Write a JSON document, too."),
+    click.option("--picture", type=ExpandedPath(), metavar="FILE",
+                 help="Draw a picture, too: .png, .svg or .html; needs matplotlib."),
+)  # fmt: skip

@@ -1,0 +1,230 @@
+"""What ``plan`` predicts: as a JSON document, and as tables."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvdtrain.bench.predict import PART_NAMES, Cluster
+from hvdtrain.bench.predict_advice import Advice, advise
+from hvdtrain.bench.predict_evidence import Evidence
+from hvdtrain.bench.predict_forecast import Forecast, counts_for, forecast
+from hvdtrain.bench.predict_link import Link
+from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
+from hvdtrain.bench.spread import Spread
+from hvdtrain.errors import UsageError
+
+VERSION = 1  # of the document
+_FEW = 3.0  # of half a range, what its last digit should stand for at most
+_LEAST_WHOLE = 0.0095  # smaller shares need more than whole percents
+_NOTES = (
+    "ranges have all that is uncertain at its best and at its worst at once, widened by the largest error of "
+    "the checks; efficiency is relative to workers of full hosts that wait for nobody",
+    "not predicted: evaluations, checkpoints, hosts that differ, and what compression and local steps change "
+    "in the result (docs/scaling.md)",
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The predictions over one controller and one link.
+
+    Attributes:
+        evidence: the measurement that they come from.
+        link: the link of each host; None for the network that was measured.
+        rows: for each number of workers, a prediction for each way; the job's own one is the first.
+        advice: what limits the largest number of workers, and what would help.
+    """
+
+    evidence: Evidence
+    link: Link | None
+    rows: Sequence[Sequence[Forecast]]
+    advice: Advice
+
+    @property
+    def title(self) -> str:
+        """Controller and link in words."""
+        link = "the network that was measured" if self.link is None else f"{self.link.name} between hosts"
+        return f"{self.evidence.record.measured.controller}, {link}"
+
+    def describe(self) -> list[str]:
+        """Return its lines."""
+        head = ["workers", "hosts", "samples/s", *(f"{one.way.name}" for one in self.rows[0])]
+        cells = [
+            [
+                f"{row[0].cluster.workers}",
+                f"{row[0].cluster.hosts}",
+                describe_rounded(row[0].speed),
+                *(_percent(one.efficiency) for one in row),
+            ]
+            for row in self.rows
+        ]
+        widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
+        lines = [
+            "    " + "  ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True))
+            for line in [head, *cells]
+        ]
+        most = self.rows[-1][0].cluster.workers
+        first, *others = self.advice.describe()
+        return [
+            f"  {self.title}", *lines, f"    {most} workers: {first}", *(f"      {line}" for line in others)
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All predictions."""
+
+    tables: Sequence[Table]
+
+    def describe(self) -> str:
+        """Return it as the text that is shown."""
+        evidence = list(dict.fromkeys(id(table.evidence) for table in self.tables))
+        found = [next(t.evidence for t in self.tables if id(t.evidence) == one) for one in evidence]
+        record = found[0].record
+        samples = f"{record.measured.samples:,.6g} samples of each worker in a step"
+        lines = [f"plan: {record.task} with {record.device}, {samples}; the job's way: {record.own_way}"]
+        for one in found:
+            lines += _measurement(one)
+        for table in self.tables:
+            lines += table.describe()
+        notes = dict.fromkeys((*(text for one in found for text in one.record.notes), *_NOTES))
+        warnings = dict.fromkeys(text for one in found for text in one.record.warnings)
+        return "\n".join([
+            *lines, *(f"  note: {text}" for text in notes), *(f"  warning: {text}" for text in warnings)
+        ])  # fmt: skip
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document; times are in seconds."""
+        evidence = {id(table.evidence): table.evidence.to_document() for table in self.tables}
+        return {
+            "version": VERSION,
+            "measurements": list(evidence.values()),
+            "predictions": [
+                {"controller": table.evidence.record.measured.controller, **_prediction(one)}
+                for table in self.tables
+                for row in table.rows
+                for one in row
+            ],
+            "advice": [
+                {
+                    "controller": table.evidence.record.measured.controller,
+                    "link": None if table.link is None else table.link.name,
+                    "workers": table.rows[-1][0].cluster.workers,
+                    "limit": table.advice.limit,
+                    "share": table.advice.share,
+                    "helps": [asdict(one) for one in table.advice.helps],
+                }
+                for table in self.tables
+            ],
+        }
+
+
+def make_plan(evidence: Sequence[Evidence], options: PlanOptions) -> Plan:
+    """Return the predictions that the options ask for.
+
+    Raises:
+        UsageError: If they cannot be computed from these measurements, or are none.
+    """
+    tables = []
+    for one in evidence:
+        measured = one.record.measured
+        slots = options.slots or measured.slots
+        check_cluster(measured.hosts, measured.slots, options)
+        counts = counts_for(options.hosts, slots, measured_network=measured.hosts > 1)
+        links = (None,) if measured.hosts > 1 else options.link or USUAL_LINKS
+        if counts[-1] <= slots:
+            links = links[:1]  # on one host there is no link
+        ways = sorted(measured.ways, key=lambda way, own=one.record.own_way: way.name != own)  # type: ignore[misc]
+        for link in links:
+            rows = [
+                [forecast(measured, way, Cluster(count, slots, link), one.error) for way in ways]
+                for count in counts
+            ]
+            others = [other.record.measured for other in evidence if other is not one]
+            last = Cluster(counts[-1], slots, link)
+            advice = advise(measured, one.record.way, last, others=others, error=one.error)
+            tables.append(Table(one, link, rows, advice))
+    return Plan(tables)
+
+
+def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
+    """Check that a measurement can tell what the options ask for.
+
+    Args:
+        hosts: the hosts that are measured.
+        slots: the workers of each.
+        options: the options.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if hosts > 1 and options.link is not None:
+        raise UsageError(
+            f"--link: sums over the network of {hosts} hosts do not tell what they take within a host",
+            "Leave --link out to predict for that network, or measure on one host.",
+            everywhere=True,
+        )
+    if options.slots is not None and options.slots > slots:
+        raise UsageError(
+            f"--slots {options.slots}: how fast so many workers of a host compute is unknown from {slots}",
+            f"Measure with {options.slots} workers of a host, or leave --slots out.",
+            everywhere=True,
+        )
+    slots = options.slots or slots
+    if not counts_for(options.hosts, slots, measured_network=hosts > 1):
+        raise UsageError(
+            f"--hosts {options.hosts} with {slots} workers each: there is nothing to predict",
+            "Give more hosts (--hosts) or more workers of a host (--slots).",
+            everywhere=True,
+        )
+
+
+def _measurement(evidence: Evidence) -> list[str]:
+    measured = evidence.record.measured
+    hosts = "1 host" if measured.hosts == 1 else f"{measured.hosts} hosts"
+    lines = [
+        f"  measured {measured.workers} workers on {hosts} over {measured.controller}: step "
+        f"{describe_rounded(measured.step.times(1e3))} ms, of it computing "
+        f"{describe_rounded(measured.compute.times(1e3))} ms"
+    ]
+    for check in evidence.checks:
+        source = "its parts" if check.source == check.workers else f"{check.source} workers"
+        lines.append(
+            f"    check: {check.workers} workers from {source}: predicted {check.predicted * 1e3:.3g} ms, "
+            f"measured {check.measured * 1e3:.3g} ms"
+        )
+    return [*lines, f"    ranges are widened by {evidence.error:.0%}"]
+
+
+def _prediction(one: Forecast) -> dict[str, Any]:
+    return {
+        "link": None if one.cluster.link is None else one.cluster.link.name,
+        "way": one.way.name,
+        "workers": one.cluster.workers,
+        "hosts": one.cluster.hosts,
+        "step_seconds": one.step.to_dict(),
+        "samples_per_second": one.speed.to_dict(),
+        "efficiency": one.efficiency.to_dict(),
+        "part_seconds": {name: getattr(one.parts, name) for name in PART_NAMES},
+    }
+
+
+def describe_rounded(spread: Spread) -> str:
+    """Return a median with its range, in no more digits than the range supports.
+
+    The last digit stands for at most a third of half the range, and for a thousandth of the median at least.
+    """
+    half = max((spread.high - spread.low) / 2, abs(spread.median) * 1e-3)
+    place = math.floor(math.log10(half / _FEW)) if half > 0 else 0
+    digits = max(0, -place)
+    said = (f"{round(one, -place):,.{digits}f}" for one in (spread.median, spread.low, spread.high))
+    return "{} ({} to {})".format(*said)
+
+
+def _percent(share: Spread) -> str:
+    said = (
+        f"{100 * one:.0f}" if one >= _LEAST_WHOLE else f"{100 * one:.1g}"
+        for one in (share.median, share.low, share.high)
+    )
+    return "{} % ({}-{})".format(*said)

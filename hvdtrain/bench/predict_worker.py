@@ -1,0 +1,34 @@
+"""A worker of a job that ``plan`` launches: it measures what a file says, and writes what it found."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.bench.predict_measure import measure_job
+from hvdtrain.config import Layer
+from hvdtrain.host.output import make_output_tolerant
+
+
+def work(specification: dict[str, Any]) -> None:
+    """Collective. Measure the job that a specification names, and write what was found, on rank 0."""
+    layers = [Layer(**one) for one in specification["layers"]]
+    record = measure_job(layers, specification["seconds"])
+    if record is not None:
+        text = json.dumps(record.to_document())
+        Path(specification["found"]).write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run a worker, and end it as the command line would."""
+    make_output_tolerant()
+    try:
+        work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except BaseException as error:
+        from hvdtrain.jobs.failures import end_worker
+
+        end_worker(error, debug=False)
+
+
+if __name__ == "__main__":
+    main()

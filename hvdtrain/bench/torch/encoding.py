@@ -1,0 +1,79 @@
+"""What PyTorch spends on turning gradients into messages and back, without sending them."""
+
+from collections.abc import Callable, Sequence
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.backends.torch.layouts import SAME
+from hvdtrain.backends.torch.low_rank import LowRank
+from hvdtrain.backends.torch.model_state import Field
+
+
+def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
+    """Return a function that rounds gradients to fp16 and back. Local.
+
+    Args:
+        shapes: of the parameters.
+        on_gpu: whether they lie on the GPU.
+    """
+    flat = torch.zeros(sum(torch.Size(shape).numel() for shape in shapes), device=_device(on_gpu))
+    small = torch.empty_like(flat, dtype=torch.float16)
+
+    def encode() -> None:
+        small.copy_(flat)
+        flat.copy_(small)
+        _wait(on_gpu)
+
+    return encode
+
+
+def half_sum_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
+    """Return a function that sums gradients over the workers as fp16. It is collective.
+
+    Args:
+        shapes: of the parameters.
+        on_gpu: whether they lie on the GPU.
+    """
+    numbers = sum(torch.Size(shape).numel() for shape in shapes)
+    small = torch.zeros(numbers, dtype=torch.float16, device=_device(on_gpu))
+
+    def reduce() -> None:
+        hvd.synchronize(hvd.allreduce_async_(small, op=hvd.Sum, name="hvdtrain.plan.fp16"))
+        _wait(on_gpu)
+
+    return reduce
+
+
+def low_rank_of(shapes: Sequence[tuple[int, ...]], rank: int, on_gpu: bool) -> Callable[[], None]:
+    """Return a function that does what PowerSGD does with gradients, for one worker alone. Local.
+
+    Args:
+        shapes: of the parameters.
+        rank: columns of the thin matrices.
+        on_gpu: whether they lie on the GPU.
+    """
+    tensors = [torch.zeros(shape, device=_device(on_gpu)) for shape in shapes]
+    names = [str(number) for number in range(len(tensors))]
+    fields = [
+        Field(name, name, (tensor,), (name,), SAME) for name, tensor in zip(names, tensors, strict=True)
+    ]
+    reducer = LowRank(LoneWorker(""), fields, rank, 0)
+    reducer.attach(dict(zip(names, tensors, strict=True)))
+    gradients = [torch.randn_like(tensor) for tensor in tensors]
+
+    def encode() -> None:
+        reducer.finish(gradients)
+        _wait(on_gpu)
+
+    return encode
+
+
+def _device(on_gpu: bool) -> torch.device:
+    return torch.device("cuda") if on_gpu else torch.device("cpu")
+
+
+def _wait(on_gpu: bool) -> None:
+    if on_gpu:
+        torch.cuda.synchronize()

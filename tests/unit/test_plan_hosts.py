@@ -1,0 +1,301 @@
+"""The command plan: its options, its documents, what it says and refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.predictions import MEASURED, sure
+
+from hvdtrain.bench import predict_command, predict_launch
+from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
+from hvdtrain.bench.predict_measure import EVERY, RANK, Others, check_predictable, check_task, check_workers
+from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench.predict_record import Record, record_from
+from hvdtrain.bench.predict_result import check_cluster, describe_rounded, make_plan
+from hvdtrain.bench.spread import Spread
+from hvdtrain.cli import cli
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, UsageError
+
+RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, ["h1 was busy"], ["a note"])
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(cli, ["plan", *words])
+
+
+@pytest.fixture
+def measured(tmp_path) -> Path:
+    """Gives a file of measurements over both controllers, as plan writes it."""
+    over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI"))
+    path = tmp_path / "measured.json"
+    plan = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], PlanOptions(hosts=2))
+    path.write_text(json.dumps(plan.to_document()))
+    return path
+
+
+def test_a_measurement_comes_back_from_its_document():
+    document = json.loads(json.dumps(RECORD.to_document()))
+    again = record_from(document).to_document()
+    assert json.loads(json.dumps(again)) == document
+    over_network = replace(RECORD, measured=replace(MEASURED, raw=None))
+    assert record_from(json.loads(json.dumps(over_network.to_document()))).measured.raw is None
+
+
+def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
+    to = tmp_path / "plan.json"
+    result = invoke("--from", str(measured), "--hosts", "8", "--link", "1gbit,10gbit/20us", "--json", str(to))
+    assert result.exit_code == 0, result.output
+    text = result.output
+    assert "plan: digits with PyTorch on the CPU, 32 samples of each worker in a step" in text
+    assert "check: 2 workers from its parts: predicted 26.1 ms, measured 30 ms" in text
+    assert "ranges are widened by 15%" in text
+    for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
+        assert f"  {title} between hosts" in text
+    assert text.count("16 workers: limited by") == 4
+    assert text.count("h1 was busy") == text.count("a note") == 1
+    document = json.loads(to.read_text())
+    assert [one["workers"] for one in document["predictions"]][:: len(MEASURED.ways)] == [2, 4, 8, 16] * 4
+    first = document["predictions"][0]
+    assert (first["controller"], first["link"], first["way"], first["hosts"]) == ("Gloo", "1gbit", "none", 1)
+    assert first["step_seconds"]["median"] == pytest.approx(30e-3)
+    assert sum(first["part_seconds"].values()) == pytest.approx(30e-3)
+    assert first["efficiency"]["median"] == pytest.approx(0.7)
+    assert first["samples_per_second"]["median"] == pytest.approx(2 * 32 / 30e-3)
+    again = [one.to_document() for one in read_evidence(to)]
+    assert json.loads(json.dumps(again)) == document["measurements"]
+    assert len(document["advice"]) == 4
+
+
+def test_the_way_of_the_job_comes_first():
+    own = replace(RECORD, own_way="powersgd:4")
+    (table,) = make_plan([evidence_of(own)], PlanOptions(hosts=2, link=PlanOptions().link)).tables[:1]
+    assert table.rows[0][0].way.name == "powersgd:4"
+    assert len(table.rows[0]) == len(MEASURED.ways)
+
+
+def test_checks_need_two_numbers_of_workers():
+    other = replace(RECORD, measured=replace(MEASURED, workers=4, slots=4))
+    assert [(one.workers, one.source) for one in evidence_of(other).checks] == [(4, 4)]
+    found = evidence_of(other, RECORD)
+    assert [(one.workers, one.source) for one in found.checks] == [(4, 4), (2, 4), (4, 2)]
+    assert found.error == max(one.error for one in found.checks)
+
+
+def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
+    over = replace(RECORD, measured=replace(MEASURED, hosts=2, slots=1, raw=None))
+    (table,) = make_plan([evidence_of(over)], PlanOptions(hosts=4)).tables
+    assert table.title == "Gloo, the network that was measured"
+    assert [row[0].cluster.workers for row in table.rows] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "slots", "options", "said"),
+    [
+        (2, 1, PlanOptions(link=()), "sums over the network of 2 hosts do not tell"),
+        (1, 2, PlanOptions(slots=4), "--slots 4: how fast so many workers"),
+        (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 workers each: there is nothing to predict"),
+        (2, 2, PlanOptions(hosts=1), "there is nothing to predict"),
+    ],
+)
+def test_what_a_measurement_does_not_tell_is_refused(hosts, slots, options, said):
+    with pytest.raises(UsageError, match=said) as error:
+        check_cluster(hosts, slots, options)
+    assert error.value.everywhere
+
+
+def test_on_one_host_there_is_one_table(measured):
+    result = invoke("--from", str(measured), "--hosts", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("workers  hosts") == 2  # one for each controller
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [
+        (Spread(6423.0, 5987.0, 7012.0), "6,400 (6,000 to 7,000)"),
+        (Spread(0.01234, 0.01, 0.02), "0.012 (0.010 to 0.020)"),
+        (Spread(123456.0, 60000.0, 400000.0), "120,000 (60,000 to 400,000)"),
+        (sure(30.0), "30.00 (30.00 to 30.00)"),
+        (sure(0.0), "0 (0 to 0)"),
+    ],
+)
+def test_no_more_digits_are_said_than_the_range_supports(spread, said):
+    assert describe_rounded(spread) == said
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"measurements": []}', '{"measurements": [{"measured": {}}]}', "1"]
+)
+def test_other_files_are_refused(text, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="it is not what plan --json writes"):
+        read_evidence(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        read_evidence(tmp_path / "missing.json")
+
+
+def config(**values) -> Config:
+    return Config(framework="torch", **values)
+
+
+class OwnStep:
+    def torch_step(self):
+        """Stand for a training step of the task's own."""
+
+
+class OwnOptimizer:
+    def torch_optimizer(self, model):
+        """Stand for an optimizer of the task's own."""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"global_batch_size": 64}, "a worker's batch shrinks"),
+        ({"sync_batch_norm": True}, "messages in every batch-norm layer"),
+        ({"compression": "bf16"}, "no measured sums"),
+    ],
+)
+def test_what_is_not_predicted_is_refused(values, said):
+    with pytest.raises(UsageError, match=said) as error:
+        check_predictable(config(**values))
+    assert error.value.remedy
+    assert error.value.everywhere
+
+
+def test_what_is_predicted_is_not_refused():
+    check_predictable(config(accumulate=4, compression="powersgd:2", precision="bf16"))
+    check_task(config(), OwnOptimizer())
+    check_workers(2)
+
+
+def test_own_steps_and_lone_workers_are_refused():
+    with pytest.raises(UsageError, match="own torch_step may sum gradients several times"):
+        check_task(config(), OwnStep())
+    with pytest.raises(UsageError, match="this job has one"):
+        check_workers(1)
+
+
+class SomeWorkers:
+    is_elastic = False
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "found"),
+    [
+        ({}, object(), Others(RANK, EVERY, "none")),
+        ({"compression": "fp16"}, object(), Others(RANK, EVERY, "fp16")),
+        ({"compression": "powersgd:2"}, object(), Others(2, EVERY, "powersgd:2")),
+        ({"sync_every": 25}, object(), Others(RANK, 25, "sync-every 25")),
+        ({}, OwnOptimizer(), Others(RANK, None, "none")),
+    ],
+)
+def test_ways_are_the_jobs_own_and_those_it_can_have(values, task, found):
+    assert Others.of(config(**values), task, SomeWorkers()) == found
+
+
+def test_local_steps_that_the_job_cannot_have_are_refused():
+    with pytest.raises(ConfigError, match="sync_every 25 cannot be used"):
+        Others.of(config(sync_every=25), OwnOptimizer(), SomeWorkers())
+
+
+@pytest.fixture
+def handed_on(monkeypatch):
+    """Gives the layers and options that a command line hands on, without measuring."""
+    found: list = []
+    monkeypatch.setattr(predict_command, "run_plan", lambda layers, options: found.extend((layers, options)))
+
+    def get(*words: str):
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        return found
+
+    return get
+
+
+def test_options_of_the_job_and_of_plan_are_told_apart(handed_on):
+    layers, options = handed_on(
+        *("--framework", "torch", "--batch-size", "8", "--set", "seed=3", "--hosts", "16"),
+        *("--link", "1gbit,1gbit,200mbit", "--seconds", "3", "-np", "4", "--controller", "mpi"),
+    )
+    assert layers[1].values == {"framework": "torch", "batch_size": 8}
+    assert layers[0].values == {"seed": 3}
+    assert [link.name for link in options.link] == ["1gbit", "200mbit"]
+    assert (options.hosts, options.seconds, options.num_proc, options.controller) == (16, 3.0, 4, "mpi")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--link", "fast"], "'fast' is not a link such as 1gbit"),
+        (["--hosts", "0"], "0 is not in the range"),
+        (["-np", "1"], "1 is not in the range"),
+        (["--host", "4"], "No such option '--host'. Did you mean '--hosts'?"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(words, said):
+    result = invoke("--framework", "torch", *words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "launched", "said"),
+    [
+        (PlanOptions(source=Path("a.json")), True, "measures nothing, but a launcher"),
+        (PlanOptions(num_proc=2), True, "-np is for jobs that plan launches itself"),
+        (PlanOptions(controller="mpi"), True, "--controller is for jobs"),
+        (PlanOptions(source=Path("a.json"), num_proc=2), False, "-np is for jobs"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, launched, said):
+    with pytest.raises(UsageError, match=said):
+        options.check(launched=launched)
+
+
+def test_files_that_cannot_be_written_are_refused_early():
+    with pytest.raises(UsageError, match="there is no folder /missing"):
+        predict_command.run_plan([], PlanOptions(json_path=Path("/missing/a.json")))
+    with pytest.raises(UsageError, match="no framework is given"):
+        predict_command.run_plan([], PlanOptions())
+
+
+def test_a_plan_needs_two_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    with pytest.raises(UsageError, match="this host has one core"):
+        predict_launch.measure_here([], PlanOptions(), print)
+    with pytest.raises(UsageError, match="4 workers need a slot each"):
+        predict_launch.measure_here([], PlanOptions(num_proc=4), print)
+
+
+def test_jobs_are_launched_over_each_controller_with_all_workers_and_half(monkeypatch):
+    launched = []
+
+    def run_program(program, found):
+        launched.append(program.name)
+        record = replace(RECORD, measured=replace(MEASURED, workers=int(program.name.split()[3])))
+        return record.to_document()
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(predict_launch, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
+    monkeypatch.setattr(predict_launch, "run_program", run_program)
+    monkeypatch.setattr(predict_launch, "horovodrun", lambda *words: list(map(str, words)))
+    found = predict_launch.measure_here([], PlanOptions(), lambda _: None)
+    assert launched == [f"the job with {count} workers over {c}" for c in ("gloo", "mpi") for count in (4, 2)]
+    assert [[(one.workers, one.source) for one in each.checks] for each in found] == [
+        [(4, 4), (2, 4), (4, 2)]
+    ] * 2
+
+
+def test_a_picture_is_drawn_if_it_can_be(measured, tmp_path):
+    pytest.importorskip("matplotlib")
+    result = invoke("--from", str(measured), "--picture", str(tmp_path / "plan.svg"))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "plan.svg").read_text().count("<svg") == 1
