@@ -1,5 +1,6 @@
 """What a step takes with more workers, from one measurement: the formulas of docs/scaling.md."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -7,6 +8,7 @@ from hvdtrain.bench.predict_curve import (
     AGREEMENTS,
     Curve,
     agreement_hops,
+    ring_hops,
     sum_hops,
     tree_hops,
     volume_factor,
@@ -153,8 +155,7 @@ def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Par
     if workers == 1:
         return Parts(data, compute)
     waiting = wait_for_slowest(measured.deviations, workers, way.every)
-    small, hop, at_once = _agreement(measured, cluster, end)
-    hops = getattr(sum_hops(workers, measured.is_ring), end)
+    small, of_sum, at_once = _latencies(measured, cluster, end)
     messages = len(way.sizes) + 1  # the metrics travel, too
     more_bytes = volume_factor(workers) / volume_factor(measured.workers)
     transfers = [_transfer(measured, size, cluster, end) for size in way.sizes]
@@ -163,37 +164,43 @@ def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Par
         compute=compute,
         slowest=getattr(measured.lag, end) + getattr(waiting, end),
         encoding=(getattr(way.encoding, end) + getattr(way.summing, end) * more_bytes) / way.every,
-        agreement=(way.agreements * (small + at_once) + messages * hops * hop) / way.every,
+        agreement=(way.agreements * (small + at_once) + messages * of_sum) / way.every,
         transfer=sum(transfers) / way.every,
     )
 
 
-def _agreement(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float, float]:
-    """Return seconds that a sum takes at any number of workers, of a hop of a sum, and of its agreements."""
+def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float, float]:
+    """Return seconds of a sum that do not grow with the workers, of its hops, and of an agreement's hops."""
     agreements = getattr(AGREEMENTS, end)
     before = measured.workers
     smallest = getattr(measured.curve.smallest(), end)
-    per_agreement = agreement_hops(before, measured.controller)
     of_sum = sum_hops(before, measured.is_ring).median
-    all_hops = agreements * per_agreement + of_sum
+    all_hops = agreements * agreement_hops(before, measured.controller) + of_sum
     if measured.raw is None:  # a hop lies between nothing and an equal part of the smallest sum
         local = {"median": 0.5, "low": 0.0, "high": 1.0}[end] * smallest / all_hops
     else:
         raw_hops = of_sum if measured.is_ring else tree_hops(before)
         local = min(getattr(measured.raw, end) / raw_hops, smallest / all_hops)
-    small = smallest - local * all_hops
     crossing = local
     if cluster.link is not None and cluster.hosts > 1:
         crossing = max(local, getattr(cluster.link.latency, end))
-    workers, hosts = cluster.workers, cluster.hosts
-    share = hosts / workers if hosts > 1 else 0.0  # of a ring's hops, those from host to host
-    hop = share * crossing + (1 - share) * local
-    if measured.controller == "MPI":
-        far = tree_hops(hosts)
-        control = far * crossing + (tree_hops(workers) - far) * local
-    else:
-        control = agreement_hops(workers, "Gloo") * hop
-    return small, hop, agreements * control
+    ring, tree = _ring_seconds(cluster, local, crossing), _tree_seconds(cluster, local, crossing)
+    agreeing = tree if measured.controller == "MPI" else ring
+    least = ring if measured.is_ring else min(2 * tree, ring)
+    summing = {"median": math.sqrt(least * ring), "low": least, "high": ring}[end]
+    return smallest - local * all_hops, summing, agreements * agreeing
+
+
+def _ring_seconds(cluster: Cluster, local: float, crossing: float) -> float:
+    """Return what the hops of a ring take, of which each host has one to another host."""
+    share = cluster.hosts / cluster.workers if cluster.hosts > 1 else 0.0
+    return ring_hops(cluster.workers) * (share * crossing + (1 - share) * local)
+
+
+def _tree_seconds(cluster: Cluster, local: float, crossing: float) -> float:
+    """Return what the hops of a tree take, whose first ones stay within hosts."""
+    far = tree_hops(cluster.hosts)
+    return far * crossing + (tree_hops(cluster.workers) - far) * local
 
 
 def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> float:

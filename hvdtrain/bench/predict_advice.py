@@ -92,15 +92,20 @@ def advise(
 
 
 def _costs_of(parts: Parts, cluster: Cluster) -> dict[str, float]:
-    """Return what a step spends on other things than computing, by what it is in words."""
+    """Return what a step spends on other things than computing, by what it is in words.
+
+    What is hidden behind computing is taken from all parts of the exchange alike.
+    """
+    exchange = parts.encoding + parts.agreement + parts.transfer
+    shown = max(0.0, exchange + parts.rest) / exchange if parts.rest < 0 < exchange else 1.0
     where = "the network's bandwidth" if cluster.hosts > 1 else "the bandwidth between the workers of a host"
     return {
         "waiting for data": parts.data,
         "waiting for the slowest worker": parts.slowest,
-        "encoding": parts.encoding,
-        "latency: small messages one after the other": parts.agreement,
-        where: parts.transfer,
-        "copies and other work around the messages": parts.rest,
+        "encoding": parts.encoding * shown,
+        "latency: small messages one after the other": parts.agreement * shown,
+        where: parts.transfer * shown,
+        "copies and other work around the messages": max(0.0, parts.rest),
     }
 
 

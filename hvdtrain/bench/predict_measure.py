@@ -1,16 +1,15 @@
 """Measuring what a plan is computed from, in the processes that a launcher started."""
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.backends.local_steps import check_local_steps
 from hvdtrain.bench.alone import bench_module
 from hvdtrain.bench.job import notes_on
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
@@ -19,55 +18,21 @@ from hvdtrain.bench.message_times import MOST_BYTES, measure_messages
 from hvdtrain.bench.predict import Measured
 from hvdtrain.bench.predict_curve import ENDS, Curve
 from hvdtrain.bench.predict_record import Record
+from hvdtrain.bench.predict_scope import Others, check_predictable, check_task, check_workers
 from hvdtrain.bench.predict_waiting import deviations_of, lag_of
 from hvdtrain.bench.predict_ways import Way, half, local_steps, low_rank, slots_of, uncompressed
 from hvdtrain.bench.spread import Spread
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import ConfigError, UsageError
-from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.training_plan import TrainingPlan
 
-RANK, EVERY = 4, 10  # of the ways that a job does not name itself
 _MESSAGE_SECONDS = 20.0
 _LEAST_BYTES = 1 << 20  # so that the curve has a slope
-_ENCODE_REPEATS = 7
+_ENCODE_REPEATS = 15
 _MOST_DEVIATIONS = 2000
-
-
-@dataclass(frozen=True)
-class Others:
-    """The ways beside the uncompressed one.
-
-    Attributes:
-        rank: of PowerSGD.
-        every: of local steps; None if the job cannot have them.
-        own: the name of the way that the job's config asks for.
-    """
-
-    rank: int
-    every: int | None
-    own: str
-
-    @classmethod
-    def of(cls, config: Config, task: Any, workers: Workers) -> "Others":
-        """Return those that a job can have, with its own rank and steps if it names them.
-
-        Raises:
-            ConfigError: If it asks for local steps and cannot have them.
-        """
-        rank, every = rank_of(config.compression), config.sync_every
-        own = config.compression if every is None else f"sync-every {every}"
-        check_local_steps(task, config, workers)
-        if every is None:
-            with suppress(ConfigError):
-                check_local_steps(task, config.model_copy(update={"sync_every": EVERY}), workers)
-                every = EVERY
-        return cls(rank or RANK, every, own)
 
 
 def measure_job(
@@ -101,61 +66,6 @@ def measure_job(
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
             others = Others.of(given, task_data.task, backend.workers)
             return _measured(job, backend, (task_data, model, hosts), seconds, others)
-
-
-def check_predictable(config: Config) -> None:
-    """Check that a job has nothing that a plan does not predict.
-
-    Raises:
-        UsageError: naming what it has, and what to do.
-    """
-    if config.global_batch_size is not None:
-        problem = (
-            "with global_batch_size a worker's batch shrinks as workers are added, and how long it then "
-        )
-        problem += "computes is not measured"
-        remedy = (
-            "Give --batch-size, that of a worker: for G samples in all on N workers, --batch-size G/N, and "
-        )
-        remedy += "read the row of N workers."
-    elif config.sync_batch_norm:
-        problem = "sync_batch_norm sends messages in every batch-norm layer, which a plan does not predict"
-        remedy = "Leave it out; bench --sweep measures such jobs."
-    elif config.compression == "bf16":
-        problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
-        remedy = "Plan with --compression fp16, which has as many bytes."
-    else:
-        return
-    raise UsageError(problem, remedy, everywhere=True)
-
-
-def check_workers(size: int) -> None:
-    """Check that there are workers that exchange something.
-
-    Raises:
-        UsageError: If there is one.
-    """
-    if size < 2:
-        raise UsageError(
-            "a plan is computed from sums over two workers or more, and this job has one",
-            "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ...",
-            everywhere=True,
-        )
-
-
-def check_task(config: Config, task: Any) -> None:
-    """Check that the task has no training step of its own.
-
-    Raises:
-        UsageError: If it has.
-    """
-    method = FRAMEWORKS[config.framework].step_method
-    if hasattr(task, method):
-        raise UsageError(
-            f"the task's own {method} may sum gradients several times in a step: a plan does not predict it",
-            "Measure it with bench --sweep.",
-            everywhere=True,
-        )
 
 
 def _measured(
@@ -231,7 +141,7 @@ def _other_ways(
 
 
 def _seconds_of(workers: Workers, name: str, encode: Callable[[], None]) -> Spread:
-    """Collective. Return how long encoding takes on the slowest worker while all of them do it."""
+    """Collective. Return how long encoding takes on the slowest worker while all do it, with quartiles."""
     ACTIVITY.enter(f"measuring the encoding of {name}", is_long=True)
     encode()
     encode()
@@ -242,4 +152,6 @@ def _seconds_of(workers: Workers, name: str, encode: Callable[[], None]) -> Spre
         encode()
         times.append(time.perf_counter() - begun)
     found = workers.allgather_object(times)
-    return Spread.of([max(of_turn) for of_turn in zip(*found, strict=True)])
+    slowest = [max(of_turn) for of_turn in zip(*found, strict=True)]
+    quarter = statistics.quantiles(slowest, n=4)
+    return Spread(statistics.median(slowest), quarter[0], quarter[2])

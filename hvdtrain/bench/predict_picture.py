@@ -37,4 +37,5 @@ def _draw_ways(axes: Any, predictions: list[dict[str, Any]]) -> None:
         axes.plot(workers, median, marker="o", markersize=3, label=way)
         axes.fill_between(workers, low, high, alpha=0.15)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_ylim(0, 1.02)

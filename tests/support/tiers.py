@@ -13,6 +13,7 @@ LEFT_OUT = (
     r"test_bench\.py::.*(\[tf|sweep)",
     r"test_compression\.py",
     r"test_contract\.py::test_compressed.*(torch-3-mpi|tf-2-gloo)",
+    r"test_plan\.py::.*without_a_launcher",
     r"test_powersgd\.py",
     r"test_data_identity\.py::test_(a_split|one_worker).*\[tf\]",
     r"test_documented\.py",

@@ -10,10 +10,10 @@ from support.predictions import MEASURED, sure
 
 from hvdtrain.bench import predict_command, predict_launch
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
-from hvdtrain.bench.predict_measure import EVERY, RANK, Others, check_predictable, check_task, check_workers
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_record import Record, record_from
 from hvdtrain.bench.predict_result import check_cluster, describe_rounded, make_plan
+from hvdtrain.bench.predict_scope import EVERY, RANK, Others, check_predictable, check_task, check_workers
 from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
 from hvdtrain.config import Config

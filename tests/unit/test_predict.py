@@ -7,10 +7,19 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.documents import ROOT
 from support.predictions import CURVE, FAST, MEASURED, MIB, SHAPES, WAYS, sure
 
 from hvdtrain.bench.predict import Cluster, Parts, explained, parts_of, rest_of
-from hvdtrain.bench.predict_curve import Curve, agreement_hops, ring_hops, sum_hops, tree_hops, volume_factor
+from hvdtrain.bench.predict_curve import (
+    AGREEMENTS,
+    Curve,
+    agreement_hops,
+    ring_hops,
+    sum_hops,
+    tree_hops,
+    volume_factor,
+)
 from hvdtrain.bench.predict_forecast import (
     Check,
     check_here,
@@ -19,7 +28,7 @@ from hvdtrain.bench.predict_forecast import (
     forecast,
     largest_error,
 )
-from hvdtrain.bench.predict_link import USUAL_LATENCY, Link, parse_link
+from hvdtrain.bench.predict_link import PAYLOAD, SATURATION, USUAL_LATENCY, Link, parse_link
 from hvdtrain.bench.predict_waiting import (
     deviations_of,
     drawn_excess,
@@ -189,6 +198,14 @@ def test_of_a_ring_the_hops_within_hosts_are_local():
     assert packed.agreement == pytest.approx(7.5e-4 + (1.5 + 2) * 30 * hop)
 
 
+def test_of_a_tree_the_first_hops_are_local():
+    slow = parse_link("10gbit/1ms")
+    measured = replace(MEASURED, controller="MPI")
+    found = parts_of(measured, WAYS[0], Cluster(16, 8, slow), "low").agreement
+    tree = 1 * 1e-3 + 3 * 1e-4
+    assert found == pytest.approx(1e-3 - 1e-4 * (1 + 2) + tree + 2 * 2 * tree)
+
+
 def test_without_a_raw_call_hops_lie_between_nothing_and_all():
     measured = replace(MEASURED, raw=None, hosts=2, slots=1)
     low, high = (parts_of(measured, WAYS[0], Cluster(64, 1), end).agreement for end in ("low", "high"))
@@ -299,3 +316,17 @@ def test_numbers_of_workers_are_powers_of_two_and_all_slots():
     assert counts_for(3, 6, measured_network=False) == [2, 4, 8, 16, 18]
     assert counts_for(1, 1, measured_network=False) == []
     assert counts_for(4, 4, measured_network=True) == [8, 16]
+
+
+def test_the_page_has_the_numbers_of_the_code():
+    page = " ".join((ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").split())
+    gloo, mpi = (_said(SATURATION[name]) for name in ("Gloo", "MPI"))
+    assert f"Gloo {gloo}, MPI {mpi}" in page
+    assert f"{_said(AGREEMENTS)} |" in page
+    assert f"Links**: {_said(PAYLOAD)} of the bits" in page
+    latency = USUAL_LATENCY.times(1e6)
+    assert f"it is {latency.median:.0f} us ({latency.low:.0f} to {latency.high:.0f} us)" in page
+
+
+def _said(spread: Spread) -> str:
+    return f"{spread.median:g} ({spread.low:g} to {spread.high:g})"

@@ -62,3 +62,10 @@ def test_data_and_slow_workers_are_named():
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_is_not_its_own_help(way):
     assert all(way.name not in one.name for one in advise(MEASURED, way, SLOW).helps)
+
+
+def test_what_is_hidden_does_not_limit():
+    hidden = replace(MEASURED, step=sure(22e-3), data=sure(0.0))
+    found = advise(hidden, WAYS[0], Cluster(4, 1, parse_link("1gbit")))
+    assert found.limit == "the network's bandwidth"
+    assert 0 < found.share < 1

@@ -1,0 +1,100 @@
+"""Which jobs a plan predicts, and which ways of exchanging what workers learn."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.local_steps import check_local_steps
+from hvdtrain.compression import rank_of
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.frameworks import FRAMEWORKS
+
+RANK, EVERY = 4, 10  # of the ways that a job does not name itself
+
+
+@dataclass(frozen=True)
+class Others:
+    """The ways beside the uncompressed one.
+
+    Attributes:
+        rank: of PowerSGD.
+        every: of local steps; None if the job cannot have them.
+        own: the name of the way that the job's config asks for.
+    """
+
+    rank: int
+    every: int | None
+    own: str
+
+    @classmethod
+    def of(cls, config: Config, task: Any, workers: Workers) -> "Others":
+        """Return those that a job can have, with its own rank and steps if it names them.
+
+        Raises:
+            ConfigError: If it asks for local steps and cannot have them.
+        """
+        rank, every = rank_of(config.compression), config.sync_every
+        own = config.compression if every is None else f"sync-every {every}"
+        check_local_steps(task, config, workers)
+        if every is None:
+            with suppress(ConfigError):
+                check_local_steps(task, config.model_copy(update={"sync_every": EVERY}), workers)
+                every = EVERY
+        return cls(rank or RANK, every, own)
+
+
+def check_predictable(config: Config) -> None:
+    """Check that a job has nothing that a plan does not predict.
+
+    Raises:
+        UsageError: naming what it has, and what to do.
+    """
+    if config.global_batch_size is not None:
+        problem = (
+            "with global_batch_size a worker's batch shrinks as workers are added, and how long it then "
+        )
+        problem += "computes is not measured"
+        remedy = (
+            "Give --batch-size, that of a worker: for G samples in all on N workers, --batch-size G/N, and "
+        )
+        remedy += "read the row of N workers."
+    elif config.sync_batch_norm:
+        problem = "sync_batch_norm sends messages in every batch-norm layer, which a plan does not predict"
+        remedy = "Leave it out; bench --sweep measures such jobs."
+    elif config.compression == "bf16":
+        problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
+        remedy = "Plan with --compression fp16, which has as many bytes."
+    else:
+        return
+    raise UsageError(problem, remedy, everywhere=True)
+
+
+def check_workers(size: int) -> None:
+    """Check that there are workers that exchange something.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if size < 2:
+        raise UsageError(
+            "a plan is computed from sums over two workers or more, and this job has one",
+            "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ...",
+            everywhere=True,
+        )
+
+
+def check_task(config: Config, task: Any) -> None:
+    """Check that the task has no training step of its own.
+
+    Raises:
+        UsageError: If it has.
+    """
+    method = FRAMEWORKS[config.framework].step_method
+    if hasattr(task, method):
+        raise UsageError(
+            f"the task's own {method} may sum gradients several times in a step: a plan does not predict it",
+            "Measure it with bench --sweep.",
+            everywhere=True,
+        )
