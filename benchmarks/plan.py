@@ -1,0 +1,134 @@
+"""Predictions of `plan` against measurements, on hosts whose links are limited.
+
+    python benchmarks/plan.py                            # links of 100, 200 and 1000 Mbit/s, as root
+    python benchmarks/plan.py --rates 200mbit --hosts 2 --controllers gloo --models mlp --json plan.json
+
+The hosts are namespaces of this machine, one worker with one thread each (tests/cluster/hosts.py). They
+share its cores, so the plan is made from as many workers on one of the hosts, without a limited link, as the
+job has hosts. Then the job runs on all hosts, with each way, and samples/s are compared. Prints a row for
+each case, how many cases lie in their ranges, and the median error.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cluster")]
+
+WAYS = ("none", "fp16", "powersgd:4")
+MODELS = {
+    "mlp": "{model: mlp}",
+    "convnet": "{model: convnet}",
+    "gpt": "{model: gpt, layers: 4, channels: 128, heads: 4, context: 64, vocabulary: 65}",
+}
+
+
+def run(cluster, words: list[str], slots: str, args: argparse.Namespace) -> dict:
+    """Run a command of hvdtrain below horovodrun on a cluster, and return the document that it writes."""
+    workers = sum(int(host.rpartition(":")[2]) for host in slots.split(","))
+    found = cluster.hostfile.parent / "found.json"
+    job = ["--framework", args.framework, "--set", "threads=1", "--seconds", str(args.seconds)]
+    command = [
+        "horovodrun",
+        f"--{args.controller}",
+        "-np",
+        str(workers),
+        "-H",
+        slots,
+        "python",
+        "-m",
+        "hvdtrain",
+    ]
+    environ = {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
+    result = cluster.head.run([*command, *words, *job, "--json", str(found)], timeout=900, **environ)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(words)} failed:\n{result.output[-3000:]}")
+    document = json.loads(found.read_text())
+    found.unlink()
+    return document
+
+
+def task_words(model: str) -> list[str]:
+    """Return the options of a job with a model."""
+    return ["--task", "synthetic", "--set", f"task_options={MODELS[model]}"]
+
+
+def planned(hosts: int, args: argparse.Namespace) -> list[dict]:
+    """Measure on one host, and return the predictions for one worker on each of the hosts and all links."""
+    from hosts import Cluster
+
+    with tempfile.TemporaryDirectory() as shared, Cluster({"host1": hosts}, shared=Path(shared)) as cluster:
+        words = ["plan", "--hosts", str(hosts), "--slots", "1", "--link", ",".join(args.rates)]
+        document = run(cluster, [*words, *task_words(args.model)], f"host1:{hosts}", args)
+    return [one for one in document["predictions"] if one["workers"] == hosts]
+
+
+def measured(hosts: int, rate: str, way: str, args: argparse.Namespace) -> float:
+    """Return samples/s of the job with a worker on each host."""
+    from hosts import Cluster
+
+    slots = {f"host{number}": 1 for number in range(1, hosts + 1)}
+    with tempfile.TemporaryDirectory() as shared, Cluster(slots, rate=rate, shared=Path(shared)) as cluster:
+        words = ["bench", "--no-split", "--no-all-reduce", "--compression", way, *task_words(args.model)]
+        document = run(cluster, words, cluster.words(), args)
+    return document["samples_per_second"]["median"]
+
+
+def compared(hosts: int, args: argparse.Namespace) -> list[dict]:
+    """Return predictions with what was measured."""
+    rows = []
+    for one in planned(hosts, args):
+        if one["way"] in WAYS:
+            speed = measured(hosts, one["link"], one["way"], args)
+            predicted = one["samples_per_second"]
+            rows.append({
+                "controller": args.controller, "model": args.model, "hosts": hosts, "link": one["link"],
+                "way": one["way"], "predicted": predicted, "measured": speed,
+                "error": predicted["median"] / speed - 1,
+                "in range": predicted["low"] <= speed <= predicted["high"],
+            })  # fmt: skip
+            print(shown(rows[-1]), flush=True)
+    return rows
+
+
+def shown(row: dict) -> str:
+    """Return a row of the table."""
+    predicted = row["predicted"]
+    cells = [row["controller"], row["model"], str(row["hosts"]), row["link"], row["way"]]
+    cells.append(f"{predicted['median']:,.0f} ({predicted['low']:,.0f} to {predicted['high']:,.0f})")
+    cells += [f"{row['measured']:,.0f}", f"{row['error']:+.0%}", "yes" if row["in range"] else "**no**"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", nargs="+", default=["100mbit", "200mbit", "1000mbit"], help="of each link")
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 3])
+    parser.add_argument("--controllers", nargs="+", default=["gloo", "mpi"])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--framework", default="torch")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    print("| controller | model | hosts | link | way | predicted samples/s | measured | error | in range |")
+    print("|---" * 9 + "|")
+    rows = []
+    for case in itertools.product(args.controllers, args.models, args.hosts):
+        args.controller, args.model, hosts = case
+        rows += compared(hosts, args)
+    errors = [abs(row["error"]) for row in rows]
+    inside = sum(row["in range"] for row in rows)
+    print(f"{inside} of {len(rows)} in their ranges; median error {statistics.median(errors):.0%}")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
