@@ -12,7 +12,7 @@ from hvdtrain.bench.spread import Spread
 PAYLOAD = Spread(0.95, 0.94, 0.96)
 USUAL_LATENCY = Spread(50e-6, 20e-6, 100e-6)  # from program to program over TCP, in one data centre
 # how many times as long the bytes take as the link needs for them; benchmarks/README.md has the measurement
-SATURATION = {"Gloo": Spread(1.0, 0.9, 1.2), "MPI": Spread(1.4, 1.0, 1.7)}
+SATURATION = {"Gloo": Spread(1.0, 1.0, 1.2), "MPI": Spread(1.4, 1.0, 1.7)}
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LINK = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?(?:/(\d+(?:\.\d+)?)\s*(us|ms|s))?", re.IGNORECASE)

@@ -63,6 +63,7 @@ def measure_job(
             task_data, model, hosts = open_together(job, backend)
             check(len(set(hosts)), max(Counter(hosts).values()))
             check_task(given, task_data.task)
+            bench_module(given.framework, "encoding").check_dense(backend)
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
             others = Others.of(given, task_data.task, backend.workers)
             return _measured(job, backend, (task_data, model, hosts), seconds, others)

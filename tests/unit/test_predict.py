@@ -302,6 +302,12 @@ def test_a_check_compares_both_ways_round():
     assert here.error == pytest.approx(30e-3 / explained(MEASURED).step - 1)
 
 
+@pytest.mark.parametrize(("step", "error"), [(21e-3, 0.0), (24e-3, 0.0), (20e-3, 0.05), (52.408e-3, 1.0)])
+def test_a_gpu_may_hide_any_part_of_the_exchange(step, error):
+    found = check_here(replace(MEASURED, on_gpu=True, step=sure(step)))
+    assert found.error == pytest.approx(error, abs=1e-3)
+
+
 def test_another_number_of_workers_is_predicted_with_its_own_computing():
     other = replace(MEASURED, workers=4, slots=4, compute=sure(25e-3), step=sure(40e-3))
     found = check_other(MEASURED, other)

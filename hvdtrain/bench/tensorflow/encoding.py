@@ -7,9 +7,14 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+
+
+def check_dense(backend: Backend) -> None:
+    """Do nothing: gradients of Keras models are summed as dense ones."""
 
 
 def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:

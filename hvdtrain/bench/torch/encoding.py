@@ -1,14 +1,34 @@
 """What PyTorch spends on turning gradients into messages and back, without sending them."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.layouts import SAME
 from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.errors import UsageError
+
+
+def check_dense(backend: Backend) -> None:
+    """Check that no gradient of the model is sparse.
+
+    Raises:
+        UsageError: If one is: what workers exchange then grows with their number, and depends on the data.
+    """
+    model = cast(TorchBackend, backend).model
+    names = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if names:
+        raise UsageError(
+            f"{names[0]} has sparse gradients, whose messages grow with the workers: no plan predicts them",
+            "Plan with sparse=False, or measure with bench --sweep.",
+            everywhere=True,
+        )
 
 
 def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
