@@ -9,7 +9,7 @@ from hvdtrain.bench.predict_evidence import Evidence, evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_result import check_cluster, make_plan
 from hvdtrain.config import Layer
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
 from hvdtrain.printable import printable
@@ -26,6 +26,7 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
 
     Raises:
         UsageError: If options contradict each other, or the job has what a plan does not predict.
+        EnvironmentFault: If a file cannot be written.
         HvdtrainError: as training would raise it.
     """
     launch = stated_launch()
@@ -41,10 +42,16 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     plan = make_plan(evidence, options)
     open_console().print(plan.describe(), highlight=False, markup=False, soft_wrap=True)
     document = plan.to_document()
-    if options.json_path is not None:
-        options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if options.picture is not None:
-        draw(document, options.picture)
+    try:
+        if options.json_path is not None:
+            options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if options.picture is not None:
+            draw(document, options.picture)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{error.filename or 'a file'} cannot be written: {error.strerror or error}",
+            "What was predicted stands above.",
+        ) from None
 
 
 def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> list[Evidence]:

@@ -57,7 +57,8 @@ def measure_job(
         job = prepare(layers, task_class)
         given = job.config
         check_predictable(given)
-        job = replace(job, config=given.model_copy(update={"compression": "none", "sync_every": None}))
+        plain = {"compression": "none", "sync_every": None, "profile": None}  # a recording takes time
+        job = replace(job, config=given.model_copy(update=plain))
         with started(job, signals) as backend, signals.signals_take_precedence():
             check_workers(backend.workers.size)
             task_data, model, hosts = open_together(job, backend)

@@ -1,5 +1,6 @@
 """The options of the command ``plan``, beside those of a job."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -70,8 +71,14 @@ class PlanOptions:
             UsageError: If one cannot be written.
         """
         for path in (self.json_path, self.picture):
-            if path is not None and not path.parent.is_dir():
+            if path is None:
+                continue
+            if not path.parent.is_dir():
                 raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
+            if path.is_dir():
+                raise UsageError(f"{path} is a folder", "Give the name of a file.")
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise UsageError(f"{path} cannot be written", "Give a file in a folder of yours.")
 
 
 _FIELDS = tuple(field.name for field in fields(PlanOptions))

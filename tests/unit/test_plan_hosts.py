@@ -17,7 +17,7 @@ from hvdtrain.bench.predict_scope import EVERY, RANK, Others, check_predictable,
 from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 
 RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, ["h1 was busy"], ["a note"])
 
@@ -263,8 +263,21 @@ def test_options_that_contradict_each_other_are_refused(options, launched, said)
 def test_files_that_cannot_be_written_are_refused_early():
     with pytest.raises(UsageError, match="there is no folder /missing"):
         predict_command.run_plan([], PlanOptions(json_path=Path("/missing/a.json")))
+    with pytest.raises(UsageError, match="is a folder"):
+        predict_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
     with pytest.raises(UsageError, match="no framework is given"):
         predict_command.run_plan([], PlanOptions())
+
+
+def test_a_plan_is_shown_although_it_cannot_be_written(measured, monkeypatch):
+    def write(*_, **__):
+        raise OSError(28, "No space left on device", "plan.json")
+
+    monkeypatch.setattr(Path, "write_text", write)
+    result = invoke("--from", str(measured), "--json", str(measured.with_name("plan.json")))
+    assert "plan: digits with" in result.output
+    assert isinstance(result.exception, EnvironmentFault)
+    assert "plan.json cannot be written: No space left" in result.exception.problem
 
 
 def test_a_plan_needs_two_cores(monkeypatch):
