@@ -9,6 +9,7 @@ import numpy as np
 from hvdtrain.bench.spread import Spread
 
 _BLOM = 0.375  # Blom 1958: the expected largest of N normal numbers lies near the quantile of this offset
+_MANY = 1000  # numbers whose harmonic number is its expansion to ten digits
 
 
 def normal_excess(workers: int) -> float:
@@ -18,6 +19,8 @@ def normal_excess(workers: int) -> float:
 
 def exponential_excess(workers: int) -> float:
     """Return the same of numbers with an exponential tail: the harmonic number, minus one."""
+    if workers > _MANY:
+        return math.log(workers) + np.euler_gamma + 1 / (2 * workers) - 1
     return sum(1 / k for k in range(2, workers + 1))
 
 

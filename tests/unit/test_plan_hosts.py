@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import predict_command, predict_launch
+from hvdtrain.bench import predict_command, predict_launch, predict_worker
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_record import Record, record_from
@@ -16,7 +16,7 @@ from hvdtrain.bench.predict_result import check_cluster, describe_rounded, make_
 from hvdtrain.bench.predict_scope import EVERY, RANK, Others, check_predictable, check_task, check_workers
 from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
-from hvdtrain.config import Config
+from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 
 RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, ["h1 was busy"], ["a note"])
@@ -288,23 +288,42 @@ def test_a_plan_needs_two_cores(monkeypatch):
         predict_launch.measure_here([], PlanOptions(num_proc=4), print)
 
 
-def test_jobs_are_launched_over_each_controller_with_all_workers_and_half(monkeypatch):
-    launched = []
+@pytest.fixture
+def launches(monkeypatch):
+    """Lets workers measure in this process, on a host of four cores; gives what each job was told."""
+    told = []
+
+    def measure_job(layers, seconds):
+        told.append((layers, seconds))
+        workers = 4 if len(told) % 2 else 2
+        return replace(RECORD, measured=replace(MEASURED, workers=workers, slots=workers))
 
     def run_program(program, found):
-        launched.append(program.name)
-        record = replace(RECORD, measured=replace(MEASURED, workers=int(program.name.split()[3])))
-        return record.to_document()
+        predict_worker.work(json.loads(Path(program.commands[0][-1]).read_text()))
+        return json.loads(found.read_text())
 
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
     monkeypatch.setattr(predict_launch, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
     monkeypatch.setattr(predict_launch, "run_program", run_program)
     monkeypatch.setattr(predict_launch, "horovodrun", lambda *words: list(map(str, words)))
-    found = predict_launch.measure_here([], PlanOptions(), lambda _: None)
-    assert launched == [f"the job with {count} workers over {c}" for c in ("gloo", "mpi") for count in (4, 2)]
+    monkeypatch.setattr(predict_worker, "measure_job", measure_job)
+    return told
+
+
+def test_jobs_are_launched_over_each_controller_with_all_workers_and_half(launches):
+    said = []
+    layers = [Layer("options", {"framework": "torch", "task_options": {"hidden": [8, 4]}})]
+    found = predict_launch.measure_here(layers, PlanOptions(seconds=3.0), said.append)
+    assert said == [f"measuring {count} workers over {c} ..." for c in ("gloo", "mpi") for count in (4, 2)]
+    assert launches == [(layers, 3.0)] * 4
     assert [[(one.workers, one.source) for one in each.checks] for each in found] == [
         [(4, 4), (2, 4), (4, 2)]
     ] * 2
+
+
+def test_jobs_are_launched_over_the_controller_that_is_named(launches):
+    (found,) = predict_launch.measure_here([], PlanOptions(num_proc=2, controller="mpi"), lambda _: None)
+    assert len(launches) == len(found.checks) == 1
 
 
 def test_a_picture_is_drawn_if_it_can_be(measured, tmp_path):

@@ -51,6 +51,10 @@ def test_the_largest_of_exponential_numbers_is_the_harmonic_number():
     assert exponential_excess(4) == pytest.approx(1 / 2 + 1 / 3 + 1 / 4)
 
 
+def test_harmonic_numbers_of_many_workers_continue_those_of_few():
+    assert exponential_excess(1001) - exponential_excess(1000) == pytest.approx(1 / 1001, rel=1e-3)
+
+
 def test_the_largest_of_drawn_numbers_is_exact():
     # of two draws from 0 and 3, three in four have a 3
     assert drawn_excess([0.0, 3.0], 2) == pytest.approx(0.75 * 3 - 1.5)
@@ -196,6 +200,21 @@ def test_of_a_ring_the_hops_within_hosts_are_local():
     share = 2 / 16
     hop = share * 1e-3 + (1 - share) * 5e-5
     assert packed.agreement == pytest.approx(7.5e-4 + (1.5 + 2) * 30 * hop)
+
+
+@pytest.mark.parametrize(("hosts", "slots"), [(1, 8), (2, 4), (8, 1), (16, 4)])
+def test_hops_of_a_ring_take_as_long_as_in_a_simulated_one(hosts, slots):
+    """Each worker passes on what it got; only the first worker of a host gets it from another host."""
+    count, local, crossing = hosts * slots, 1e-4, 1e-3
+    ready = [0.0] * count
+    for _ in range(2 * (count - 1)):
+        passed = [crossing if hosts > 1 and place % slots == 0 else local for place in range(count)]
+        ready = [max(ready[place], ready[place - 1] + passed[place]) for place in range(count)]
+    slow = replace(MEASURED, raw=sure(2 * local))
+    link = parse_link("10gbit/1ms")
+    found = parts_of(slow, WAYS[0], Cluster(count, slots, link)).agreement
+    small = 1e-3 - 5 * local
+    assert (found - small) / 3.5 == pytest.approx(max(ready), abs=2 * crossing)
 
 
 def test_of_a_tree_the_first_hops_are_local():
