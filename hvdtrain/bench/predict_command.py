@@ -1,6 +1,8 @@
 """The command ``plan``: what more hosts would bring, from a measurement of a few workers."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -57,6 +59,7 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
 def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> list[Evidence]:
     """Collective under a launcher. Return the measurements; none on ranks other than 0."""
     if options.source is not None:
+        check_is_measured(layers, options.source)
         return read_evidence(options.source)
     if launched:
         from hvdtrain.bench.predict_measure import measure_job
@@ -70,6 +73,20 @@ def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> l
     from hvdtrain.bench.predict_launch import measure_here
 
     return measure_here(layers, options, _say)
+
+
+def check_is_measured(layers: Sequence[Layer], source: Path) -> None:
+    """Check that no field of the job is given where nothing is measured.
+
+    Raises:
+        UsageError: naming those that are.
+    """
+    given = sorted({name for layer in layers for name in layer.values})
+    if given:
+        raise UsageError(
+            f"--from {source} has the measurements of a job as it was: {', '.join(given)} cannot be changed",
+            "Leave the options of the job out, or measure again without --from.",
+        )
 
 
 def _say(text: str) -> None:

@@ -217,9 +217,14 @@ def describe_rounded(spread: Spread) -> str:
     """
     half = max((spread.high - spread.low) / 2, abs(spread.median) * 1e-3)
     place = math.floor(math.log10(half / _FEW)) if half > 0 else 0
-    digits = max(0, -place)
-    said = (f"{round(one, -place):,.{digits}f}" for one in (spread.median, spread.low, spread.high))
-    return "{} ({} to {})".format(*said)
+    return "{} ({} to {})".format(*(_rounded(one, place) for one in (spread.median, spread.low, spread.high)))
+
+
+def _rounded(value: float, place: int) -> str:
+    """Return a number up to a power of ten, or to its first digit if that stands behind it."""
+    if value:
+        place = min(place, math.floor(math.log10(abs(value))))
+    return f"{round(value, -place):,.{max(0, -place)}f}"
 
 
 def _percent(share: Spread) -> str:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from support.predictions import MEASURED, sure
 from hvdtrain.bench import predict_command, predict_launch, predict_worker
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench.predict_picture import draw_plan
 from hvdtrain.bench.predict_record import Record, record_from
 from hvdtrain.bench.predict_result import check_cluster, describe_rounded, make_plan
 from hvdtrain.bench.predict_scope import EVERY, RANK, Others, check_predictable, check_task, check_workers
@@ -69,6 +71,13 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     assert len(document["advice"]) == 4
 
 
+@pytest.mark.parametrize("words", [["--batch-size", "8"], ["--set", "seed=3"], ["--framework", "torch"]])
+def test_a_measured_job_cannot_be_changed(words, measured):
+    result = invoke("--from", str(measured), *words)
+    assert isinstance(result.exception, UsageError)
+    assert "cannot be changed" in result.exception.problem
+
+
 def test_the_way_of_the_job_comes_first():
     own = replace(RECORD, own_way="powersgd:4")
     (table,) = make_plan([evidence_of(own)], PlanOptions(hosts=2, link=PlanOptions().link)).tables[:1]
@@ -118,6 +127,8 @@ def test_on_one_host_there_is_one_table(measured):
         (Spread(6423.0, 5987.0, 7012.0), "6,400 (6,000 to 7,000)"),
         (Spread(0.01234, 0.01, 0.02), "0.012 (0.010 to 0.020)"),
         (Spread(123456.0, 60000.0, 400000.0), "120,000 (60,000 to 400,000)"),
+        (Spread(2e6, 12345.0, 8.1e6), "2,000,000 (10,000 to 8,000,000)"),
+        (Spread(3.0, 0.04, 9.0), "3 (0.04 to 9)"),
         (sure(30.0), "30.00 (30.00 to 30.00)"),
         (sure(0.0), "0 (0 to 0)"),
     ],
@@ -326,8 +337,16 @@ def test_jobs_are_launched_over_the_controller_that_is_named(launches):
     assert len(launches) == len(found.checks) == 1
 
 
-def test_a_picture_is_drawn_if_it_can_be(measured, tmp_path):
-    pytest.importorskip("matplotlib")
-    result = invoke("--from", str(measured), "--picture", str(tmp_path / "plan.svg"))
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "plan.svg").read_text().count("<svg") == 1
+def test_a_picture_has_a_part_for_each_controller_and_link():
+    over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI"))
+    document = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], PlanOptions(hosts=2)).to_document()
+    grid = [[mock.MagicMock() for _ in range(3)] for _ in range(2)]
+    figure = mock.MagicMock(**{"subplots.return_value": grid})
+    draw_plan(figure, document)
+    assert figure.subplots.call_args.args == (2, 3)
+    titles = [axes.set_title.call_args.args[0] for row in grid for axes in row]
+    assert titles[::2] == ["Gloo, 1gbit", "Gloo, 100gbit", "MPI, 10gbit"]
+    lines = grid[0][0].plot.call_args_list
+    assert [line.kwargs["label"] for line in lines] == [way.name for way in MEASURED.ways]
+    assert lines[0].args[0] == [2, 4]
+    assert lines[0].args[1][0] == pytest.approx(0.7)
