@@ -8,7 +8,7 @@ from hvdtrain.bench.predict_curve import ENDS
 from hvdtrain.bench.predict_ways import Way
 from hvdtrain.bench.spread import Spread
 
-_GOOD = 0.9  # efficiency at which nothing limits a job
+_GOOD = 0.9  # of a step, what computing takes if nothing limits a job
 _LEAST_GAIN = 1.05
 _FACTOR = 4  # of the batch
 _FASTER = 10  # of the link
@@ -76,8 +76,8 @@ def advise(
         error: the largest error of the checks.
     """
     parts = parts_of(measured, way, cluster)
-    if parts.efficiency >= _GOOD:
-        return Advice("", 1 - parts.efficiency, ())
+    if parts.compute >= _GOOD * parts.step:
+        return Advice("", 1 - parts.compute / parts.step, ())
     costs = _costs_of(parts, cluster)
     limit = max(costs, key=lambda name: costs[name])
     now = measured, way, cluster

@@ -31,7 +31,7 @@ class Table:
 
     Attributes:
         evidence: the measurement that they come from.
-        link: the link of each host; None for the network that was measured.
+        link: the link of each host; None for the network that was measured, or on one host.
         rows: for each number of workers, a prediction for each way; the job's own one is the first.
         advice: what limits the largest number of workers, and what would help.
     """
@@ -44,8 +44,12 @@ class Table:
     @property
     def title(self) -> str:
         """Controller and link in words."""
-        link = "the network that was measured" if self.link is None else f"{self.link.name} between hosts"
-        return f"{self.evidence.record.measured.controller}, {link}"
+        measured = self.evidence.record.measured
+        if self.link is not None:
+            return f"{measured.controller}, {self.link.name} between hosts"
+        return f"{measured.controller}, " + (
+            "the network that was measured" if measured.hosts > 1 else "one host"
+        )
 
     def describe(self) -> list[str]:
         """Return its lines."""
@@ -73,33 +77,36 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """All predictions."""
+    """All predictions.
 
+    Attributes:
+        evidence: the measurements.
+        tables: the predictions, in the order of the measurements.
+    """
+
+    evidence: Sequence[Evidence]
     tables: Sequence[Table]
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
-        evidence = list(dict.fromkeys(id(table.evidence) for table in self.tables))
-        found = [next(t.evidence for t in self.tables if id(t.evidence) == one) for one in evidence]
-        record = found[0].record
+        record = self.evidence[0].record
         samples = f"{record.measured.samples:,.6g} samples of each worker in a step"
         lines = [f"plan: {record.task} with {record.device}, {samples}; the job's way: {record.own_way}"]
-        for one in found:
+        for one in self.evidence:
             lines += _measurement(one)
         for table in self.tables:
             lines += table.describe()
-        notes = dict.fromkeys((*(text for one in found for text in one.record.notes), *_NOTES))
-        warnings = dict.fromkeys(text for one in found for text in one.record.warnings)
+        notes = dict.fromkeys((*(text for one in self.evidence for text in one.record.notes), *_NOTES))
+        warnings = dict.fromkeys(text for one in self.evidence for text in one.record.warnings)
         return "\n".join([
             *lines, *(f"  note: {text}" for text in notes), *(f"  warning: {text}" for text in warnings)
         ])  # fmt: skip
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""
-        evidence = {id(table.evidence): table.evidence.to_document() for table in self.tables}
         return {
             "version": VERSION,
-            "measurements": list(evidence.values()),
+            "measurements": [one.to_document() for one in self.evidence],
             "predictions": [
                 {"controller": table.evidence.record.measured.controller, **_prediction(one)}
                 for table in self.tables
@@ -132,10 +139,10 @@ def make_plan(evidence: Sequence[Evidence], options: PlanOptions) -> Plan:
         slots = options.slots or measured.slots
         check_cluster(measured.hosts, measured.slots, options)
         counts = counts_for(options.hosts, slots, measured_network=measured.hosts > 1)
-        links = (None,) if measured.hosts > 1 else options.link or USUAL_LINKS
-        if counts[-1] <= slots:
-            links = links[:1]  # on one host there is no link
-        ways = sorted(measured.ways, key=lambda way, own=one.record.own_way: way.name != own)  # type: ignore[misc]
+        has_link = measured.hosts == 1 and counts[-1] > slots
+        links: Sequence[Link | None] = options.link or USUAL_LINKS if has_link else (None,)
+        own = one.record.way
+        ways = [own, *(way for way in measured.ways if way.name != own.name)]
         for link in links:
             rows = [
                 [forecast(measured, way, Cluster(count, slots, link), one.error) for way in ways]
@@ -143,9 +150,9 @@ def make_plan(evidence: Sequence[Evidence], options: PlanOptions) -> Plan:
             ]
             others = [other.record.measured for other in evidence if other is not one]
             last = Cluster(counts[-1], slots, link)
-            advice = advise(measured, one.record.way, last, others=others, error=one.error)
+            advice = advise(measured, own, last, others=others, error=one.error)
             tables.append(Table(one, link, rows, advice))
-    return Plan(tables)
+    return Plan(evidence, tables)
 
 
 def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:

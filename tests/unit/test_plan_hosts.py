@@ -119,6 +119,7 @@ def test_on_one_host_there_is_one_table(measured):
     result = invoke("--from", str(measured), "--hosts", "1")
     assert result.exit_code == 0, result.output
     assert result.output.count("workers  hosts") == 2  # one for each controller
+    assert "  Gloo, one host\n" in result.output
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def test_data_and_slow_workers_are_named():
     found = advise(replace(MEASURED, data=sure(0.1), step=sure(0.13)), WAYS[0], Cluster(4, 1, FAST))
     assert found.limit == "waiting for data"
     assert found.helps[0].name.startswith("faster reading")
+    only_data = advise(replace(MEASURED, data=sure(0.5), step=sure(0.53)), WAYS[0], Cluster(4, 1, FAST))
+    assert only_data.limit == "waiting for data", "although workers wait for nobody"
     noisy = replace(MEASURED, deviations=[-0.1, 0.0, 0.0, 0.3])
     assert advise(noisy, WAYS[0], Cluster(64, 1, FAST)).limit == "waiting for the slowest worker"
 
