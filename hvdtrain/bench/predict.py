@@ -156,7 +156,7 @@ def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Par
         return Parts(data, compute)
     waiting = wait_for_slowest(measured.deviations, workers, way.every)
     small, of_sum, at_once = _latencies(measured, cluster, end)
-    messages = len(way.sizes) + 1  # the metrics travel, too
+    messages = len(way.sizes) + way.small
     more_bytes = volume_factor(workers) / volume_factor(measured.workers)
     transfers = [_transfer(measured, size, cluster, end) for size in way.sizes]
     return Parts(

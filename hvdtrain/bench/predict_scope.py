@@ -6,6 +6,7 @@ from typing import Any
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.local_steps import check_local_steps
+from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, UsageError
@@ -33,12 +34,19 @@ class Others:
         """Return those that a job can have, with its own rank and steps if it names them.
 
         Raises:
-            ConfigError: If it asks for local steps and cannot have them.
+            ConfigError: If it asks for local steps and cannot have them, or what they send is not known.
         """
         rank, every = rank_of(config.compression), config.sync_every
         own = config.compression if every is None else f"sync-every {every}"
+        own_optimizer = own_optimizer_method(task, config)
+        if every is not None and own_optimizer:
+            raise ConfigError(
+                f"sync_every {every}: how much the optimizer of {own_optimizer}() keeps and sends is unknown",
+                "Plan with an optimizer of hvdtrain's (--optimizer), or measure with bench.",
+                everywhere=True,
+            )
         check_local_steps(task, config, workers)
-        if every is None:
+        if every is None and not own_optimizer:
             with suppress(ConfigError):
                 check_local_steps(task, config.model_copy(update={"sync_every": EVERY}), workers)
                 every = EVERY

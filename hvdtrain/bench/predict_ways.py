@@ -19,6 +19,7 @@ class Way:
     Attributes:
         name: "none", "fp16", "powersgd:RANK" or "sync-every N".
         sizes: bytes of the messages that are summed, one after the other.
+        small: messages of few bytes beside them: the metrics of the step.
         agreements: how often all wait until every worker is ready for the next messages.
         every: steps from one exchange to the next.
         encoding: seconds for turning numbers into messages and back.
@@ -27,6 +28,7 @@ class Way:
 
     name: str
     sizes: Sequence[int]
+    small: int = 1
     agreements: int = 1
     every: int = 1
     encoding: Spread = NOTHING
@@ -59,9 +61,9 @@ def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:
             products += matrix[0] * rank
             factors += matrix[1] * rank
     sizes = [4 * (products + others), 4 * factors]
-    return Way(
-        f"powersgd:{rank}", tuple(size for size in sizes if size), 2 if factors else 1, encoding=encoding
-    )
+    agreements = 2 if factors else 1
+    sent = tuple(size for size in sizes if size)
+    return Way(f"powersgd:{rank}", sent, agreements=agreements, encoding=encoding)
 
 
 def local_steps(shapes: Shapes, every: int, slots: int) -> Way:

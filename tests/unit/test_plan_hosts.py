@@ -214,7 +214,9 @@ def test_ways_are_the_jobs_own_and_those_it_can_have(values, task, found):
 
 
 def test_local_steps_that_the_job_cannot_have_are_refused():
-    with pytest.raises(ConfigError, match="sync_every 25 cannot be used"):
+    with pytest.raises(
+        ConfigError, match=r"sync_every 25: how much the optimizer of torch_optimizer\(\) keeps"
+    ):
         Others.of(config(sync_every=25), OwnOptimizer(), SomeWorkers())
 
 
