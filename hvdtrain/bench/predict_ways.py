@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from hvdtrain.backends.local_steps import in_parts
 from hvdtrain.backends.portable.low_rank import matrix_shape
 from hvdtrain.bench.spread import Spread
 
@@ -41,8 +42,8 @@ class Way:
 
 
 def uncompressed(shapes: Shapes) -> Way:
-    """Return the way of a job without compression: one buffer."""
-    return Way(NONE, (4 * sum(map(prod, shapes)),))
+    """Return the way of a job without compression: one buffer, in which the metrics travel, too."""
+    return Way(NONE, (4 * sum(map(prod, shapes)),), small=0)
 
 
 def half(shapes: Shapes, encoding: Spread = NOTHING, summing: Spread = NOTHING) -> Way:
@@ -67,15 +68,17 @@ def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:
 
 
 def local_steps(shapes: Shapes, every: int, slots: int) -> Way:
-    """Return the way of local steps: the parameters and what the optimizer keeps, each tensor by itself.
+    """Return the way of local steps: the parameters and what the optimizer keeps, and then the metrics.
 
     Args:
         shapes: of the parameters.
         every: steps from one synchronisation to the next.
         slots: tensors of a parameter's size that the optimizer keeps for it.
     """
-    sizes = tuple(4 * prod(shape) for shape in shapes for _ in range(1 + slots))
-    return Way(f"sync-every {every}", sizes, every=every)
+    tensors = [4 * prod(shape) for shape in shapes for _ in range(1 + slots)]
+    parts = in_parts([("", size) for size in tensors])
+    sizes = tuple(sum(tensors[place] for place in part) for part in parts)
+    return Way(f"sync-every {every}", sizes, agreements=len(sizes) + 1, every=every)
 
 
 def slots_of(optimizer: str, momentum: float) -> int:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.bench.predict_measure import measure_job
-from hvdtrain.config import Layer
+from hvdtrain.bench.worker import layers_from_json
 from hvdtrain.host.output import make_output_tolerant
 
 
 def work(specification: dict[str, Any]) -> None:
     """Collective. Measure the job that a specification names, and write what was found, on rank 0."""
-    layers = [Layer(**one) for one in specification["layers"]]
-    record = measure_job(layers, specification["seconds"])
+    record = measure_job(layers_from_json(specification["layers"]), specification["seconds"])
     if record is not None:
         text = json.dumps(record.to_document())
         Path(specification["found"]).write_text(text, encoding="utf-8")
