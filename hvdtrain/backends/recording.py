@@ -3,11 +3,18 @@
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
+_ELSEWHERE = "Horovod writes the timeline of the whole job there"
+_NOT_READY = (
+    "Horovod was started without a timeline, by an earlier training of this process or by its script: of the "
+    "trainings of a process, the first one must have the profile"
+)
 
 OPERATION, KERNEL, RUNTIME = "operation", "kernel", "runtime"
 
@@ -84,9 +91,33 @@ class StepRecorder(Protocol):
         ...
 
 
-def request_timeline() -> None:
-    """Let Horovod's next ``init()`` be ready to record a timeline, unless the user has it record one."""
-    os.environ.setdefault(_TIMELINE, _DYNAMIC)
+@contextmanager
+def timeline_requested(is_requested: bool) -> Iterator[None]:
+    """Return a context in which ``hvd.init()`` prepares for a timeline, unless the user has it record one.
+
+    Args:
+        is_requested: whether it is; otherwise nothing happens.
+    """
+    if not is_requested or _TIMELINE in os.environ:
+        yield
+        return
+    os.environ[_TIMELINE] = _DYNAMIC
+    try:
+        yield
+    finally:
+        os.environ.pop(_TIMELINE, None)
+
+
+def check_size(files: Iterable[Path], most_bytes: int) -> None:
+    """Check that what a profiler wrote can be read without taking memory that the training needs.
+
+    Raises:
+        ValueError: If it is too large.
+    """
+    if (size := sum(file.stat().st_size for file in files)) > most_bytes:
+        raise ValueError(
+            f"it has {size / 1e6:,.0f} MB, at most {most_bytes / 1e6:,.0f} are read: record fewer steps"
+        )
 
 
 class HorovodTimeline:
@@ -107,11 +138,14 @@ class HorovodTimeline:
             Exception: If Horovod cannot; the text says why.
         """
         if (given := os.environ.get(_TIMELINE, "")) != _DYNAMIC:
-            raise RuntimeError(
-                f"{_TIMELINE} is {given!r}: Horovod writes the timeline of the whole job there"
-            )
-        self._folder = tempfile.TemporaryDirectory(prefix="hvdtrain-timeline-", ignore_cleanup_errors=True)
-        self._hvd.start_timeline(str(Path(self._folder.name) / "timeline.json"))
+            raise RuntimeError(f"{_TIMELINE} is {given!r}: {_ELSEWHERE}")
+        folder = tempfile.TemporaryDirectory(prefix="hvdtrain-timeline-", ignore_cleanup_errors=True)
+        try:
+            self._hvd.start_timeline(str(Path(folder.name) / "timeline.json"))
+        except ValueError as error:
+            folder.cleanup()
+            raise RuntimeError(_NOT_READY) from error
+        self._folder = folder
 
     def stop(self) -> list[dict[str, Any]]:
         """Stop recording, and return the events as Horovod wrote them; none if it was not started.

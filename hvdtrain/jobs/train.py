@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.config import Layer
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.jobs.elastic_job import train_in_worlds
@@ -88,7 +89,12 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
         job = prepare(layers, task_class)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)
-        with RunLock() as lock, started(job, signals, watching, membership) as backend:
+        has_profile = job.config.profile is not None
+        with (
+            RunLock() as lock,
+            timeline_requested(has_profile),  # for the whole job: an elastic one starts Horovod many times
+            started(job, signals, watching, membership) as backend,
+        ):
             run = opened(job, backend, callbacks, lock)
             if membership is not None:
                 return train_in_worlds(run, membership, signals, watching)

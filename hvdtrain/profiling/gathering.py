@@ -53,8 +53,8 @@ class Gathering:
     def gather(self, recording: Recording) -> None:
         """Collective. Write the trace and the costs of all workers; rank 0 writes, and shows the costs."""
         workers = self._workers
-        content = b"" if workers.rank == 0 else recording.to_bytes()
-        own = None if workers.rank == 0 else self._write_own(recording, content)
+        content = b"" if workers.rank == 0 else _packed(recording)
+        own = self._write_own(recording, content) if content else None
         lengths = workers.allgather_object(len(content))
         found, missing = {recording.rank: recording}, list[int]()
         if workers.rank == 0:
@@ -71,8 +71,8 @@ class Gathering:
             for begin in range(0, lengths[rank], _CHUNK_BYTES):
                 sent += workers.broadcast_object(content[begin : begin + _CHUNK_BYTES], rank)
             if workers.rank == 0:
-                with suppress(ValueError):
-                    found[rank] = Recording.from_bytes(bytes(sent))
+                with suppress(ValueError):  # it is missing
+                    found[rank] = Recording.from_bytes(sent)
         with waiting_for_rank_zero(workers, "writing the profile"):
             if workers.rank == 0:
                 self._write([found[rank] for rank in sorted(found)], workers.size)
@@ -86,7 +86,8 @@ class Gathering:
         Rank 0 takes what the others hand over within two seconds in its run directory.
         """
         if recording.rank:
-            self._write_own(recording, recording.to_bytes())
+            if content := _packed(recording):
+                self._write_own(recording, content)
             return
         size, found = self._workers.size, {0: recording}
         waiting = {rank: file_of(self._folder, rank, recording.token) for rank in range(1, size)}
@@ -137,7 +138,14 @@ class Gathering:
 
     def _timeline(self, root: Recording) -> Timeline:
         try:
-            return read_timeline(root.timeline).within(root.begin_ns, root.end_ns)
+            found = read_timeline(root.timeline)
+            within = found.within(root.begin_ns, root.end_ns)
+            if found and not within:
+                root.problems.append(
+                    "Horovod's timeline lies outside of the recorded steps by its clock, and is left out: "
+                    "the system's clock was set during the job, or the steps reduced nothing"
+                )
+            return within
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             root.problems.append(f"Horovod's timeline cannot be read: {error!r}")
             return Timeline()
@@ -158,6 +166,17 @@ class Gathering:
         except OSError as error:
             return None, f"it cannot be written to {self._folder}: {error.strerror or error}"
         return path, ""
+
+
+def _packed(recording: Recording) -> bytes:
+    """Return a recording as the content of a file; nothing if it cannot be, as where memory is short.
+
+    An error of one worker must not leave it: the others wait for this one in a collective.
+    """
+    try:
+        return recording.to_bytes()
+    except Exception:
+        return b""
 
 
 def _lines(costs: Costs, where: Path | None) -> list[str]:

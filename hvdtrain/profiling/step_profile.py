@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.recording import Busy, StepRecorder
+from hvdtrain.backends.recording import Busy, Operations, StepRecorder
 from hvdtrain.profiling.clocks import clock_id, measure_offset
 from hvdtrain.profiling.gathering import Gathering
 from hvdtrain.profiling.recording import Listener, Recording
@@ -126,40 +126,57 @@ class StepProfile:
 
     def _finish(self) -> None:
         """Collective. End the recording, and write the trace and the costs."""
-        self._stop()
         recording = self._recording
         assert recording is not None  # it began
+        self._stop_listening()
         with ACTIVITY.during("writing the profile after step", self._window.last):
+            self._stop()
             recording.after = measure_offset(self._workers, clock_id())
             self._gathering.gather(recording)
         self._recording = None
 
     def _abandon(self) -> None:
         """End the recording without the other workers, and write what there is. Local: no collective."""
-        self._stop()
-        recording, self._recording = self._recording, None
-        if recording is not None and recording.begin_ns:
-            self._gathering.gather_alone(recording)
+        if self._recording is None:
+            return
+        self._stop_listening()
+        with ACTIVITY.during("writing the profile"):
+            self._stop()
+            recording, self._recording = self._recording, None
+            if recording.begin_ns:
+                self._gathering.gather_alone(recording)
+
+    def _stop_listening(self) -> None:
+        """End what the training thread's activities add to the recording. Local: no collective."""
+        if not self._is_recording or self._recording is None:
+            return
+        ACTIVITY.listener = None
+        if self._listener is not None:
+            self._try("the last step's times are not known", self._listener.close)
+            self._listener = None
+        self._recording.end_ns = time.time_ns()
+        if self._recording.phases:
+            self._recording.begin_ns = self._recording.phases[0].begin_ns
 
     def _stop(self) -> None:
-        """Stop what records. Local: no collective."""
+        """Stop what records, and read it, which may take long. Local: no collective."""
         if not self._is_recording:
             return
         self._is_recording, self._is_over = False, True
         recording, recorder = self._recording, self._recorder
         assert recording is not None  # it began
         assert recorder is not None
-        ACTIVITY.listener = None
-        if self._listener is not None:
-            self._try("the last step's times are not known", self._listener.close)
-        recording.end_ns = time.time_ns()
-        if recording.phases:
-            recording.begin_ns = recording.phases[0].begin_ns
+        most = min(_MOST_OF_ONE, max(1, _MOST_OPERATIONS // self._workers.size))
         recording.timeline = self._try("Horovod's timeline cannot be read", recorder.timeline.stop) or []
-        found = self._try("what the framework's profiler recorded cannot be read", recorder.stop)
-        recording.operations = found or recording.operations
-        recording.cut_operations(min(_MOST_OF_ONE, max(1, _MOST_OPERATIONS // self._workers.size)))
-        self._recorder = self._listener = None
+
+        def read() -> bool:
+            recording.operations = recorder.stop()
+            recording.cut_operations(most)
+            return True
+
+        if not self._try("what the framework's profiler recorded cannot be read", read):
+            recording.operations = Operations()
+        self._recorder = None
 
     def _busy(self) -> Busy | None:
         """Return what the step clock says; None if that fails, which must not end the training."""

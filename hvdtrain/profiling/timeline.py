@@ -52,6 +52,10 @@ class Timeline:
     spans: list[TensorSpan] = field(default_factory=list)
     ready: list[RankReady] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        """Return whether it holds anything."""
+        return bool(self.spans or self.ready)
+
     def within(self, begin_ns: int, end_ns: int) -> "Timeline":
         """Return what lies between two times."""
         return Timeline(

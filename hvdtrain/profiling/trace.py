@@ -70,7 +70,7 @@ def _placed(recording: Recording, begin_ns: int, end_ns: int) -> tuple[int, int]
 
 
 def _of_timeline(timeline: Timeline, process: int, begin_ns: int) -> Iterator[Event]:
-    if not (timeline.spans or timeline.ready):
+    if not timeline:
         return
     yield from _process(process, "Horovod, as rank 0 coordinates it")
     places: dict[str, int] = {}

@@ -1,5 +1,6 @@
 """Recordings as workers make them, and the check of a trace against Chrome's format."""
 
+import gzip
 from typing import Any
 
 from hvdtrain.activity import READING_DATA, TRAINING
@@ -9,6 +10,8 @@ from hvdtrain.profiling.recording import Phase, Recording, StepMark
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000 * 1_000_000_000
+# a file of gzip whose beginning is whole, but not what it holds: zlib.error
+DAMAGED = gzip.compress(b"")[:10] + b"\xff" * 20
 
 
 def recording(rank: int, ready_ms: float, offset_ms: float = 0.0, reduced_ms: float = 8.0) -> Recording:

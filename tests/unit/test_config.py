@@ -284,7 +284,7 @@ OTHER_OFFENCES = [
     ("profile", "20:24", "must be steps such as 20-24, or one step such as 20"),
     ("profile", 0, "the first step must be 1 or later"),
     ("profile", "24-20", "the last step must not be before the first"),
-    ("profile", "1-1001", "must be at most 1,000 steps"),
+    ("profile", "1-101", "must be at most 100 steps"),
     ("log_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
     ("log_every", 0, "must be greater than 0"),
     ("eval_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from support.fakes import FakeBackend, FakeReport, make_loop_session, on_every_rank, one_worker
-from support.profiles import MS, check_trace
+from support.profiles import DAMAGED, MS, check_trace, horovod_events
 
 from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.recording import Busy, Operation, Operations
 from hvdtrain.loop import run
+from hvdtrain.profiling.recording import Recording
 from hvdtrain.profiling.step_profile import StepProfile
 from hvdtrain.step_window import StepWindow
 from hvdtrain.training_plan import Progress
@@ -22,8 +24,11 @@ from hvdtrain.training_plan import Progress
 class FakeRecorder:
     """Records one operation; any of its methods may fail."""
 
+    timeline_events: ClassVar[list[dict]] = []
+    ended_in: ClassVar[list] = []
+
     def __init__(self, fails: str = "") -> None:
-        self.timeline = SimpleNamespace(start=lambda: None, stop=list)
+        self.timeline = SimpleNamespace(start=lambda: None, stop=lambda: self.timeline_events)
         self._fails = fails
 
     def start(self) -> None:
@@ -32,6 +37,7 @@ class FakeRecorder:
         self._begun_ns = time.time_ns()
 
     def stop(self) -> Operations:
+        self.ended_in.append((ACTIVITY.current, ACTIVITY.listener))
         if self._fails == "stop":
             raise OSError("no space left")
         return Operations(["main"], [Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")])
@@ -138,6 +144,33 @@ def test_what_a_profiler_fails_to_do_is_a_note(tmp_path, fails, note):
         check_trace(trace_in(tmp_path), 1)
 
 
+def test_reading_what_was_recorded_is_announced_to_take_long(tmp_path):
+    FakeRecorder.ended_in.clear()
+    profiled("2-3", tmp_path)
+    [(activity, listener)] = FakeRecorder.ended_in
+    assert str(activity) == "writing the profile after step 3"
+    assert activity.is_long
+    assert listener is None  # it would take this for a part of the steps
+
+
+def test_operations_for_which_memory_is_short_are_a_note(tmp_path, monkeypatch):
+    def fail(recording, most):
+        raise MemoryError
+
+    monkeypatch.setattr(Recording, "cut_operations", fail)
+    report, _ = profiled("2-3", tmp_path)
+    assert "what the framework's profiler recorded cannot be read: MemoryError" in "".join(report.notes)
+    assert report.steps == [1, 2, 3, 4, 5]
+    check_trace(trace_in(tmp_path), 1)
+
+
+def test_a_timeline_by_another_clock_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeRecorder, "timeline_events", horovod_events())
+    report, _ = profiled("2-3", tmp_path)
+    assert "lies outside of the recorded steps by its clock" in "".join(report.notes)
+    check_trace(trace_in(tmp_path), 1)
+
+
 def test_a_clock_that_cannot_be_read_leaves_marks_out(tmp_path):
     report, _ = profiled("2-3", tmp_path, fails="busy")
     assert report.notes == []
@@ -221,6 +254,29 @@ def test_workers_without_a_shared_folder_send_their_recordings(tmp_path):
 def test_a_worker_that_cannot_write_sends_its_recording(tmp_path):
     recorded_by_two([tmp_path, tmp_path / "missing"])
     check_trace(trace_in(tmp_path), 2)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_worker_that_cannot_pack_its_recording_does_not_leave_the_others(tmp_path, monkeypatch, ends):
+    def fail(recording):
+        raise MemoryError
+
+    monkeypatch.setattr(Recording, "to_bytes", fail)
+    monkeypatch.setattr("hvdtrain.profiling.gathering._WAIT_SECONDS", 0.1)
+    reports = recorded_by_two([tmp_path, tmp_path], ends)
+    assert all(isinstance(report, Shown) for report in reports), reports
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
+
+
+def test_a_recording_that_cannot_be_unpacked_is_missing(tmp_path, monkeypatch):
+    def damaged(recording):
+        return DAMAGED
+
+    monkeypatch.setattr(Recording, "to_bytes", damaged)
+    reports = recorded_by_two([tmp_path, tmp_path])
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
 
 
 def test_a_recording_that_is_too_large_to_send_is_left_out(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.fakes import on_every_rank
-from support.profiles import EPOCH_NS, MS, check_trace, horovod_events, recording
+from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events, recording
 
 from hvdtrain.backends.recording import KERNEL, Operation
 from hvdtrain.profiling.clocks import ClockOffset, measure_offset, offset_of, to_common
@@ -150,8 +150,11 @@ def test_a_file_holds_a_recording(tmp_path):
     assert read_recording(path, "other") is None
     path.write_bytes(path.read_bytes()[:-9])
     assert read_recording(path, "token") is None
-    with pytest.raises(ValueError, match="holds no recording"):
-        Recording.from_bytes(b"x")
+    path.write_bytes(DAMAGED)
+    assert read_recording(path, "token") is None
+    for content in (b"x", DAMAGED, b""):
+        with pytest.raises(ValueError, match="holds no recording"):
+            Recording.from_bytes(content)
 
 
 @pytest.mark.parametrize("hosts", [["a", "b"], ["a", "a", "b", "c"]])

@@ -57,7 +57,6 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.recording import request_timeline
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow.batches import (
@@ -138,8 +137,6 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    if config.profile is not None:
-        request_timeline()
     workers = start_horovod(hvd, HorovodCollectives(), membership)
     return TensorFlowBackend(workers, use_device(config, workers))
 

@@ -15,12 +15,14 @@ from hvdtrain.backends.recording import (
     HorovodTimeline,
     Operation,
     Operations,
+    check_size,
 )
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 
 _HOST = "/host:"
 _START = "profile_start_time"
 _LEFT_OUT = ("ThreadpoolListener::",)  # marks of the profiler itself
+_MOST_BYTES = 64 << 20  # of a million operations
 
 
 class ProfilerRecorder:
@@ -50,7 +52,9 @@ class ProfilerRecorder:
             return Operations()
         with folder as name:
             tf.profiler.experimental.stop()
-            return operations_in([path.read_bytes() for path in sorted(Path(name).rglob("*.xplane.pb"))])
+            files = sorted(Path(name).rglob("*.xplane.pb"))
+            check_size(files, _MOST_BYTES)
+            return operations_in([path.read_bytes() for path in files])
 
     def busy(self) -> Busy | None:
         """Return what the step clock says; None if it does not measure this job."""

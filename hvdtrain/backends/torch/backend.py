@@ -43,7 +43,6 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
-from hvdtrain.backends.recording import request_timeline
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
@@ -93,8 +92,6 @@ def start(config: Config, membership: Membership | None = None) -> "TorchBackend
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    if config.profile is not None:
-        request_timeline()
     workers = start_horovod(hvd, HorovodCollectives(), membership)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)

@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
@@ -17,11 +18,13 @@ from hvdtrain.backends.recording import (
     HorovodTimeline,
     Operation,
     Operations,
+    check_size,
 )
 from hvdtrain.backends.torch.step_clock import StepClock
 
 _KINDS = {"cpu_op": OPERATION, "kernel": KERNEL, "gpu_memcpy": KERNEL, "gpu_memset": KERNEL}
 _LEFT_OUT = ("Trace", "overhead")  # of the profiler itself
+_MOST_BYTES = 256 << 20  # of a million operations
 
 
 class ProfilerRecorder:
@@ -53,33 +56,55 @@ class ProfilerRecorder:
         with tempfile.TemporaryDirectory(prefix="hvdtrain-profile-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            return operations_in(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+            check_size([path], _MOST_BYTES)
+            return operations_in(path.read_text(encoding="utf-8", errors="replace"))
 
     def busy(self) -> Busy | None:
         """Return what the step clock says; None if it does not measure this job."""
         return self._clock.busy()
 
 
-def operations_in(trace: dict[str, Any]) -> Operations:
+def operations_in(content: str) -> Operations:
     """Return the spans of a Chrome trace of PyTorch's profiler."""
+    trace = json.loads(content, object_hook=_small)
     epoch_ns, found = int(trace.get("baseTimeNanoseconds", 0)), Operations()
     events = trace["traceEvents"]
-    names = {
-        (event["pid"], event["tid"]): event["args"]["name"]
-        for event in events
-        if event["ph"] == "M" and event["name"] == "thread_name"
-    }
+    names = {event.track: event.name for event in events if isinstance(event, _Thread)}
     places: dict[tuple[Any, Any], int] = {}
     for event in events:
-        if event["ph"] != "X" or event.get("cat") in _LEFT_OUT:
+        if not isinstance(event, _Span):
             continue
-        key = event["pid"], event["tid"]
-        if key not in places:
-            places[key] = len(found.threads)
-            found.threads.append(str(names.get(key, key[1])))
-        begin_ns = epoch_ns + round(1000 * event["ts"])
-        end_ns = begin_ns + round(1000 * event.get("dur", 0))
-        kind = _KINDS.get(event.get("cat", ""), RUNTIME)
-        found.spans.append(Operation(places[key], str(event["name"]), begin_ns, end_ns, kind))
+        if event.track not in places:
+            places[event.track] = len(found.threads)
+            found.threads.append(str(names.get(event.track, event.track[1])))
+        begin_ns = epoch_ns + round(1000 * event.begin_us)
+        end_ns = begin_ns + round(1000 * event.length_us)
+        found.spans.append(Operation(places[event.track], event.name, begin_ns, end_ns, event.kind))
     found.spans.sort(key=lambda span: span.begin_ns)
     return found
+
+
+class _Span(NamedTuple):
+    track: tuple[Any, Any]
+    name: str
+    begin_us: float
+    length_us: float
+    kind: str
+
+
+class _Thread(NamedTuple):
+    track: tuple[Any, Any]
+    name: str
+
+
+def _small(value: dict[str, Any]) -> Any:
+    """Return what is kept of an object of the trace as it is read: all together they take a gigabyte."""
+    if "ph" not in value:
+        return value
+    if value["ph"] == "M" and value["name"] == "thread_name":
+        return _Thread((value["pid"], value["tid"]), value["args"]["name"])
+    if value["ph"] != "X" or value.get("cat") in _LEFT_OUT:
+        return None
+    kind = _KINDS.get(value.get("cat", ""), RUNTIME)
+    name = sys.intern(str(value["name"]))
+    return _Span((value["pid"], value["tid"]), name, value["ts"], value.get("dur", 0), kind)

@@ -1,0 +1,119 @@
+"""What records steps: Horovod's timeline, and reading what PyTorch's profiler wrote."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.backends.recording import HorovodTimeline, Operation, check_size, timeline_requested
+from hvdtrain.backends.torch.recorder import operations_in
+from hvdtrain.config import Config
+from hvdtrain.jobs.train import run_job
+
+TIMELINE = "HOROVOD_TIMELINE"
+
+
+class FakeHorovod:
+    """Records into a file, if Horovod was started with a timeline."""
+
+    def __init__(self, is_ready: bool) -> None:
+        self._is_ready, self.path = is_ready, ""
+
+    def start_timeline(self, path: str) -> None:
+        if not self._is_ready:
+            raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
+        self.path = path
+
+    def stop_timeline(self) -> None:
+        with open(self.path, "w") as file:
+            file.write('[{"ph": "M"}]')
+
+
+@pytest.mark.parametrize("given", [None, "DYNAMIC", "/elsewhere.json"])
+def test_a_job_leaves_the_environment_as_it_was(monkeypatch, given):
+    monkeypatch.delenv(TIMELINE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(TIMELINE, given)
+    seen = []
+
+    def fail() -> None:
+        with timeline_requested(True):
+            seen.append(os.environ[TIMELINE])
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fail()
+    assert seen == [given or "DYNAMIC"]
+    assert os.environ.get(TIMELINE) == given
+    with timeline_requested(False):
+        assert os.environ.get(TIMELINE) == given
+
+
+def test_a_timeline_is_read_from_a_file_that_goes():
+    horovod = FakeHorovod(is_ready=True)
+    timeline = HorovodTimeline(horovod)
+    with timeline_requested(True):
+        timeline.start()
+    assert timeline.stop() == [{"ph": "M"}]
+    assert not os.path.exists(os.path.dirname(horovod.path))
+    assert timeline.stop() == []
+
+
+def test_a_timeline_after_a_start_without_one_says_what_to_do():
+    timeline = HorovodTimeline(FakeHorovod(is_ready=False))
+    with timeline_requested(True), pytest.raises(RuntimeError, match="the first one must have the profile"):
+        timeline.start()
+    assert timeline.stop() == []  # no second problem
+
+
+def test_a_timeline_of_the_whole_job_is_left_alone(monkeypatch):
+    monkeypatch.setenv(TIMELINE, "/elsewhere.json")
+    with pytest.raises(RuntimeError, match=r"is '/elsewhere.json': Horovod writes the timeline of the whole"):
+        HorovodTimeline(FakeHorovod(is_ready=True)).start()
+
+
+def test_what_would_take_too_much_memory_is_not_read(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(600_000))
+    check_size(tmp_path.iterdir(), 1_200_000)
+    with pytest.raises(ValueError, match="it has 1 MB, at most 1 are read: record fewer steps"):
+        check_size(tmp_path.iterdir(), 1_199_999)
+
+
+def test_a_trace_of_pytorch_becomes_spans():
+    track = {"pid": 7, "tid": 8}
+    events = [
+        {"ph": "M", "name": "thread_name", **track, "ts": 0, "args": {"name": "main"}},
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "python"}},
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 3, "ts": 4.0, "dur": 2},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", **track, "ts": 1.5, "dur": 2.25, "args": {"Ev": 3}},
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", **track, "ts": 0, "dur": 9},
+        {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": 1, **track, "ts": 1.5},
+        {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step", **track, "ts": 3},
+    ]
+    found = operations_in(json.dumps({"baseTimeNanoseconds": 1000, "traceEvents": events}))
+    assert found.threads == ["3", "main"]
+    assert found.spans == [
+        Operation(1, "aten::mm", 2500, 4750, "operation"),
+        Operation(1, "Optimizer.step", 4000, 4000, "runtime"),
+        Operation(0, "gemm", 5000, 7000, "kernel"),
+    ]
+
+
+@pytest.mark.parametrize(("window", "seen"), [("2-3", "DYNAMIC"), (None, None)])
+def test_training_starts_horovod_with_a_timeline_if_steps_are_to_be_recorded(monkeypatch, window, seen):
+    found = []
+
+    def start(*job):
+        found.append(os.environ.get(TIMELINE))
+        raise RuntimeError("enough")
+
+    monkeypatch.delenv(TIMELINE, raising=False)
+    job = SimpleNamespace(config=Config(framework="torch", profile=window))
+    monkeypatch.setattr("hvdtrain.jobs.train.prepare", lambda layers, task_class: job)
+    monkeypatch.setattr("hvdtrain.jobs.train.started", start)
+    with pytest.raises(RuntimeError, match="enough"):
+        run_job([])
+    assert found == [seen]
+    assert TIMELINE not in os.environ
