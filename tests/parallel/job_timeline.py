@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import horovod.torch as hvd
 import torch
@@ -13,11 +14,17 @@ def idle_share() -> float:
     return (time.process_time() - busy) / (time.monotonic() - begun)
 
 
-def record(path: str) -> None:
+def record(path: str, end: Callable[[], None] = hvd.stop_timeline) -> None:
     hvd.start_timeline(path)
     for number in range(50):
         hvd.allreduce(torch.ones(10), name=f"tensor {number % 5}")
-    hvd.stop_timeline()
+    end()
+
+
+def completed(path: str) -> int:
+    """Return how many operations have their end in a timeline."""
+    with open(path) as file:
+        return sum(event["ph"] == "E" and "dtype" in event.get("args", {}) for event in json.load(file))
 
 
 def record_to_the_end() -> None:
@@ -29,11 +36,14 @@ def record_to_the_end() -> None:
 
 if __name__ == "__main__":
     hvd.init()
-    shares = [idle_share()]
+    shares, ends = [idle_share()], list[int]()
     record("first.json")
     shares.append(idle_share())
     for _ in range(3):  # the writer may have nothing left to write
         record_to_the_end()
+        hvd.init()
+        record("ended.json", hvd.shutdown)
+        ends.append(completed("ended.json"))
         hvd.init()
     record("third.json")
     record("/dev/full")
@@ -42,4 +52,4 @@ if __name__ == "__main__":
     for name in ("first.json", "third.json"):
         with open(name) as file:
             counts.append(len(json.load(file)))
-    print(json.dumps({"shares": shares, "events": counts}))
+    print(json.dumps({"shares": shares, "events": counts, "ends": ends}))

@@ -93,3 +93,12 @@ def test_a_timeline_takes_no_core_and_outlives_the_end_of_horovod(tmp_path):
     found = json.loads(result.stdout.splitlines()[-1])
     assert max(found["shares"]) < 0.3  # Horovod's own thread wakes up a thousand times a second
     assert min(found["events"]) > 50
+    assert found["ends"] == [50, 50, 50]  # the last ones, too, although Horovod ends at once
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_timeline_that_one_worker_may_record_is_rank_0s_choice(controller, tmp_path):
+    script = Path(__file__).with_name("job_timeline_of_one.py")
+    result = run([*launcher(2, controller), "python", str(script)], tmp_path, timeout=60)
+    assert result.returncode == 0, result.output
+    assert json.loads((tmp_path / "found.json").read_text())["sums"] == [3.0] * 5
