@@ -50,6 +50,7 @@ LEFT_OUT = (
     r"test_resume_exact\.py::.*\[(torch-2-gloo-1|torch-1-none-7|tf-2-gloo-1)\]",
     r"test_resume_exact\.py::test_a_logged_line_straddles_the_checkpoint\[torch\]",
     r"test_stragglers\.py::.*(SlowData|torch-mpi|tf-gloo|one_worker)",
+    r"test_waiting\.py",
     r"test_train_texts\.py::test_(shakespeare|texts|synthetic)",
     r"test_weights\.py::.*\[(1-none-tf|2-mpi-torch|3-mpi-tf)\]",
     r"test_disagreement\.py::.*(\[size\]|test_the_size)",
