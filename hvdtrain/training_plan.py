@@ -130,8 +130,11 @@ class TrainingPlan:
 
     @property
     def warmup_samples(self) -> float:
-        """Position in the stream at which the learning rate has risen to its peak."""
-        return self.learning_rate.warmup_epochs * self.data_size
+        """Position in the stream at which the learning rate has risen to its peak.
+
+        It is rounded: a position that the warm-up ends with is whole, and epochs may be a last bit too long.
+        """
+        return round(self.learning_rate.warmup_epochs * self.data_size, 3)
 
     def in_warmup(self, progress: Progress) -> bool:
         """Return whether the learning rate is still rising to its peak."""

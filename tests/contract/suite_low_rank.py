@@ -23,6 +23,7 @@ X = RANDOM.randn(SAMPLES, SIDE, SIDE, 4).astype(np.float32)
 Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
 KERNELS = ("conv/kernel", "out/kernel")
 only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
+only_tensorflow = pytest.mark.skipif(FRAMEWORK != "tf", reason="of TensorFlow alone")
 
 
 def config(**fields):
@@ -308,10 +309,63 @@ def test_a_sparse_gradient_is_refused(started):
     assert not refused.value.everywhere  # the samples of other workers may not reach the embedding
 
 
+@only_torch
+@pytest.mark.parametrize("compression", [f"powersgd:{RANK}", "bf16"])
+def test_memory_layouts_do_not_change_what_is_learnt(started, compression):
+    """The optimizer is fused, and goes through the memory of parameters and gradients."""
+
+    class LastChannels(Small):
+        def torch_model(self):
+            import torch
+
+            return super().torch_model().to(memory_format=torch.channels_last)
+
+    def trained(task):
+        started.build(task, config(compression=compression, momentum=0.9))
+        return train(started, range(6)), saved(started)
+
+    (losses, state), (expected_losses, expected) = trained(LastChannels()), trained(Small())
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
+    for name, value in state.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-4, err_msg=name)
+
+
+@only_tensorflow
+def test_workers_may_run_graphs_of_their_own(started):
+    """As with padding: TensorFlow then counts the branches of each graph by itself."""
+    import tensorflow as tf
+
+    build(started)
+    reducer, rank = started._low_rank, started.workers.rank
+    is_one = tf.Variable(True, trainable=False)
+
+    def finish(gradients):
+        for _ in range(3 * rank):
+            gradients = [
+                tf.cond(is_one, lambda g=g: tf.identity(g), lambda g=g: tf.zeros_like(g)) for g in gradients
+            ]
+        return reducer.finish(gradients)
+
+    parts = drawn(started, 0)
+    expected = finished(started, parts)
+    build(started)
+    reducer = started._low_rank
+    reducer.traced = tf.function(finish, autograph=False)
+    for path, value in finished(started, parts).items():
+        np.testing.assert_array_equal(value, expected[path])
+
+
+# numbers in the middle of two of bf16 for two workers; so is the sum of what they are rounded to
+TIES = np.array([[1 + 2**-8, 1 + 2**-8], [2**-8 * (1 + 2**-8), 1]], np.float32)
+
+
 def test_bf16_rounds_each_part_and_the_sum_once(started):
     size, rank = started.workers.size, started.workers.rank
     module = import_module(f"hvdtrain.backends.{FOLDER}.bfloat16")
-    parts = np.random.RandomState(5).randn(size, 7, 3).astype(np.float32) * 1e-30
+    parts = np.random.RandomState(5).randn(size, 7, 3).astype(np.float32)
+    parts[:, 0, :2] = 0
+    parts[:2, 0, :2] = TIES[:size]
+    parts *= np.float32(2.0**-100)
     reducer = module.BFloat16(started.workers)
     if FRAMEWORK == "torch":
         import torch
@@ -322,9 +376,13 @@ def test_bf16_rounds_each_part_and_the_sum_once(started):
     else:
         import tensorflow as tf
 
+        reducer.attach(
+            {"weight": tf.Variable(tf.zeros((7, 3))), "count": tf.Variable(tf.zeros(2, tf.float64))}
+        )
         function = tf.function(lambda one, two: reducer.finish([one, two]), autograph=False)
         found, count = (t.numpy() for t in function(tf.constant(parts[rank]), tf.ones(2, tf.float64)))
-    bound = np.abs(parts).sum(0) * 2.0**-9 + np.abs(parts.sum(0)) * 2.0**-8
-    assert (np.abs(found - parts.astype(np.float64).sum(0)) <= (bound if size > 1 else 0)).all()
+    parts = parts.astype(np.float64)
+    bound = 2.0**-8 * (np.abs(parts).sum(0) + np.abs(parts.sum(0)))
+    assert (np.abs(found - parts.sum(0)) <= (bound if size > 1 else 0)).all()
     assert count.tolist() == 2 * [size]
     assert len({bytes(one) for one in started.workers.allgather_object(found.tobytes())}) == 1

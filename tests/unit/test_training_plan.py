@@ -1,10 +1,11 @@
 """What follows from config, number of workers and size of the data."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdtrain.config import Config
+from hvdtrain.data.feed import Shard
 from hvdtrain.errors import ConfigError
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress, TrainingPlan
@@ -93,6 +94,22 @@ def test_a_warm_up_in_steps_is_that_many_global_batches(workers, fields):
     fifth, seventh = (plan.learning_rate_at(Progress(n, n * plan.batch.global_batch)) for n in (4, 7))
     assert fifth == pytest.approx(seventh * 4.5 / 7)
     assert seventh == plan.learning_rate.peak
+
+
+@given(
+    data_size=st.integers(1, 5000),
+    batch_size=st.integers(1, 64),
+    steps=st.integers(0, 200),
+    workers=st.integers(1, 4),
+)
+@example(data_size=1797, batch_size=32, steps=31, workers=1)
+def test_as_many_steps_are_in_a_warm_up_in_steps(data_size, batch_size, steps, workers):
+    plan = layout(workers, data_size, warmup_steps=steps, batch_size=batch_size)
+    size = plan.batch.global_batch
+    shard = Shard(plan.batch, 0, 0, 0, (steps + 5) * size, warmup_samples=plan.warmup_samples)
+    found = [plan.in_warmup(Progress(n, n * size)) for n in range(steps + 5)]
+    assert found == [n < steps for n in range(steps + 5)]
+    assert [shard.begins_in_warmup(n) for n in range(steps + 5)] == found
 
 
 def test_schedules_span_the_whole_training():

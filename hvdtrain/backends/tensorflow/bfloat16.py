@@ -31,14 +31,17 @@ class BFloat16:
 
     def __init__(self, workers: Sized, scaled: bool = False) -> None:
         self._workers = workers
+        self._parameters: list[Variable] = []
 
     def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Do nothing: the graph has the gradients."""
+        """Take the parameters: the shape of a gradient may be unknown."""
+        self._parameters = list(parameters.values())
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sums; those that are not fp32 travel as they are."""
         if not self._workers.may_reduce:
             return list(gradients)
+        gradients = [laid_out_as(p, g) for p, g in zip(self._parameters, gradients, strict=True)]
         found = list(gradients)
         rounded = []
         for index, gradient in enumerate(gradients):
@@ -78,6 +81,13 @@ class BFloat16:
         with _mark(f"{name}.sum"):
             gathered = hvd.allgather(tf.bitcast(own, tf.int16), name=f"{name}.sum")
         return tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32)[:length]
+
+
+def laid_out_as(parameter: Variable, gradient: Tensor) -> Tensor:
+    """Return a gradient whose shape is known while a step is traced: that of its parameter."""
+    if gradient.shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(gradient, parameter.shape)
 
 
 def _mark(name: str) -> Any:

@@ -22,6 +22,7 @@ from hvdtrain.backends.portable.low_rank import (
     first_factor,
     matrix_shape,
 )
+from hvdtrain.backends.tensorflow.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
@@ -86,6 +87,7 @@ class LowRank:
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sums of low rank; the errors change when all reductions have succeeded."""
+        gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
         places = [self._matrices.get(id(variable)) for variable in self._variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
@@ -193,7 +195,9 @@ class LowRank:
             mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
             message = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], 0)
             with tf.compat.v1.get_default_graph()._attr_scope(mark):
-                message = hvd.allreduce(message, op=hvd.Sum, name=name)
+                # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
+                # with padding run another graph than those without
+                message = hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
             parts = tf.split(message, [tensors[i].shape.num_elements() for i in indices])
             for i, part in zip(indices, parts, strict=True):
                 found[i] = tf.reshape(part, tensors[i].shape)

@@ -28,11 +28,12 @@ class BFloat16:
     def __init__(self, workers: Workers, scaled: bool = False) -> None:
         self._workers = workers
         self._names: list[str] = []
+        self._parameters: list[torch.Tensor] = []
         self._sparse: set[str] | None = None  # names of sparse gradients; None until a step has shown them
 
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Take the names of the parameters; nothing begins before the backward pass ends."""
-        self._names, self._sparse = list(parameters), None
+        """Take the parameters; nothing begins before the backward pass ends."""
+        self._names, self._parameters, self._sparse = list(parameters), list(parameters.values()), None
 
     def expect(self, passes: int) -> None:
         """Do nothing: gradients are complete when ``finish`` gets them."""
@@ -63,7 +64,7 @@ class BFloat16:
             sums = self._sum(torch.cat([gradients[i].reshape(-1) for i in rounded]), name)
             parts = torch.split(sums, [gradients[i].numel() for i in rounded])
             for index, part in zip(rounded, parts, strict=True):
-                found[index] = part.view(gradients[index].shape)
+                found[index] = laid_out_as(self._parameters[index], part.view(gradients[index].shape))
         return found
 
     def state(self) -> PortableState:
@@ -86,3 +87,10 @@ class BFloat16:
         gathered = hvd.allgather(own.to(torch.bfloat16).view(torch.int16), name=f"{name}.sum")
         total: torch.Tensor = gathered.view(torch.bfloat16).to(torch.float32)[: len(values)]
         return total
+
+
+def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with its numbers where the parameter has its own: fused optimizers count on that."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

@@ -22,6 +22,7 @@ from hvdtrain.backends.portable.low_rank import (
     first_factor,
     matrix_shape,
 )
+from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.errors import TaskError
 
@@ -108,7 +109,7 @@ class LowRank:
             matrix.put(gradient)
         if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
             self._keep(factors, factor)
-        return gradients
+        return [laid_out_as(t, gradient) for t, gradient in zip(self._tensors, gradients, strict=True)]
 
     def state(self) -> PortableState:
         """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
