@@ -165,3 +165,45 @@ def test_bf16_is_as_far_from_the_sum_as_documented_and_no_farther(framework, mon
     error = np.abs(found - total)
     assert (error <= 2**-8 * parts + 2**-8 * np.abs(total)).all()
     assert error[0] > 2**-9 * parts[0] + 2**-8 * total[0]
+
+
+@pytest.mark.parametrize("rows", [[300, 7], [5000]])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_the_order_of_adding_does_not_change_the_directions(framework, rows):
+    """It depends on the number of threads; here, on the order of the rows."""
+    random = np.random.RandomState(0)
+    arrays = [random.randn(count, 4) * 10.0 ** random.randint(-9, 3, (count, 4)) for count in rows]
+    arrays[-1][:, 1] = 0
+    orders = [random.permutation(count) for count in rows]
+    mixed = [array[order] for array, order in zip(arrays, orders, strict=True)]
+    module, of = {
+        "torch": (torch_low_rank, torch.from_numpy),
+        "tensorflow": (tensorflow_low_rank, tf.constant),
+    }[framework]
+    fixed, found = module._exact_products([of(array) for array in arrays])
+    _, expected = module._exact_products([of(array) for array in mixed])
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    for array, close, products in zip(arrays, fixed, found.numpy(), strict=True):
+        np.testing.assert_allclose(close.numpy(), array, atol=1e-11 * np.abs(array).max())
+        length = np.sqrt(np.outer(np.diag(products), np.diag(products)))
+        assert (np.abs(products - close.numpy().T @ close.numpy()) <= 1e-14 * length).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(framework, wrong):
+    random = np.random.RandomState(0)
+    arrays = [random.randn(count, 4).astype(np.float32) * 1e-30 for count in (3000, 9)]
+    arrays[0][:, 2] = arrays[0][:, 0] + 1e-4 * arrays[0][:, 1]  # depends on those before it
+    arrays[0][:, 3] += arrays[0][:, 0] * 1000
+    module, of = {
+        "torch": (torch_low_rank, torch.from_numpy),
+        "tensorflow": (tensorflow_low_rank, tf.constant),
+    }[framework]
+    for found in module.orthonormal([of(array) for array in arrays]):
+        products = found.numpy().astype(np.float64).T @ found.numpy()
+        np.testing.assert_allclose(products, np.diag(np.diag(products) > 0.5), atol=1e-6)
+    arrays[0][5, 1] = wrong
+    found = module.orthonormal([of(array) for array in arrays])
+    assert not np.isfinite(found[0].numpy()).all()
+    assert np.isfinite(found[1].numpy()).all()

@@ -15,6 +15,7 @@ PREFIX = "compression"
 _ERROR, _FACTOR = f"{PREFIX}/error/", f"{PREFIX}/q/"
 # a column whose part that is its own is smaller than this, relative to the longest, is rounding of fp32
 LEAST_PART = 1e-5
+EXPONENT_BITS = 0x7FF << 52  # of a number of fp64: without the others, it is a power of two
 _LEAST_GAIN = 2  # the two thin matrices have fewer numbers than the gradient by more than this factor
 
 
@@ -30,6 +31,14 @@ def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
     divided = [(prod(shape[:axis]), prod(shape[axis:])) for axis in range(1, len(shape))]
     rows, columns = min(divided, key=sum, default=(0, 0))
     return (rows, columns) if _LEAST_GAIN * rank * (rows + columns) < rows * columns else None
+
+
+def part_bits(rows: int) -> int:
+    """Return how many bits of a column's numbers are multiplied at once.
+
+    So few that sums of products of two such parts, which are smaller than 2 ** (bits + 1), are exact in fp64.
+    """
+    return (51 - (rows - 1).bit_length()) // 2
 
 
 def first_factor(path: str, columns: int, rank: int, seed: int) -> NDArray[np.float32]:

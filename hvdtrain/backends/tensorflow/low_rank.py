@@ -14,6 +14,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import (
+    EXPONENT_BITS,
     LEAST_PART,
     check_kept,
     describe,
@@ -21,6 +22,7 @@ from hvdtrain.backends.portable.low_rank import (
     factor_name,
     first_factor,
     matrix_shape,
+    part_bits,
 )
 from hvdtrain.backends.tensorflow.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.model_state import Field
@@ -254,7 +256,7 @@ def orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None)
 
 def _orthonormal_once(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Do so once, for all matrices together: Gram-Schmidt on the products of their columns."""
-    products = tf.stack([tf.matmul(matrix, matrix, transpose_a=True) for matrix in matrices])
+    matrices, products = _exact_products(matrices)
     unit = np.eye(products.shape[-1])
     turn = tf.constant(np.broadcast_to(unit, (len(matrices), *unit.shape)))
     least = LEAST_PART**2 * tf.reduce_max(tf.linalg.diag_part(products), 1)
@@ -269,3 +271,29 @@ def _orthonormal_once(matrices: Sequence[Tensor]) -> list[Tensor]:
         turn = turn @ change
         products = tf.matmul(change, products, transpose_a=True) @ change
     return [matrix @ turn[i] for i, matrix in enumerate(matrices)]
+
+
+def _exact_products(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return matrices in fixed point, and the products of their columns, of which no sum is rounded.
+
+    So it does not matter in which order they are added, which depends on the number of threads: workers that
+    have different numbers of them get the same. Each number has two parts, of which all products are whole.
+    """
+    rows = [matrix.shape[0] for matrix in matrices]
+    bits, rank = part_bits(max(rows)), matrices[0].shape[1]
+    joined = tf.concat(matrices, 0)
+    largest = tf.stack([tf.reduce_max(part, 0) for part in tf.split(tf.abs(joined), rows)])
+    kept = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int64), np.int64(EXPONENT_BITS))
+    unit = tf.bitcast(kept, tf.float64)
+    unit = tf.where(unit > 0, unit, tf.ones_like(unit)) * 2.0**-bits
+    units = tf.gather(unit, np.repeat(np.arange(len(rows)), rows))
+    scaled = joined / units
+    high = tf.round(scaled)
+    low = tf.round((scaled - high) * 2.0**bits)
+    parts = tf.split(tf.concat((high, low), 1), rows)
+    whole = tf.stack([tf.matmul(part, part, transpose_a=True) for part in parts])
+    mixed = whole[:, :rank, rank:]
+    mixed += tf.linalg.matrix_transpose(mixed)
+    products = whole[:, :rank, :rank] + mixed * 2.0**-bits + whole[:, rank:, rank:] * 4.0**-bits
+    fixed = (high + low * 2.0**-bits) * units
+    return tf.split(fixed, rows), products * unit[:, :, None] * unit[:, None, :]

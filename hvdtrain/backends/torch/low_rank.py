@@ -14,6 +14,7 @@ import torch
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import (
+    EXPONENT_BITS,
     LEAST_PART,
     check_kept,
     describe,
@@ -21,6 +22,7 @@ from hvdtrain.backends.portable.low_rank import (
     factor_name,
     first_factor,
     matrix_shape,
+    part_bits,
 )
 from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.model_state import Field
@@ -296,7 +298,7 @@ def orthonormal(
 
 def _orthonormal_once(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Do so once, for all matrices together: Gram-Schmidt on the products of their columns."""
-    products = torch.stack([matrix.T @ matrix for matrix in matrices])
+    matrices, products = _exact_products(matrices)
     unit = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
     turn = unit.expand_as(products)
     least = LEAST_PART**2 * products.diagonal(dim1=1, dim2=2).amax(1)
@@ -311,6 +313,28 @@ def _orthonormal_once(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         turn = turn @ change
         products = change.mT @ products @ change
     return [matrix @ turn[i] for i, matrix in enumerate(matrices)]
+
+
+def _exact_products(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return matrices in fixed point, and the products of their columns, of which no sum is rounded.
+
+    So it does not matter in which order they are added, which depends on the number of threads: workers that
+    have different numbers of them get the same. Each number has two parts, of which all products are whole.
+    """
+    rows = [len(matrix) for matrix in matrices]
+    bits, rank = part_bits(max(rows)), matrices[0].shape[1]
+    joined = torch.cat(list(matrices))
+    largest = torch.stack([part.amax(0) for part in torch.split(joined.abs(), rows)])
+    unit = (largest.view(torch.int64) & EXPONENT_BITS).view(torch.float64)
+    unit = torch.where(unit > 0, unit, 1.0) * 2.0**-bits
+    units = torch.cat([one.expand(count, -1) for one, count in zip(unit, rows, strict=True)])
+    high = joined.div_(units).round()
+    low = joined.sub_(high).mul_(2.0**bits).round_()
+    whole = torch.stack([part.T @ part for part in torch.split(torch.cat((high, low), 1), rows)])
+    mixed = whole[:, :rank, rank:]
+    products = whole[:, :rank, :rank] + (mixed + mixed.mT) * 2.0**-bits + whole[:, rank:, rank:] * 4.0**-bits
+    fixed = low.mul_(2.0**-bits).add_(high).mul_(units)
+    return list(torch.split(fixed, rows)), products * unit[:, :, None] * unit[:, None, :]
 
 
 def _sparse_gradient() -> TaskError:
