@@ -285,8 +285,8 @@ def test_a_reduction_that_fails_changes_neither_error_nor_q(started, monkeypatch
     reducer = started._low_rank
     do_sum = type(reducer)._sum
 
-    def failing(self, what, tensors):
-        return 1 / 0 if what == "q" else do_sum(self, what, tensors)
+    def failing(self, what, tensors, is_last):
+        return 1 / 0 if what == "q" else do_sum(self, what, tensors, is_last=is_last)
 
     monkeypatch.setattr(type(reducer), "_sum", failing)
     with pytest.raises(ZeroDivisionError):

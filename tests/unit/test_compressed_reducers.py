@@ -1,5 +1,6 @@
 """Reducers that compress gradients, in one process: memory layouts, shapes, names, the rounding of bf16."""
 
+import time
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -7,12 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+from support.faked_horovod import FakedHorovod
 
 from hvdtrain.backends.tensorflow import bfloat16 as tensorflow_bfloat16
 from hvdtrain.backends.tensorflow import low_rank as tensorflow_low_rank
+from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
 from hvdtrain.backends.tensorflow.model_state import Field as TensorFlowField
+from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.torch import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch import low_rank as torch_low_rank
+from hvdtrain.backends.torch import step_clock as torch_step_clock
 from hvdtrain.backends.torch.layouts import Layout
 from hvdtrain.backends.torch.model_state import Field as TorchField
 
@@ -63,9 +68,9 @@ def of_tensorflow(**fields):
     return SimpleNamespace(alltoall=called(other.alltoall), allgather=called(other.allgather))
 
 
-def torch_low_rank_of(parameter, path="conv/kernel"):
+def torch_low_rank_of(parameter, path="conv/kernel", workers=ALONE):
     field = TorchField(path, path, (parameter,), (path,), Layout(lambda a: a[0], lambda a: [a]))
-    reducer = torch_low_rank.LowRank(ALONE, [field], RANK, 0)
+    reducer = torch_low_rank.LowRank(workers, [field], RANK, 0)
     reducer.attach({path: parameter})
     return reducer
 
@@ -207,3 +212,92 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(fr
     found = module.orthonormal([of(array) for array in arrays])
     assert not np.isfinite(found[0].numpy()).all()
     assert np.isfinite(found[1].numpy()).all()
+
+
+class Noting:
+    """A clock that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def __getattr__(self, name):
+        return lambda *_: self.told.append(name)
+
+
+@pytest.mark.parametrize("in_warmup", [False, True])
+def test_the_clock_leaves_matrices_out_of_the_reduction(in_warmup, monkeypatch):
+    told = ["ready", "reduced"] if in_warmup else ["ready", "resumed", "ready", "reduced"]
+    horovod = FakedHorovod(monkeypatch)
+
+    def work(workers):
+        reducer = torch_low_rank_of(torch.nn.Parameter(torch.zeros(30, 40)), workers=workers)
+        reducer.clock = Noting()
+        reducer.follow(in_warmup)
+        reducer.finish([torch.ones(30, 40)])
+        return reducer.clock.told
+
+    assert horovod.run(work) == [told, told]
+
+
+def test_the_clock_is_told_in_both_branches_of_a_trace(monkeypatch):
+    monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", lambda tensor, **_: 2 * tensor)
+    reducer = tensorflow_low_rank_of(TWO, (30, 40))
+    reducer.clock = Noting()
+    tf.function(reducer.finish, autograph=False).get_concrete_function([tf.TensorSpec((30, 40))])
+    assert reducer.clock.told == ["ready", "resumed", "ready", "reduced", "ready", "reduced"]
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_a_clock_counts_what_lies_between_two_reductions(framework, monkeypatch):
+    """Of 20 seconds, the worker computes for 3 and 4, and then updates; the next step sends 6."""
+    seconds = [100.0]
+    workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
+    if framework == "torch":
+        monkeypatch.setattr(torch_step_clock.time, "perf_counter", lambda: seconds[0])
+        clock, sent = torch_step_clock.StepClock(workers, True), ()
+    else:
+        now = tensorflow_step_clock
+        monkeypatch.setattr(now.tf, "timestamp", lambda: tf.constant(seconds[0], tf.float64))
+        monkeypatch.setattr(now.time, "time", lambda: seconds[0])
+        clock, sent = now.StepClock(TracedWorkers(workers), True), ([],)
+    notes = [("ready", 103), ("resumed", 110), ("ready", 112), ("ready", 114), ("reduced", 120)]
+    for note, at in [*notes, ("reduced", 123)]:
+        seconds[0] = float(at)
+        getattr(clock, note)(*sent)
+    assert clock.busy().busy_seconds == 7
+    assert float(clock._begun_seconds) == 120
+    seconds[0] = 126.0
+    clock.ready(*sent)
+    assert clock.busy().busy_seconds == 6
+
+
+def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
+    """In TensorFlow, where the notes are operations of a branch."""
+
+    def slow(message):
+        time.sleep(0.5)
+        return 2 * message
+
+    def allreduce(message, **_):
+        return tf.reshape(tf.numpy_function(slow, [message], message.dtype), message.shape)
+
+    monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", allreduce)
+    workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
+    clock = tensorflow_step_clock.StepClock(TracedWorkers(workers), True)
+    reducer = tensorflow_low_rank_of(TWO, (30, 40))
+    reducer.clock = clock
+
+    @tf.function(autograph=False)
+    def step(gradient):
+        clock.ready([gradient])
+        found = reducer.finish([gradient])
+        clock.reduced(found)
+        return found
+
+    gradient = tf.ones((30, 40))
+    step(gradient)
+    clock.restart()
+    begun = time.time()
+    step(gradient)
+    assert 0 < clock.busy().busy_seconds < 0.45
+    assert begun + 1 <= clock.busy().begun_seconds <= time.time()

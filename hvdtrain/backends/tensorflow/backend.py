@@ -474,6 +474,8 @@ class TensorFlowBackend:
         self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
     ) -> None:
         """Make the update of a step that is not the task's own."""
+        if self._low_rank is not None:
+            self._low_rank.clock = self._clock
         self._update = Update(
             trainable,
             self._optimizers[MAIN],

@@ -26,6 +26,7 @@ from hvdtrain.backends.portable.low_rank import (
 )
 from hvdtrain.backends.tensorflow.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -50,7 +51,12 @@ class LowRank:
         seed: the config's, of the first Q.
         factor: returns what a loss scale has multiplied the gradients by.
         has_warmup: whether the learning rate has a warm-up, for the plan.
+
+    Attributes:
+        clock: measures how long this worker is busy, matrices included; None if nobody does.
     """
+
+    clock: StepClock | None = None
 
     def __init__(
         self,
@@ -161,11 +167,11 @@ class LowRank:
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices and of the other gradients, and keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
-        summed = self._sum("p", [*left, *others])
+        summed = self._sum("p", [*left, *others], is_last=False)
         left, rest = summed[: len(left)], summed[len(left) :]
         found = orthonormal(left)
         own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
-        right = self._sum("q", own)
+        right = self._sum("q", own, is_last=True)
         totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
         # what this worker's part leaves out
         parts = zip(moments, found, own, strict=True)
@@ -178,32 +184,45 @@ class LowRank:
 
     def _reduce_uncompressed(self, moments: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sums of the matrices and of the other gradients; nothing is left out."""
-        summed = self._sum("uncompressed", [*moments, *others])
+        summed = self._sum("uncompressed", [*moments, *others], is_last=True)
         factors = [matrix.q.read_value() for matrix in self._all]
         self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, summed)
         return summed
 
-    def _sum(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sums of tensors over workers, as one message for each type."""
+    def _sum(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
+        """Collective. Return the sums of tensors over workers, as one message for each type.
+
+        Args:
+            what: part of the messages' names.
+            tensors: the tensors.
+            is_last: whether the step sends nothing after them.
+        """
         if not self._workers.may_reduce:
             return list(tensors)
         by_type: dict[Any, list[int]] = {}
         for index, tensor in enumerate(tensors):
             by_type.setdefault(tensor.dtype, []).append(index)
+        messages = [tf.concat([tf.reshape(tensors[i], [-1]) for i in part], 0) for part in by_type.values()]
+        if self.clock is not None:
+            self.clock.ready(messages)
+        sums = [self._reduce(f"{what}.{message.dtype.name}", message) for message in messages]
+        if self.clock is not None:
+            (self.clock.reduced if is_last else self.clock.resumed)(sums)
         found = list(tensors)
-        for dtype, indices in by_type.items():
-            name = f"hvdtrain.low_rank.{what}.{dtype.name}"
-            # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
-            mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
-            message = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], 0)
-            with tf.compat.v1.get_default_graph()._attr_scope(mark):
-                # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
-                # with padding run another graph than those without
-                message = hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
+        for message, indices in zip(sums, by_type.values(), strict=True):
             parts = tf.split(message, [tensors[i].shape.num_elements() for i in indices])
             for i, part in zip(indices, parts, strict=True):
                 found[i] = tf.reshape(part, tensors[i].shape)
         return found
+
+    def _reduce(self, what: str, message: Tensor) -> Tensor:
+        name = f"hvdtrain.low_rank.{what}"
+        # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
+        mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
+        with tf.compat.v1.get_default_graph()._attr_scope(mark):
+            # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
+            # with padding run another graph than those without
+            return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
 
     def _keep(self, errors: Sequence[Tensor], factors: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
         """Take the errors and Q of a step when all its reductions have succeeded, with finite sums."""

@@ -24,6 +24,7 @@ class StepClock(StepClockBase):
     def __init__(self, workers: TracedWorkers, is_measured: bool) -> None:
         super().__init__(workers.workers, is_measured)
         self._traced = workers
+        self._is_waiting = False
         if self._is_measured:
             self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
             self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)
@@ -50,23 +51,38 @@ class StepClock(StepClockBase):
         return [rank * [0.0], [seconds], (self.timed - 1 - rank) * [0.0]]
 
     def ready(self, tensors: Sequence[Tensor]) -> None:
-        """Note when this worker has computed its gradients; called while a step is traced.
+        """Note when this worker has computed its gradients, or what else it sends; the last note counts.
+
+        Called while a step is traced, as are the next two.
 
         Args:
             tensors: what is about to be reduced.
         """
+        self._is_waiting = True
         if self._is_measured:
             with tf.control_dependencies(tensors):
                 busy = tf.timestamp() - self._begun_seconds.read_value()
             self._seconds.assign(tf.cast(tf.maximum(busy, 0.0), tf.float32))
 
-    def reduced(self, tensors: Sequence[Tensor]) -> None:
-        """Note when the sums over workers have arrived; called while a step is traced.
+    def resumed(self, tensors: Sequence[Tensor]) -> None:
+        """Note when first sums over workers have arrived, with which this worker goes on computing.
 
         Args:
             tensors: the sums.
         """
-        if self._is_measured:
+        if self._is_measured:  # the time for which it waited is none of its own
+            with tf.control_dependencies(tensors):
+                begun = tf.timestamp() - tf.cast(self._seconds.read_value(), tf.float64)
+            self._begun_seconds.assign(begun)
+
+    def reduced(self, tensors: Sequence[Tensor]) -> None:
+        """Note when the sums over workers have arrived; another note in the same step changes nothing.
+
+        Args:
+            tensors: the sums.
+        """
+        waits, self._is_waiting = self._is_waiting, False
+        if waits and self._is_measured:
             with tf.control_dependencies(tensors):
                 self._begun_seconds.assign(tf.timestamp())
 

@@ -500,6 +500,8 @@ class TorchBackend:
         self, trainable: list[Entry], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
     ) -> None:
         """Make the update of a step that is not the task's own."""
+        if self._low_rank is not None:
+            self._low_rank.clock = self._clock
         self._optimizer = self._optimizers[MAIN]
         self._update = Update(
             trainable,

@@ -26,6 +26,7 @@ from hvdtrain.backends.portable.low_rank import (
 )
 from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.errors import TaskError
 
 
@@ -47,7 +48,12 @@ class LowRank:
         seed: the config's, of the first Q.
         factor: returns what a loss scale has multiplied the gradients by.
         has_warmup: whether the learning rate has a warm-up, for the plan.
+
+    Attributes:
+        clock: measures how long this worker is busy, matrices included; None if nobody does.
     """
+
+    clock: StepClock | None = None
 
     def __init__(
         self,
@@ -106,7 +112,7 @@ class LowRank:
             sent, factors = self._reduce_compressed(others)
         else:
             dense = [_dense(matrix.moment) for matrix in self._all]
-            sent, factors = self._sum("uncompressed", [*dense, *others]), []
+            sent, factors = self._sum("uncompressed", [*dense, *others], is_last=True), []
         for matrix, gradient in pairs:
             matrix.put(gradient)
         if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
@@ -162,26 +168,34 @@ class LowRank:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
-        sent = self._sum("p", [*left, *others])
+        sent = self._sum("p", [*left, *others], is_last=False)
         found = orthonormal(left)
         right = []
         for matrix, p in zip(self._all, found, strict=True):
             own = matrix.moment.T @ p
             matrix.moment.addmm_(p, own.T, alpha=-1)  # what this worker's part leaves out
             right.append(own)
-        sent += self._sum("q", right)
+        sent += self._sum("q", right, is_last=True)
         for matrix, p, q in zip(self._all, found, right, strict=True):
             matrix.total = p, q
         return sent, right
 
-    def _sum(self, what: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Sum tensors over workers in place by one message for each type; return the messages."""
+    def _sum(self, what: str, tensors: Sequence[torch.Tensor], *, is_last: bool) -> list[torch.Tensor]:
+        """Collective. Sum tensors over workers in place by one message for each type; return the messages.
+
+        Args:
+            what: part of the messages' names.
+            tensors: the tensors.
+            is_last: whether the step sends nothing after them.
+        """
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
         if self._workers.size == 1:
             return flat
+        if self.clock is not None:
+            self.clock.ready()
         handles = [
             hvd.allreduce_async_(message, op=hvd.Sum, name=f"hvdtrain.low_rank.{what}.{message.dtype}")
             for message in flat
@@ -194,6 +208,8 @@ class LowRank:
                 failure = failure or error
         if failure is not None:
             raise failure
+        if self.clock is not None:
+            (self.clock.reduced if is_last else self.clock.resumed)()
         for message, part in zip(flat, by_type.values(), strict=True):
             for tensor, values in zip(part, torch.split(message, [t.numel() for t in part]), strict=True):
                 tensor.view(-1).copy_(values)

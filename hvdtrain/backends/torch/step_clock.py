@@ -19,6 +19,7 @@ class StepClock(StepClockBase):
         super().__init__(workers, is_measured)
         self._seconds = torch.zeros(self.timed)
         self._begun_seconds = time.perf_counter()
+        self._is_waiting = False
 
     def enter_world(self) -> None:
         """Forget what a rank of the world before had measured. Local."""
@@ -34,13 +35,21 @@ class StepClock(StepClockBase):
         return [self._seconds] if self._is_measured else []
 
     def ready(self) -> None:
-        """Note that this worker has computed its gradients."""
+        """Note that this worker has computed its gradients, or what else it sends; the last note counts."""
+        self._is_waiting = True
         if self._is_measured:
             self._seconds[self._workers.rank] = time.perf_counter() - self._begun_seconds
 
+    def resumed(self) -> None:
+        """Note that first sums over workers have arrived, with which this worker goes on computing."""
+        if self._is_measured:  # the time for which it waited is none of its own
+            self._begun_seconds = time.perf_counter() - float(self._seconds[self._workers.rank])
+
     def reduced(self) -> None:
-        """Note that the sums over workers have arrived."""
-        self._begun_seconds = time.perf_counter()
+        """Note that the sums over workers have arrived; another note in the same step changes nothing."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._begun_seconds = time.perf_counter()
 
     def busy(self) -> Busy | None:
         """Return when the time of the next step began, and how long the last one's own part was."""
