@@ -12,11 +12,13 @@ from support.faked_horovod import FakedHorovod
 
 from hvdtrain.backends.tensorflow import bfloat16 as tensorflow_bfloat16
 from hvdtrain.backends.tensorflow import low_rank as tensorflow_low_rank
+from hvdtrain.backends.tensorflow import orthonormal as tensorflow_orthonormal
 from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
 from hvdtrain.backends.tensorflow.model_state import Field as TensorFlowField
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.torch import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch import low_rank as torch_low_rank
+from hvdtrain.backends.torch import orthonormal as torch_orthonormal
 from hvdtrain.backends.torch import step_clock as torch_step_clock
 from hvdtrain.backends.torch.layouts import Layout
 from hvdtrain.backends.torch.model_state import Field as TorchField
@@ -182,8 +184,8 @@ def test_the_order_of_adding_does_not_change_the_directions(framework, rows):
     orders = [random.permutation(count) for count in rows]
     mixed = [array[order] for array, order in zip(arrays, orders, strict=True)]
     module, of = {
-        "torch": (torch_low_rank, torch.from_numpy),
-        "tensorflow": (tensorflow_low_rank, tf.constant),
+        "torch": (torch_orthonormal, torch.from_numpy),
+        "tensorflow": (tensorflow_orthonormal, tf.constant),
     }[framework]
     fixed, found = module._exact_products([of(array) for array in arrays])
     _, expected = module._exact_products([of(array) for array in mixed])
@@ -202,8 +204,8 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(fr
     arrays[0][:, 2] = arrays[0][:, 0] + 1e-4 * arrays[0][:, 1]  # depends on those before it
     arrays[0][:, 3] += arrays[0][:, 0] * 1000
     module, of = {
-        "torch": (torch_low_rank, torch.from_numpy),
-        "tensorflow": (tensorflow_low_rank, tf.constant),
+        "torch": (torch_orthonormal, torch.from_numpy),
+        "tensorflow": (tensorflow_orthonormal, tf.constant),
     }[framework]
     for found in module.orthonormal([of(array) for array in arrays]):
         products = found.numpy().astype(np.float64).T @ found.numpy()

@@ -14,18 +14,16 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import (
-    EXPONENT_BITS,
-    LEAST_PART,
     check_kept,
     describe,
     error_name,
     factor_name,
     first_factor,
     matrix_shape,
-    part_bits,
 )
 from hvdtrain.backends.tensorflow.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.orthonormal import orthonormal
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
@@ -94,7 +92,7 @@ class LowRank:
         self._variables = list(parameters.values())
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sums of low rank; the errors change when all reductions have succeeded."""
+        """Collective. Return the sums of low rank; the errors change when all sums here have succeeded."""
         gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
         places = [self._matrices.get(id(variable)) for variable in self._variables]
         found = zip(places, gradients, strict=True)
@@ -225,7 +223,7 @@ class LowRank:
             return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
 
     def _keep(self, errors: Sequence[Tensor], factors: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-        """Take the errors and Q of a step when all its reductions have succeeded, with finite sums."""
+        """Take the errors and Q of a step when its gradients have been reduced, with finite sums."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
         for matrix, error, q in zip(self._all, errors, factors, strict=True):
             matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
@@ -251,68 +249,3 @@ class _Matrix:
         self.first_q = first_factor(field.path, shape[1], rank, seed)
         self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
         self.q = tf.Variable(self.first_q, trainable=False, name="q")
-
-
-def orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
-    """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
-
-    A column that depends on those before it becomes zero; with ``refill``, that column of it.
-
-    Args:
-        matrices: the matrices, of the same number of columns.
-        refill: orthonormal matrices of the same shapes.
-    """
-    if not matrices:
-        return []
-    wide = [tf.cast(matrix, tf.float64) for matrix in matrices]
-    found = _orthonormal_once(wide)
-    if refill is not None:
-        missing = [tf.cast(tf.reduce_all(tf.equal(matrix, 0), 0), tf.float64) for matrix in found]
-        filled = [m + np.float64(r) * gap for m, r, gap in zip(found, refill, missing, strict=True)]
-        found = _orthonormal_once(filled)
-    return [tf.cast(matrix, matrices[0].dtype) for matrix in found]
-
-
-def _orthonormal_once(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Do so once, for all matrices together: Gram-Schmidt on the products of their columns."""
-    matrices, products = _exact_products(matrices)
-    unit = np.eye(products.shape[-1])
-    turn = tf.constant(np.broadcast_to(unit, (len(matrices), *unit.shape)))
-    least = LEAST_PART**2 * tf.reduce_max(tf.linalg.diag_part(products), 1)
-    for j in range(len(unit)):
-        # column j is divided by its length, and taken out of those after it
-        own = products[:, j, j]
-        usable = tf.logical_or(own > least, tf.math.is_nan(own))
-        scale = tf.where(usable, tf.math.rsqrt(own), tf.zeros_like(own))[:, None]
-        later = (np.arange(len(unit)) > j).astype(np.float64)
-        row = unit[j] * scale - products[:, j] * scale**2 * later
-        change = np.diag(1 - unit[j]) + unit[j][:, None] * row[:, None]
-        turn = turn @ change
-        products = tf.matmul(change, products, transpose_a=True) @ change
-    return [matrix @ turn[i] for i, matrix in enumerate(matrices)]
-
-
-def _exact_products(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return matrices in fixed point, and the products of their columns, of which no sum is rounded.
-
-    So it does not matter in which order they are added, which depends on the number of threads: workers that
-    have different numbers of them get the same. Each number has two parts, of which all products are whole.
-    """
-    rows = [matrix.shape[0] for matrix in matrices]
-    bits, rank = part_bits(max(rows)), matrices[0].shape[1]
-    joined = tf.concat(matrices, 0)
-    largest = tf.stack([tf.reduce_max(part, 0) for part in tf.split(tf.abs(joined), rows)])
-    kept = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int64), np.int64(EXPONENT_BITS))
-    unit = tf.bitcast(kept, tf.float64)
-    unit = tf.where(unit > 0, unit, tf.ones_like(unit)) * 2.0**-bits
-    units = tf.gather(unit, np.repeat(np.arange(len(rows)), rows))
-    scaled = joined / units
-    high = tf.round(scaled)
-    low = tf.round((scaled - high) * 2.0**bits)
-    parts = tf.split(tf.concat((high, low), 1), rows)
-    whole = tf.stack([tf.matmul(part, part, transpose_a=True) for part in parts])
-    mixed = whole[:, :rank, rank:]
-    mixed += tf.linalg.matrix_transpose(mixed)
-    products = whole[:, :rank, :rank] + mixed * 2.0**-bits + whole[:, rank:, rank:] * 4.0**-bits
-    fixed = (high + low * 2.0**-bits) * units
-    return tf.split(fixed, rows), products * unit[:, :, None] * unit[:, None, :]
