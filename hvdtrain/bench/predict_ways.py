@@ -52,7 +52,10 @@ def half(shapes: Shapes, encoding: Spread = NOTHING, summing: Spread = NOTHING) 
 
 
 def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:
-    """Return the way of PowerSGD after the warm-up: the products and all else first, then the factors."""
+    """Return the way of PowerSGD after the warm-up: the products and other gradients first, then the factors.
+
+    The metrics travel in the last message.
+    """
     products = factors = others = 0
     for shape in shapes:
         matrix = matrix_shape(shape, rank)
@@ -64,7 +67,7 @@ def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:
     sizes = [4 * (products + others), 4 * factors]
     agreements = 2 if factors else 1
     sent = tuple(size for size in sizes if size)
-    return Way(f"powersgd:{rank}", sent, agreements=agreements, encoding=encoding)
+    return Way(f"powersgd:{rank}", sent, small=0, agreements=agreements, encoding=encoding)
 
 
 def local_steps(shapes: Shapes, every: int, slots: int) -> Way:

@@ -9,6 +9,7 @@ from functools import partial
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from support.fakes import on_every_rank
 
@@ -24,10 +25,12 @@ class FakedHorovod:
 
     Attributes:
         begun: for each rank, the names of what it has begun, in order.
+        failing: for each rank, the name of the sum that fails when it is waited for; None: none fails.
     """
 
     def __init__(self, monkeypatch, size=2):
         self.begun = [[] for _ in range(size)]
+        self.failing = [None] * size
         self._size = size
         self._rank = threading.local()
         self._joined = threading.Condition()
@@ -94,4 +97,7 @@ class FakedHorovod:
         return given
 
     def _summed(self, tensor, key, factor):
-        return tensor.copy_(sum(self._all(key)) * factor)
+        total = sum(self._all(key)) * factor
+        if key[0] == self.failing[self._rank.number]:
+            raise HorovodInternalError("a worker was lost, for a test")
+        return tensor.copy_(total)

@@ -20,14 +20,15 @@ def backend_of(workers, task, **fields):
     return backend
 
 
-def host_batch(backend, step=0, accumulate=1):
+def host_batch(backend, step=0, accumulate=1, *, times=1, in_warmup=False):
+    """Give this worker's part of a batch, whose inputs are multiplied by a number."""
     places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, SAMPLES)
-    arrays = {"inputs": X[places], "targets": Y[places]}
-    return HostBatch(step, arrays, real.astype(np.float32), float(SAMPLES), places)
+    arrays = {"inputs": X[places] * np.float32(times), "targets": Y[places]}
+    return HostBatch(step, arrays, real.astype(np.float32), float(SAMPLES), places, in_warmup=in_warmup)
 
 
-def step(backend, number=0, accumulate=1):
-    (batch,) = backend.to_device([host_batch(backend, number, accumulate)])
+def step(backend, number=0, accumulate=1, **fields):
+    (batch,) = backend.to_device([host_batch(backend, number, accumulate, **fields)])
     return backend.train_step(batch, 0.01).read().sums["loss"]
 
 

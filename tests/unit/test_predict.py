@@ -152,10 +152,10 @@ def test_messages_of_each_way_have_their_bytes():
     assert none.sizes == (4 * (1024 * 1024 + 1024),)
     assert fp16.bytes_per_step == none.bytes_per_step / 2
     assert powersgd.sizes == (4 * (1024 * 4 + 1024), 4 * 1024 * 4)
-    assert (powersgd.name, powersgd.agreements) == ("powersgd:4", 2)
+    assert (powersgd.name, powersgd.agreements, powersgd.small) == ("powersgd:4", 2, 0)
     assert local.bytes_per_step == pytest.approx(3 * none.bytes_per_step / 10)
     assert (len(local.sizes), local.agreements) == (1, 2)
-    assert low_rank([(8,)], 4).sizes == (32,)
+    assert (low_rank([(8,)], 4).sizes, low_rank([(8,)], 4).agreements) == ((32,), 1)
     assert [slots_of(*one) for one in (("sgd", 0.0), ("sgd", 0.9), ("lars", 0.9), ("adamw", 0.9))] == [
         0,
         1,

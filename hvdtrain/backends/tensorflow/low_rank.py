@@ -92,29 +92,17 @@ class LowRank:
         self._variables = list(parameters.values())
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sums of low rank; the errors change when all sums here have succeeded."""
-        gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
-        places = [self._matrices.get(id(variable)) for variable in self._variables]
-        found = zip(places, gradients, strict=True)
-        by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
-        others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
-        factor = None if self._factor is None else self._factor()
-        moments = []
-        for matrix in self._all:
-            error = matrix.error.read_value()
-            gradient = tf.reshape(by_matrix[id(matrix)], matrix.shape)
-            moments.append(gradient + (error if factor is None else error * factor))
-        reduced = tf.cond(
-            self._compresses,
-            lambda: self._reduce_compressed(moments, others, factor),
-            lambda: self._reduce_uncompressed(moments, others),
-        )
-        totals, rest = list(reduced[: len(moments)]), list(reduced[len(moments) :])
-        known = {id(matrix): total for matrix, total in zip(self._all, totals, strict=True)}
-        return [
-            rest.pop(0) if matrix is None else tf.reshape(known[id(matrix)], gradient.shape)
-            for matrix, gradient in zip(places, gradients, strict=True)
-        ]
+        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
+        return self._finish(gradients, ())[0]
+
+    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels beside it.
+        """
+        sums, (vector,) = self._finish(gradients, (vector,))
+        return sums, vector
 
     def state(self) -> PortableState:
         """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
@@ -160,16 +148,49 @@ class LowRank:
             self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
         )
 
+    def _finish(
+        self, gradients: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Collective. Return the sums of low rank, and those of vectors."""
+        gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
+        places = [self._matrices.get(id(variable)) for variable in self._variables]
+        found = zip(places, gradients, strict=True)
+        by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
+        others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
+        factor = None if self._factor is None else self._factor()
+        moments = []
+        for matrix in self._all:
+            error = matrix.error.read_value()
+            gradient = tf.reshape(by_matrix[id(matrix)], matrix.shape)
+            moments.append(gradient + (error if factor is None else error * factor))
+        ways = (
+            lambda: self._reduce_compressed(moments, others, vectors, factor),
+            lambda: self._reduce_uncompressed(moments, others, vectors),
+        )
+        reduced = list(tf.cond(self._compresses, *ways) if self._all else ways[1]())
+        totals, rest = reduced[: len(moments)], reduced[len(moments) :]
+        known = {id(matrix): total for matrix, total in zip(self._all, totals, strict=True)}
+        sums = [
+            rest.pop(0) if matrix is None else tf.reshape(known[id(matrix)], gradient.shape)
+            for matrix, gradient in zip(places, gradients, strict=True)
+        ]
+        return sums, rest
+
     def _reduce_compressed(
-        self, moments: Sequence[Tensor], others: Sequence[Tensor], factor: Tensor | None
+        self,
+        moments: Sequence[Tensor],
+        others: Sequence[Tensor],
+        vectors: Sequence[Tensor],
+        factor: Tensor | None,
     ) -> list[Tensor]:
-        """Collective. Return the sums of the matrices and of the other gradients, and keep what is left."""
+        """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
         summed = self._sum("p", [*left, *others], is_last=False)
         left, rest = summed[: len(left)], summed[len(left) :]
         found = orthonormal(left)
         own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
-        right = self._sum("q", own, is_last=True)
+        summed = self._sum("q", [*own, *vectors], is_last=True)
+        right, vectors = summed[: len(own)], summed[len(own) :]
         totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
         # what this worker's part leaves out
         parts = zip(moments, found, own, strict=True)
@@ -177,14 +198,17 @@ class LowRank:
         if factor is not None:
             errors = [error / factor for error in errors]
         factors = orthonormal(right, [matrix.first_q for matrix in self._all])
-        self._keep(errors, factors, [*left, *right, *rest])
-        return [*totals, *rest]
+        self._keep(errors, factors, [*left, *right, *rest], vectors)
+        return [*totals, *rest, *vectors]
 
-    def _reduce_uncompressed(self, moments: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sums of the matrices and of the other gradients; nothing is left out."""
-        summed = self._sum("uncompressed", [*moments, *others], is_last=True)
+    def _reduce_uncompressed(
+        self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
+        summed = self._sum("uncompressed", [*moments, *others, *vectors], is_last=True)
+        sent = summed[: len(summed) - len(vectors)]
         factors = [matrix.q.read_value() for matrix in self._all]
-        self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, summed)
+        self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
         return summed
 
     def _sum(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
@@ -222,12 +246,26 @@ class LowRank:
             # with padding run another graph than those without
             return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
 
-    def _keep(self, errors: Sequence[Tensor], factors: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-        """Take the errors and Q of a step when its gradients have been reduced, with finite sums."""
+    def _keep(
+        self,
+        errors: Sequence[Tensor],
+        factors: Sequence[Tensor],
+        sent: Sequence[Tensor],
+        vectors: Sequence[Tensor],
+    ) -> None:
+        """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite.
+
+        Args:
+            errors: of the matrices.
+            factors: Q of the matrices.
+            sent: the sums of which the gradients are made.
+            vectors: the other sums of the step.
+        """
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
-        for matrix, error, q in zip(self._all, errors, factors, strict=True):
-            matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
-            matrix.q.assign(tf.where(is_finite, q, matrix.q.read_value()))
+        with tf.control_dependencies([*sent, *vectors]):
+            for matrix, error, q in zip(self._all, errors, factors, strict=True):
+                matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
+                matrix.q.assign(tf.where(is_finite, q, matrix.q.read_value()))
 
 
 class _Matrix:

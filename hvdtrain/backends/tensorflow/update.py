@@ -11,6 +11,7 @@ from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.all_reduce import AllReduce
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
+from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
@@ -88,7 +89,7 @@ class Update:
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
         self._clock.ready([*gradients, vector])
-        if isinstance(self._reducer, AllReduce):
+        if isinstance(self._reducer, AllReduce | LowRank):
             reduced, vector = self._reducer.finish_with(gradients, vector)
         else:
             if self._workers.may_reduce:

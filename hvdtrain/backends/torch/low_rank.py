@@ -94,28 +94,19 @@ class LowRank:
     def expect(self, passes: int) -> None:
         """Do nothing: gradients are complete when ``finish`` gets them."""
 
-    @torch.no_grad()
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Return the sums of low rank; the errors change when all sums here have succeeded."""
-        if any(gradient.is_sparse for gradient in gradients):
-            raise _sparse_gradient()
-        gradients = [gradient.contiguous() for gradient in gradients]
-        places = zip(self._tensors, gradients, strict=True)
-        pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
-        others = [g for t, g in zip(self._tensors, gradients, strict=True) if id(t) not in self._matrices]
-        factor = self._factor()
-        for matrix, gradient in pairs:
-            torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
-        if self._compresses:
-            sent, factors = self._reduce_compressed(others)
-        else:
-            dense = [_dense(matrix.moment) for matrix in self._all]
-            sent, factors = self._sum("uncompressed", [*dense, *others], is_last=True), []
-        for matrix, gradient in pairs:
-            matrix.put(gradient)
-        if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
-            self._keep(factors, factor)
-        return [laid_out_as(t, gradient) for t, gradient in zip(self._tensors, gradients, strict=True)]
+        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
+        return self._finish(gradients, ())
+
+    def finish_with(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels beside it.
+        """
+        return self._finish(gradients, (vector,)), vector
 
     def state(self) -> PortableState:
         """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
@@ -161,10 +152,41 @@ class LowRank:
             self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
         )
 
+    @torch.no_grad()
+    def _finish(
+        self, gradients: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Collective. Return the sums of low rank, and sum vectors in place."""
+        if any(gradient.is_sparse for gradient in gradients):
+            raise _sparse_gradient()
+        gradients = [gradient.contiguous() for gradient in gradients]
+        places = zip(self._tensors, gradients, strict=True)
+        pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
+        others = [g for t, g in zip(self._tensors, gradients, strict=True) if id(t) not in self._matrices]
+        factor = self._factor()
+        for matrix, gradient in pairs:
+            torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
+        if self._compresses and self._all:
+            sent, factors = self._reduce_compressed(others, vectors)
+        else:
+            dense = [_dense(matrix.moment) for matrix in self._all]
+            sent, factors = self._sum("uncompressed", [*dense, *others], vectors, is_last=True), []
+        for matrix, gradient in pairs:
+            matrix.put(gradient)
+        found = [laid_out_as(t, gradient) for t, gradient in zip(self._tensors, gradients, strict=True)]
+        if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
+            self._keep(factors, factor)
+        return found
+
     def _reduce_compressed(
-        self, others: Sequence[torch.Tensor]
+        self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
+        """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i.
+
+        Args:
+            others: gradients that are not compressed, summed in place.
+            vectors: what else the step sums, likewise.
+        """
         left = [matrix.moment @ matrix.q for matrix in self._all]
         sent = self._sum("p", [*left, *others], is_last=False)
         found = orthonormal(left)
@@ -173,25 +195,39 @@ class LowRank:
             own = matrix.moment.T @ p
             matrix.moment.addmm_(p, own.T, alpha=-1)  # what this worker's part leaves out
             right.append(own)
-        sent += self._sum("q", right, is_last=True)
+        sent += self._sum("q", right, vectors, is_last=True)
         for matrix, p, q in zip(self._all, found, right, strict=True):
             matrix.total = p, q
         return sent, right
 
-    def _sum(self, what: str, tensors: Sequence[torch.Tensor], *, is_last: bool) -> list[torch.Tensor]:
-        """Collective. Sum tensors over workers in place by one message for each type; return the messages.
+    def _sum(
+        self,
+        what: str,
+        tensors: Sequence[torch.Tensor],
+        vectors: Sequence[torch.Tensor] = (),
+        *,
+        is_last: bool,
+    ) -> list[torch.Tensor]:
+        """Collective. Sum tensors and vectors over workers in place by one message for each type.
+
+        Return the messages without the vectors, which stand behind the tensors.
 
         Args:
             what: part of the messages' names.
-            tensors: the tensors.
+            tensors: of gradients.
+            vectors: what else the step sums.
             is_last: whether the step sends nothing after them.
         """
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
+        for tensor in (*tensors, *vectors):
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
+        of_gradients = [
+            message[: len(message) - sum(v.numel() for v in vectors if v.dtype == message.dtype)]
+            for message in flat
+        ]
         if self._workers.size == 1:
-            return flat
+            return of_gradients
         if self.clock is not None:
             self.clock.ready()
         handles = [
@@ -211,21 +247,19 @@ class LowRank:
         for message, part in zip(flat, by_type.values(), strict=True):
             for tensor, values in zip(part, torch.split(message, [t.numel() for t in part]), strict=True):
                 tensor.view(-1).copy_(values)
-        return flat
+        return of_gradients
 
     def _keep(self, factors: Sequence[torch.Tensor], factor: float) -> None:
-        """Take the errors and Q of a step whose gradients have been reduced, with finite sums."""
-        for matrix in self._all:
-            if not factors:
+        """Take the errors and Q of a step of which all has been reduced, and the gradients are finite."""
+        if not factors:
+            for matrix in self._all:
                 matrix.error.zero_()
-                continue
-            matrix.error, matrix.moment = matrix.moment, matrix.error
+            return
+        found = orthonormal(factors, [matrix.first_q for matrix in self._all])
+        for matrix, q in zip(self._all, found, strict=True):
+            matrix.error, matrix.moment, matrix.q = matrix.moment, matrix.error, q
             if factor != 1:
                 matrix.error.div_(factor)
-        if factors:
-            found = orthonormal(factors, [matrix.first_q for matrix in self._all])
-            for matrix, q in zip(self._all, found, strict=True):
-                matrix.q = q
 
 
 class _Matrix:

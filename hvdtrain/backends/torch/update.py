@@ -10,6 +10,7 @@ from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import OVERFLOW_INDEX
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
@@ -121,7 +122,7 @@ class Update:
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
         self._clock.ready()
-        if isinstance(self._reducer, AllReduce):
+        if isinstance(self._reducer, AllReduce | LowRank):
             reduced, vector = self._reducer.finish_with(self._gradients(), vector)
         else:
             reduced = self._reduce_apart(vector)
