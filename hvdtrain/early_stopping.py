@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.wire_types import travels
+from hvdtrain.words import counted
 
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")
@@ -82,8 +83,7 @@ class EarlyStoppingState(BaseModel):
 
     def describe(self, goal: MetricGoal) -> str:
         """Return what has not improved for how long, in words."""
-        times = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations} evaluations"
-        text = f"{goal.metric} has not improved for {times}"
+        text = f"{goal.metric} has not improved for {counted(self.evaluations, 'evaluation')}"
         if self.best is None:
             return text
         return f"{text} (best {self.best:.4g} at step {self.best_step:,})"

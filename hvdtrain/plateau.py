@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.wire_types import travels
+from hvdtrain.words import counted
 
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 
@@ -56,8 +57,7 @@ class PlateauState(BaseModel):
 
     def describe(self, goal: MetricGoal) -> str:
         """Return what has not improved for how long, in words."""
-        times = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations} evaluations"
-        text = f"{goal.metric} has not improved for {times}"
+        text = f"{goal.metric} has not improved for {counted(self.evaluations, 'evaluation')}"
         if self.best is None:
             return text
         return f"{text} (best {self.best:.4g} at step {self.best_step:,})"

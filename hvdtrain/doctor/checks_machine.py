@@ -1,6 +1,7 @@
 """Checks of directories, disks, memory, cores and GPUs."""
 
 from hvdtrain.doctor.report import Finding, Host, HostInfo, Report, Status, compare, summarize_names
+from hvdtrain.words import counted
 
 _RUN_FAIL_MIB, _RUN_WARN_MIB = 64, 1024
 _TEMPORARY_FAIL_MIB, _TEMPORARY_WARN_MIB = 8, 256
@@ -118,7 +119,7 @@ def _locked_memory(host: Host, info: HostInfo) -> Finding:
 def _cores(host: Host, info: HostInfo) -> Finding:
     cores, check = info["cores"], "cores"
     if host.slots > cores:
-        found = f"{host.slots} workers on {cores} {'core' if cores == 1 else 'cores'}: they take turns"
+        found = f"{host.slots} workers on {counted(cores, 'core')}: they take turns"
         return Finding(
             host.name, check, "warn", found, "Training works but is slow. Give the host fewer slots."
         )

@@ -11,6 +11,7 @@ from hvdtrain.doctor.checks_speed import compute_results, pair_times
 from hvdtrain.doctor.diagnosis import Diagnosis
 from hvdtrain.doctor.report import Finding, Report, Status, summarize_names, worst_status
 from hvdtrain.doctor.speed import KIB, MIB, SIZES, bus_bytes_per_second, bytes_per_second, latency_seconds
+from hvdtrain.words import counted
 
 _MARKS: dict[Status, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -100,8 +101,8 @@ def _conclusion(diagnosis: Diagnosis) -> Text:
     hosts = diagnosis.report.hosts
     fails = {f.host for f in diagnosis.findings if f.status == "fail"}
     warnings = [f for f in diagnosis.findings if f.status == "warn"]
-    number = f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'}"
-    notes = f", {len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else ""
+    number = counted(len(hosts), "host")
+    notes = f", {counted(len(warnings), 'warning')}" if warnings else ""
     if fails:
         names = summarize_names([host.name for host in hosts if host.name in fails])
         return Text(f"\n{number}: a job would fail because of {names}{notes}", style="bold red")

@@ -8,6 +8,7 @@ from hvdtrain.elastic.crashes import COMMAND_NOT_FOUND, SAME_STEP, SAME_STEP_LOS
 from hvdtrain.elastic.roster import Worker
 from hvdtrain.elastic.world import Place
 from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_USAGE
+from hvdtrain.words import counted
 
 RESUME = "Continue from the newest checkpoint with --resume."
 MEND_AND_RESUME = "Mend what they wait for, then use --resume."
@@ -84,7 +85,8 @@ def too_few_came(have: int, limits: Limits, last: Worker | None) -> Ending:
         limits: of the job.
         last: the worker that failed last.
     """
-    problem = f"{have} of at least {_workers(limits.least)} (--min-np) came within {_timeout(limits)}"
+    least = counted(limits.least, "worker")
+    problem = f"{have} of at least {least} (--min-np) came within {_timeout(limits)}"
     return Ending(problem + _last(last), _CANNOT_START if last else _NO_SLOTS)
 
 
@@ -123,14 +125,10 @@ def _last(last: Worker | None) -> str:
     return f"; the last to fail: {last} {last.reason[:_LONGEST]}" if last else ""
 
 
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
-
-
 def _timeout(limits: Limits) -> str:
     return f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
 
 
 def _resume_with(least: int) -> str:
     fewer = ", or with a lower --min-np" if least > 1 else ""
-    return f"Continue with --resume when there are slots for {_workers(least)} or more{fewer}."
+    return f"Continue with --resume when there are slots for {counted(least, 'worker')} or more{fewer}."

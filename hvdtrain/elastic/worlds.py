@@ -12,6 +12,7 @@ from hvdtrain.elastic.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.world import Place, Purpose, Source
 from hvdtrain.watch.heartbeat import WorkerState
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
+from hvdtrain.words import counted
 
 FORM_SECONDS = 20.0
 FORM_SECONDS_A_PAIR = 0.005  # of workers: each asks the store about every other one
@@ -253,7 +254,7 @@ class Worlds:
         return [self._deadline] if self.state is State.FORMING else []
 
     def _describe(self, members: Collection[Worker], now: float) -> str:
-        text = f"training with {len(members)} worker{'s' if len(members) > 1 else ''}"
+        text = f"training with {counted(len(members), 'worker')}"
         changed = self.log.describe_all(members)
         if changed is None:
             return f"{text} (world {self.generation})"

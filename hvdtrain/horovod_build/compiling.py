@@ -19,6 +19,7 @@ from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged
 from hvdtrain.horovod_build.source import fetch_source, unpack
+from hvdtrain.words import counted
 
 # What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake
 # copy it into horovod/metadata.json, where `installed_build` reads it.
@@ -61,7 +62,7 @@ def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Callable[[str]
         source = unpack(archive, folder)
         apply_patches(source, horovod_patches())
         (source / RECORD_FILE).write_text(json.dumps(plan.record(), indent=1), encoding="utf-8")
-        echo(f"Compiling with {jobs} job{'s' if jobs > 1 else ''} at a time; log: {log}")
+        echo(f"Compiling with {counted(jobs, 'job')} at a time; log: {log}")
         started = time.monotonic()
         env = build_environment(plan, folder, jobs)
         wheel = _build_wheel(source, folder, env, log, echo)

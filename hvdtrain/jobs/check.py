@@ -21,10 +21,10 @@ from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, start
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session
 from hvdtrain.jobs.unused_options import notes_on_options
-from hvdtrain.reporting.console import counted
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import readers_for
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
+from hvdtrain.words import counted
 
 _WIDTH = 11
 _MEBIBYTE = 1 << 20

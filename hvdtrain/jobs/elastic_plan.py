@@ -1,9 +1,9 @@
 """What the plan says of an elastic job: the parts that follow the number of workers."""
 
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.reporting.console import counted
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
+from hvdtrain.words import counted
 
 _NAMED = 8  # numbers of workers
 

@@ -31,7 +31,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.metric_names import SEPARATOR, metrics_by_set
 from hvdtrain.paths import expand_path
-from hvdtrain.reporting.console import counted, describe_means
+from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
@@ -39,6 +39,7 @@ from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec, where_raised
 from hvdtrain.training_plan import Progress
+from hvdtrain.words import counted
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 

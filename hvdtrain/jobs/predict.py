@@ -35,10 +35,10 @@ from hvdtrain.jobs.setup import (
     started,
 )
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.reporting.console import counted
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import where_raised
+from hvdtrain.words import counted
 
 SPLITS = ("train", "eval", "predict")
 _LAYER = Layer("predict", {"on_bad_sample": "error", "compile": False, "checkpoint_activations": False})

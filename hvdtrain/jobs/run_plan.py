@@ -13,10 +13,10 @@ from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs import elastic_plan, local_steps_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.plateau import PlateauState
-from hvdtrain.reporting.console import counted
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
+from hvdtrain.words import counted
 
 _WIDTH = 14
 _GROUPS = 8  # parameter groups whose learning rates are shown

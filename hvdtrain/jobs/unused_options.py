@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hvdtrain.config import Config, Layer
-from hvdtrain.reporting.console import counted
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.words import counted
 
 _OF_BUILT_IN_OPTIMIZERS = (
     *("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),

@@ -14,6 +14,7 @@ from hvdtrain.profiling.timeline import Timeline, read_timeline
 from hvdtrain.profiling.trace import build_trace
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.report import Report
+from hvdtrain.words import counted
 
 TRACE_FILE, COSTS_FILE = "trace.json.gz", "costs.json"
 _CHUNK_BYTES = 8 << 20
@@ -181,7 +182,7 @@ def _packed(recording: Recording) -> bytes:
 
 def _lines(costs: Costs, where: Path | None) -> list[str]:
     """Return what is shown of the costs."""
-    count, workers = len(costs.steps), f"{costs.workers} worker{'s' if costs.workers > 1 else ''}"
+    count, workers = len(costs.steps), counted(costs.workers, "worker")
     steps = f"step {costs.steps[0]:,}" if count == 1 else "no step"
     if count > 1:
         steps = f"steps {costs.steps[0]:,} to {costs.steps[-1]:,}"

@@ -10,6 +10,7 @@ from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.metric_names import metrics_by_set
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.summary import Summary
+from hvdtrain.words import counted
 
 if TYPE_CHECKING:
     import rich.console
@@ -216,12 +217,6 @@ def _values_column() -> Any:
 def describe_means(means: Mapping[str, float]) -> str:
     """Return metrics as text: "loss 0.1234  accuracy 0.9000"."""
     return "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-
-
-def counted(number: float, noun: str) -> str:
-    """Return a number of things as text: "1 worker", "1,797 samples", "0.5 epochs"."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
-    return f"{text} {noun}" if number == 1 else f"{text} {noun}s"
 
 
 def _describe(values: Mapping[str, float]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import to_json
+from hvdtrain.words import counted
 
 KEPT = 64
 TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"
@@ -50,8 +51,7 @@ class WorkersChange:
             workers: number of workers from now on.
             step: steps done.
         """
-        now = "1 worker" if workers == 1 else f"{workers} workers"
-        parts = [f"{now} from step {step + 1:,} on"]
+        parts = [f"{counted(workers, 'worker')} from step {step + 1:,} on"]
         parts += [f"left: {', '.join(self.left)}"] if self.left else []
         parts += [f"joined: {', '.join(self.joined)}"] if self.joined else []
         parts += [f"cause: {self.cause}"] if self.cause and not (self.left or self.joined) else []

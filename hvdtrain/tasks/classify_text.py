@@ -14,6 +14,7 @@ from hvdtrain.data.texts.tables import Table
 from hvdtrain.models import bert, lstm
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
+from hvdtrain.words import counted
 
 LEVELS = ("words", "bytes")
 MODELS = ("bert", "lstm")
@@ -104,14 +105,14 @@ class ClassifyText:
         shown = ", ".join(name[:20] for name in self._classes[:6])
         shown += ", ..." if len(self._classes) > 6 else ""
         classes = f"{len(self._classes):,} classes ({shown})"
-        description = f"{_counted(len(self._train), 'text')} in {classes} to train on"
+        description = f"{counted(len(self._train), 'text')} in {classes} to train on"
         if len(self._eval):
             description += f", {len(self._eval):,} to evaluate"
         if self._level == "words":
             description += f", a vocabulary of {self._sizes['vocabulary']:,}"
         left_out = [problem for table in self._tables for problem in table.left_out]
         if left_out:
-            description += f"; {_counted(len(left_out), 'row')} left out, the first: {left_out[0].problem}"
+            description += f"; {counted(len(left_out), 'row')} left out, the first: {left_out[0].problem}"
         return description
 
     def train_data(self) -> ArrayDataset:
@@ -154,7 +155,3 @@ def _sizes(
         "dropout": options.fraction("dropout", dropout),
     }
     return {**common, **of_bert} if model == "bert" else {**common}
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
