@@ -2,7 +2,8 @@
 
 ``Members`` takes events with the time and returns actions. It has no connection, process, clock or
 randomness, so that every order of events can be tested. It knows each worker (``roster.py``), which slots get
-one (``staffing.py``) and the current world (``worlds.py``), and decides on the next one (``regrouping.py``).
+one (``staffing.py``) and the current world (``worlds.py``), and decides on the next one (``regrouping.py``)
+and on the end of the job (``job_end.py``).
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from hvdtrain.elastic.events import (
     StoreFailed,
     Woke,
 )
+from hvdtrain.elastic.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
 from hvdtrain.elastic.messages import (
     AskStack,
     AskValues,
@@ -45,7 +47,7 @@ from hvdtrain.elastic.messages import (
     Values,
     Welcome,
 )
-from hvdtrain.elastic.regrouping import LEFT_SECONDS, SAVE_SECONDS, Regrouping
+from hvdtrain.elastic.regrouping import Regrouping
 from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.staffing import Staffing
 from hvdtrain.elastic.worlds import UP, State, Worlds
@@ -79,7 +81,8 @@ class Members:
         self._roster = Roster(limits.silence_seconds, can_start)
         self._staffing = Staffing(limits, self._roster, do)
         self._worlds = Worlds(self._roster, do)
-        self._regrouping = Regrouping(limits, self._roster, self._worlds, do, now, command=command)
+        self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
+        self._regrouping = Regrouping(limits, self._roster, self._worlds, self._end, do, now=now)
         self._refusals: dict[str, Comparison] = {}
         self._handlers: dict[type, Callable[[Worker, Any, float], None]] = {
             Beat: self._beat,
@@ -121,7 +124,7 @@ class Members:
 
     def next_tick(self) -> float:
         """Return when ``take`` wants a ``Tick`` at the latest; always later than the last event."""
-        times = [*self._roster.ticks(), *self._worlds.ticks(), *self._regrouping.ticks()]
+        times = [*self._roster.ticks(), *self._worlds.ticks(), *self._regrouping.ticks(), *self._end.ticks()]
         times += self._staffing.ticks(self._wanted(), self._now)
         times += [one.until for one in self._refusals.values()]
         due = min((time for time in times if time > self._now), default=self._now + _POLL_SECONDS)
@@ -162,9 +165,9 @@ class Members:
             case Discovered(hosts):
                 self._staffing.discover(hosts, now)
             case Signalled(number):
-                self._regrouping.stop(number, now)
+                self._end.stop(number, now)
             case StoreFailed(reason):
-                self._regrouping.finish(EXIT_ENVIRONMENT, f"no world could be opened: {reason}")
+                self._end.finish(EXIT_ENVIRONMENT, f"no world could be opened: {reason}")
             case Arrived() | Heard() | Lost() | Exited():
                 worker = self._roster.find(event.worker)
                 if worker is not None:
@@ -221,7 +224,7 @@ class Members:
         worker.since = now if was_member or not worker.since else worker.since
         if was_member:
             self._worlds.left(worker, now)
-            if not self._regrouping.completed(worker, now) and self.state in UP:
+            if not self._end.completed(worker, now) and self.state in UP:
                 self._worlds.break_up(f"{worker} lost its connection to the others", now)
         elif self._regrouping.digest and message.digest != self._regrouping.digest:
             self._compare(worker, now)
@@ -266,7 +269,7 @@ class Members:
             self._staffing.left(worker, now)
         if was_member:
             self._worlds.left(worker, now)
-            if self.state in UP and not self._regrouping.is_complete:
+            if self.state in UP and not self._end.is_complete:
                 self._worlds.break_up(f"{worker} left", now)
 
     def _failed(self, worker: Worker, message: Failed, now: float) -> None:
@@ -277,7 +280,7 @@ class Members:
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
-            self._regrouping.finish(
+            self._end.finish(
                 message.exit_code, told=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
             )
         else:
@@ -291,7 +294,7 @@ class Members:
     def _done(self, worker: Worker, message: Done, now: float) -> None:
         worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
         self._worlds.left(worker, now)
-        self._regrouping.done(message.exit_code, now)
+        self._end.done(message.exit_code, now)
 
     def _stack(self, worker: Worker, message: Stack, now: float) -> None:
         self._actions.append(Say(f"{worker}:\n{message.text}"))
@@ -320,7 +323,7 @@ class Members:
             self._actions.append(Kill(worker.name))
         if was_member:
             self._worlds.left(worker, now)
-            if not self._regrouping.is_complete:
+            if not self._end.is_complete:
                 self._worlds.break_up(f"{worker} {worker.reason}", now)
             self._worlds.crashes.lost(worker.generation)
             if worker.exit_code is not None and is_crash(worker.exit_code) and worker.failure is None:
@@ -339,7 +342,7 @@ class Members:
         self._count_failures(now)
         self._roster.clean(now)
         if self._staffing.is_hopeless() and not self._worlds.has_begun and not self._roster.at(Stage.READY):
-            self._regrouping.finish_hopeless()
+            self._end.finish_hopeless()
         if self.state is not State.ENDED:
             self._regrouping.advance(now)
         if self.state is not State.ENDED and self._can_start:
@@ -372,11 +375,11 @@ class Members:
             is_known = worker.exit_code is not None or not self._can_start or now >= worker.settled_by
             if worker.failed_in is not None and is_known and not worker.is_counted:
                 worker.is_counted = True
-                self._regrouping.last_failure = worker
+                self._end.last_failure = worker
                 self._staffing.failed(worker, self._worlds.has_begun, now)
 
     def _wanted(self) -> int:
         """Return how many workers the job wants now."""
-        if not self._can_start or self._regrouping.is_ending:
+        if not self._can_start or self._end.is_ending:
             return 0
         return self._limits.most if self._worlds.has_begun else self._limits.wanted

@@ -1,58 +1,39 @@
-"""When the next world of an elastic job is opened, with whom, and when the job ends."""
+"""When the next world of an elastic job is opened, and with whom."""
 
-import signal
 from collections.abc import Callable
 
 from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
-from hvdtrain.elastic.endings import (
-    CANNOT_ENTER,
-    FAILS_IN_WORLD,
-    MEND_AND_RESUME,
-    RESUME,
-    all_leave,
-    cannot_start,
-    crashed_again,
-    lost_again,
-    too_few_came,
-    too_few_left,
-)
-from hvdtrain.elastic.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
-from hvdtrain.elastic.messages import Abort, AskValues, End, Leave, Stop, Values, Wait
+from hvdtrain.elastic.events import Action, Say, Send
+from hvdtrain.elastic.job_end import LEFT_SECONDS, JobEnd
+from hvdtrain.elastic.messages import AskValues, Leave, Values, Wait
 from hvdtrain.elastic.ranks import Candidate, arrange, choose_source
-from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
-from hvdtrain.elastic.world import Place, Purpose
+from hvdtrain.elastic.roster import Roster, Stage, Worker
 from hvdtrain.elastic.worlds import State, Worlds
-from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING
+from hvdtrain.errors import EXIT_ENVIRONMENT
 from hvdtrain.watch.liveness import LONG_FACTOR, LONG_SECONDS
 
 JOIN_SECONDS = 1.0  # in which joiners are collected
 LEAVE_SECONDS = 2.0  # in which workers that want to leave are collected
-LEFT_SECONDS = 10.0  # for a worker to leave: rank 0 ends a save
-GRACE_SECONDS = 30.0  # after which the signal to the launcher is forwarded
-STOP_SECONDS = 600.0  # after which a job that does not stop is ended
-SAVE_SECONDS = 45.0  # after an error of one worker: the others end a checkpoint that they write, within 40 s
 WAIT_SECONDS = 10.0  # between lines that say that the job waits
-MAX_SAME_FAILURES = 10
 MAX_UNENTERED = 2  # worlds that those who train could not enter with the same joiners
 
 _FOREVER = float("inf")
 
 
 class Regrouping:
-    """Decides on worlds and on the end.
+    """Decides on worlds.
 
     Args:
         limits: what the job may have.
         roster: its workers.
         worlds: its current world.
+        end: the end of the job.
         do: takes actions.
         now: the time now.
-        command: what starts a worker, for messages.
 
     Attributes:
         digest: of what must be equal on all workers; empty before the first world.
-        last_failure: the worker that failed last.
     """
 
     def __init__(
@@ -60,62 +41,40 @@ class Regrouping:
         limits: Limits,
         roster: Roster,
         worlds: Worlds,
+        end: JobEnd,
         do: Callable[[Action], None],
-        now: float,
         *,
-        command: str = "",
+        now: float,
     ) -> None:
         self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
-        self._command = command
+        self._end = end
         self.digest = ""
-        self.last_failure: Worker | None = None
         self._start_by = now + limits.start_timeout
         self._first_ready = self._change_by = self._wait_until = self._say_at = _FOREVER
-        self._grace_by = self._stop_by = self._complete_by = _FOREVER
-        self._purpose: Purpose = "train"
-        self._signal = 0
-        self._was_asked = False  # by a signal to the launcher
-        self._exit_code: int | None = None
-        self._why_stopped = ""  # in words, if the workers save and stop
-        self._remedy = ""  # if the job ends for a lack of workers
         self._comparison: Comparison | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a worker said that training is complete, so that no end of a process is a failure."""
-        return self._exit_code is not None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no worker is to be started any more."""
-        return self._purpose != "train" or self.is_complete or self._worlds.state is State.ENDED
 
     def advance(self, now: float) -> None:
         """Do what has become possible or is due."""
         state = self._worlds.state
-        if self.is_complete:
-            if not self._worlds.members or now >= self._complete_by:
-                is_lack = bool(self._remedy) and self._exit_code == EXIT_STOPPED
-                problem = f"{self._why_stopped}: the state is saved" if is_lack else ""
-                self.finish(self._exit_code or 0, problem, self._remedy)
+        if self._end.is_complete:
+            self._end.finish_complete(now)
             return
-        if self._has_failed_for_good(now):
+        if self._end.has_failed_for_good():
             return
         if state is State.TRAINING:
             self._consider_change(now)
         elif state is State.STOPPING:
-            self._press(now)
+            self._end.press(now)
         elif state is State.COMPARING:
             if self._comparison and self._comparison.is_over(now):
                 error = self._comparison.result()
-                self.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
+                self._end.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
         elif state in (State.STARTING, State.CHANGING, State.WAITING):
             self._regroup(now)
 
     def ticks(self) -> list[float]:
         """Return when something is due."""
         times = [self._start_by, self._change_by, self._wait_until, self._say_at]
-        times += [self._grace_by, self._stop_by, self._complete_by]
         return times + ([self._comparison.until] if self._comparison else [])
 
     # what the workers say
@@ -129,38 +88,6 @@ class Regrouping:
         """Await no values of a worker that has ended."""
         if self._comparison:
             self._comparison.drop(worker.name)
-
-    def done(self, exit_code: int, now: float) -> None:
-        """Take note that training is complete: the others say so, too, in a moment."""
-        if self._exit_code is None:
-            self._exit_code = exit_code
-            self._complete_by = now + max(LEFT_SECONDS, self._roster.stall_timeout())
-            self._worlds.state = State.STOPPING
-
-    def completed(self, worker: Worker, now: float) -> bool:
-        """Let a worker that waits for another world go, if training is complete; return whether it is."""
-        if self._exit_code is None:
-            return False
-        worker.stage, worker.is_out, worker.end_by = Stage.GOING, True, now + LEFT_SECONDS
-        self._do(Send(worker.name, End(problem="", exit_code=self._exit_code)))
-        return True
-
-    def stop(self, number: int, now: float) -> None:
-        """Let all workers save and stop for a signal to the launcher; end them for SIGINT or a second one."""
-        name = signal.Signals(number).name
-        if self._was_asked or number == signal.SIGINT or not self._worlds.has_begun:
-            when = "before training began"
-            if self._was_asked:
-                when = "while its workers were to save and stop"
-            elif self._worlds.has_begun:
-                when = "at once; --resume continues from the newest checkpoint"
-            self.finish(128 + number, f"the job was ended by {name} {when}")
-            return
-        self._why_stopped = self._why_stopped or f"{name} came"
-        self._was_asked, self._signal, self._purpose = True, number, "stop"
-        self._do(Say(f"{name}: the workers save and stop"))
-        if self._worlds.state is State.TRAINING:
-            self._send_stop(now)
 
     def late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers outside of a world that must be given up now, with the reason."""
@@ -191,8 +118,7 @@ class Regrouping:
 
     def _consider_change(self, now: float) -> None:
         """Let the workers leave the world for those that come or go, once they are collected."""
-        if self._purpose == "stop" and self._signal:
-            self._send_stop(now)
+        if self._end.stop_if_asked(now):
             return
         members = self._worlds.members
         leaving = [worker for worker in members if worker.wants_out]
@@ -203,7 +129,7 @@ class Regrouping:
         joining = self._roster.at(Stage.READY)[: max(0, room)]
         if len(leaving) == len(members) and not joining and self._awaits_heirs(leaving):
             return  # they train until somebody can take their state
-        if self._purpose != "train" or not (leaving or joining):
+        if self._end.purpose != "train" or not (leaving or joining):
             self._change_by = _FOREVER
             return
         wait = LEAVE_SECONDS if leaving else JOIN_SECONDS
@@ -212,8 +138,8 @@ class Regrouping:
             return
         self._change_by = _FOREVER
         if len(leaving) == len(members) and not joining:
-            self._stop_for_lack(leaving)
-            self._send_stop(now)
+            self._end.stop_for_lack(leaving)
+            self._end.send_stop(now)
             return
         parts = [f"{worker} leaves: {worker.wants_out}" for worker in leaving]
         parts += [f"a worker on {worker.slot} joins" for worker in joining]
@@ -227,14 +153,14 @@ class Regrouping:
         if self._worlds.state is State.STARTING and not self._may_start(ready, now):
             return None
         staying = [worker for worker in ready if not worker.wants_out]
-        if self._worlds.unentered >= MAX_UNENTERED and self._purpose == "train":
+        if self._worlds.unentered >= MAX_UNENTERED and self._end.purpose == "train":
             staying = self._without_joiners(staying)
         if ready and not staying and self._worlds.state is not State.STARTING:
             if self._awaits_heirs(ready):
                 staying = ready
-            elif self._purpose == "train":
-                self._stop_for_lack(ready)
-        if self._purpose != "train":
+            elif self._end.purpose == "train":
+                self._end.stop_for_lack(ready)
+        if self._end.purpose != "train":
             return self._open(ready, now)
         staying += self._heritage(ready, staying)
         if leaving := [worker for worker in ready if worker not in staying]:
@@ -274,16 +200,10 @@ class Regrouping:
             arrange([self._candidate(worker) for worker in workers], self._limits.most) if workers else []
         )
         source = choose_source(arranged, self._worlds.has_begun)
-        if self._purpose != "train" and source != "root":
-            return self.finish(
-                EXIT_STOPPED,
-                f"{f'{self._why_stopped}; ' if self._remedy else ''}no worker with the state of the training "
-                "is left: nothing could be saved",
-                self._remedy or RESUME,
-            )
+        if self._end.purpose != "train" and source != "root":
+            return self._end.finish_unsaved()
         self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
-        why = "" if self._purpose == "train" else self._why_stopped
-        self._worlds.open(arranged, source, self._purpose, now, why=why)
+        self._worlds.open(arranged, source, self._end.purpose, now, why=self._end.why_stopped)
         return None
 
     def _candidate(self, worker: Worker) -> Candidate:
@@ -338,10 +258,8 @@ class Regrouping:
             self._wait_until, self._say_at = now + self._limits.elastic_timeout, now
         if now >= self._wait_until:
             if not self._worlds.has_begun:
-                return self.finish(EXIT_ENVIRONMENT, *too_few_came(have, self._limits, self.last_failure))
-            self._purpose = "save"
-            self._why_stopped, self._remedy = too_few_left(have, self._limits, self.last_failure)
-            self._do(Say(f"{self._why_stopped}: the job saves and stops"))
+                return self._end.finish_unstarted(have)
+            self._end.save_for_lack(have)
             return self._regroup(now)
         if now >= self._say_at:
             left = self._wait_until - now
@@ -357,91 +275,3 @@ class Regrouping:
         worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
         worker.reason = worker.wants_out
         self._do(Send(worker.name, Leave(why=worker.wants_out)))
-
-    # the end
-
-    def _stop_for_lack(self, leaving: list[Worker]) -> None:
-        """Let all workers, which were asked to leave, save and stop: nobody is left to go on."""
-        self._why_stopped, self._remedy = all_leave(leaving, self._limits)
-        self._purpose, self._signal = "stop", signal.SIGTERM
-        self._do(Say(f"{self._why_stopped}: the job saves and stops"))
-
-    def _send_stop(self, now: float) -> None:
-        self._worlds.state = State.STOPPING
-        self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
-        for worker in self._worlds.members:
-            self._do(Send(worker.name, Stop(signal=self._signal, why=self._why_stopped)))
-
-    def _press(self, now: float) -> None:
-        """Forward the signal to workers that do not stop, and end them if that does not help."""
-        if now >= self._grace_by:
-            self._grace_by = _FOREVER
-            for worker in self._worlds.members:
-                self._do(Forward(worker.name, self._signal))
-        if now >= self._stop_by:
-            self.finish(128 + self._signal, f"the workers did not stop within {STOP_SECONDS:.0f} s")
-
-    def _has_failed_for_good(self, now: float) -> bool:
-        """End the job if another attempt would end as the last ones; return whether it has ended."""
-        worlds = self._worlds
-        if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
-            self.finish(EXIT_ENVIRONMENT, worlds.stalled, MEND_AND_RESUME)
-        elif worlds.crashes.is_repeated():
-            self.finish(EXIT_TRAINING, *crashed_again(self._furthest(), self.last_failure))
-        elif worlds.crashes.is_lost_again():
-            self.finish(EXIT_ENVIRONMENT, *lost_again(self._furthest(), self.last_failure))
-        elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:
-            self.finish(
-                EXIT_ENVIRONMENT,
-                f"workers were lost {worlds.broken} times; --reset-limit allows {self._limits.reset_limit}",
-                RESUME,
-            )
-        elif worlds.same_failures >= MAX_SAME_FAILURES:
-            doing = "made no step in a world" if worlds.was_up else "could not enter a world"
-            self.finish(
-                EXIT_ENVIRONMENT,
-                f"the same workers {doing} {MAX_SAME_FAILURES} times in a row; the last time "
-                f"{worlds.why_broken}",
-                FAILS_IN_WORLD if worlds.was_up else CANNOT_ENTER,
-            )
-        return worlds.state is State.ENDED
-
-    def _furthest(self) -> Place | None:
-        """Return where the training stands, as far as a worker that is left says it."""
-        return max((one.ready.place for one in self._roster if one.ready), default=None)
-
-    def finish_hopeless(self) -> None:
-        """End a job whose workers failed again and again before anything was trained."""
-        exit_code, ending = cannot_start(self.last_failure, self._command)
-        self.finish(exit_code, *ending)
-
-    def finish(
-        self,
-        exit_code: int,
-        problem: str = "",
-        remedy: str = "",
-        *,
-        told: str = "",
-        grace_seconds: float = END_SECONDS,
-    ) -> None:
-        """End the job.
-
-        Args:
-            exit_code: its exit code.
-            problem: what was found; the launcher says it.
-            remedy: what to do.
-            told: what was found, if a worker says it.
-            grace_seconds: so long the workers may take to end by themselves.
-        """
-        if self._worlds.state is State.FORMING:
-            self._do(CloseStore())
-        text, why = problem or told, problem or told or "the job ends"
-        for worker in self._roster.at(*ALIVE):
-            if not worker.is_connected:
-                self._do(Forward(worker.name, signal.SIGTERM))  # it still starts, and has nothing to save
-                continue
-            if worker.stage in IN_WORLD:
-                self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))
-            self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
-        self._worlds.state = State.ENDED
-        self._do(Finish(exit_code, problem, remedy if problem else "", grace_seconds))
