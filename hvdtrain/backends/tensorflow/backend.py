@@ -31,6 +31,7 @@ from hvdtrain.backends.base import (
     DryRun,
     ModelFiles,
     ModelInfo,
+    OwnRates,
     PortableState,
 )
 from hvdtrain.backends.choice import Choice
@@ -90,7 +91,7 @@ from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFl
 from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
-from hvdtrain.backends.tensorflow.own_step import OwnStep, make_optimizers, take_rates
+from hvdtrain.backends.tensorflow.own_step import NamedOptimizers, OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
@@ -181,10 +182,7 @@ class TensorFlowBackend:
         self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self._make_objectives(task, config)
-        self._batch_norm = BatchNormSync(self._traced_workers)
-        self.model = make_model(task, config, self._batch_norm)
-        self._called = cast_outputs_to_fp32(self.model, config.precision)
-        self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        self._make_model(task, config)
         tensors = ModelState(self.model, Renaming(task, "tf"))
         method = own_optimizer_method(task, config)
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
@@ -193,15 +191,7 @@ class TensorFlowBackend:
         trainable = list(tensors.trainable_fields())
         if not trainable:
             raise TaskError("the model has no trainable variable")
-        if method == "tf_optimizers":
-            chosen = make_optimizers(task, self.model, tensors)
-        else:
-            chosen = {MAIN: (choose_optimizer(task, config, tensors, groups.options), trainable)}
-        self._optimizers = {name: optimizer for name, (optimizer, _) in chosen.items()}
-        own_rates, factors = take_rates(self._optimizers, method) if method else (None, {})
-        for optimizer, fields in chosen.values():
-            optimizer.build([field.variable for field in fields])
-        self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
+        chosen, own_rates, factors = self._make_optimizers(task, config, tensors, groups, method)
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(trainable, config)
@@ -512,6 +502,29 @@ class TensorFlowBackend:
         # in training or not: whether the objective gave a batch's mean, when it was last traced
         own = may_give_mean(task, "tf")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+
+    def _make_model(self, task: Any, config: Config) -> None:
+        """Make the task's model, changed as the config asks."""
+        self._batch_norm = BatchNormSync(self._traced_workers)
+        self.model = make_model(task, config, self._batch_norm)
+        self._called = cast_outputs_to_fp32(self.model, config.precision)
+        self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+
+    def _make_optimizers(
+        self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, method: str
+    ) -> tuple[NamedOptimizers, OwnRates | None, dict[str, float]]:
+        """Make the optimizers and their slots; return also the rates of the task's own, and their factors."""
+        if method == "tf_optimizers":
+            chosen = make_optimizers(task, self.model, tensors)
+        else:
+            optimizer = choose_optimizer(task, config, tensors, groups.options)
+            chosen = {MAIN: (optimizer, list(tensors.trainable_fields()))}
+        self._optimizers = {name: optimizer for name, (optimizer, _) in chosen.items()}
+        own_rates, factors = take_rates(self._optimizers, method) if method else (None, {})
+        for optimizer, fields in chosen.values():
+            optimizer.build([field.variable for field in fields])
+        self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
+        return chosen, own_rates, factors
 
     def _compile(self, config: Config) -> None:
         """Make the functions that steps call; they are traced when they first are."""

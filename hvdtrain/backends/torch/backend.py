@@ -23,6 +23,7 @@ from hvdtrain.backends.base import (
     DryRun,
     ModelFiles,
     ModelInfo,
+    OwnRates,
     PortableState,
 )
 from hvdtrain.backends.choice import Choice
@@ -135,7 +136,7 @@ class TorchBackend:
         self._make_batches(config)
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
-        self.model, self._new_model = self._make_model(task, config), task.torch_model
+        self._make_model(task, config)
         tensors = ModelState(self.model, Renaming(task, "torch"))
         own_optimizer = own_optimizer_method(task, config)
         shapes = {field.name: field.shape for field in tensors.trainable_fields()}
@@ -144,13 +145,7 @@ class TorchBackend:
         trainable = [entry for entry in tensors.entries if entry.trainable]
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
-        if own_optimizer == "torch_optimizers":
-            self._optimizers = make_optimizers(task, self.model, tensors)
-        else:
-            self._optimizers = {MAIN: choose_optimizer(task, config, tensors, groups.options)}
-        own_rates = take_rates(self._optimizers) if own_optimizer else None
-        if not own_optimizer:
-            fill_slots(self._optimizers[MAIN])
+        own_rates = self._make_optimizers(task, config, tensors, groups, own_optimizer)
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(tensors.trainable_fields(), config)
@@ -410,8 +405,8 @@ class TorchBackend:
         own = may_give_mean(task, "torch")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
-    def _make_model(self, task: Any, config: Config) -> torch.nn.Module:
-        """Return the task's model on its device, changed as the config asks."""
+    def _make_model(self, task: Any, config: Config) -> None:
+        """Make the task's model on its device, changed as the config asks."""
         model = task.torch_model()
         if not isinstance(model, torch.nn.Module):
             raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
@@ -426,7 +421,20 @@ class TorchBackend:
         if config.compile:
             check_compiler(self._device, self.workers.host)
             model = compiled(model)
-        return model
+        self.model, self._new_model = model, task.torch_model
+
+    def _make_optimizers(
+        self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, own_optimizer: str
+    ) -> OwnRates | None:
+        """Make the optimizers; return the rates of the task's own."""
+        if own_optimizer == "torch_optimizers":
+            self._optimizers = make_optimizers(task, self.model, tensors)
+        else:
+            self._optimizers = {MAIN: choose_optimizer(task, config, tensors, groups.options)}
+        if own_optimizer:
+            return take_rates(self._optimizers)
+        fill_slots(self._optimizers[MAIN])
+        return None
 
     def _seed_step(self, step: int) -> None:
         seed = mix(self._seed, step, self.workers.rank) >> 1
