@@ -56,22 +56,7 @@ def open_run(
     def prepare() -> Path:
         nonlocal report
         try:
-            path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
-            path.mkdir(parents=True, exist_ok=True)
-            check_link(path / INDICES, path)
-            sync_folder(path.parent)
-            if resumed_step is None and not (path / LOCK_FILE).exists():
-                _check_is_free(path)  # and leave what is there as it was
-            if lock is not None:
-                lock.acquire(path)
-            if resumed_step is None:
-                _check_is_free(path)
-            if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
-                AppendFile(path / METRICS_FILE).close()
-            write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
-            forget_causes(path)
-            if resumed_step is not None:
-                _cut_back(path, resumed_step)
+            path = _make_or_cut_back(config, resumed_step, lock)
             report = RunReport(
                 open_console(),
                 replace(context, run_dir=path),
@@ -92,6 +77,33 @@ def open_run(
     if workers.rank != 0 and own:
         report = CallbackReport(replace(context, run_dir=path), own)
     return report, path
+
+
+def _make_or_cut_back(config: Config, resumed_step: int | None, lock: RunLock | None) -> Path:
+    """Make the run directory, or cut one back to where training resumes; lock it, and write the config there.
+
+    Raises:
+        ConfigError: If it already holds a run that this one does not resume.
+        EnvironmentFault: If another job uses it.
+        OSError: If it cannot be made or written.
+    """
+    path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    check_link(path / INDICES, path)
+    sync_folder(path.parent)
+    if resumed_step is None and not (path / LOCK_FILE).exists():
+        _check_is_free(path)  # and leave what is there as it was
+    if lock is not None:
+        lock.acquire(path)
+    if resumed_step is None:
+        _check_is_free(path)
+    if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
+        AppendFile(path / METRICS_FILE).close()
+    write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
+    forget_causes(path)
+    if resumed_step is not None:
+        _cut_back(path, resumed_step)
+    return path
 
 
 def fill_anew(path: Path, config: Config, lock: RunLock | None) -> None:
