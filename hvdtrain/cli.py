@@ -13,7 +13,8 @@ import hvdtrain
 from hvdtrain.bench.options import bench_options, take_options
 from hvdtrain.bench.predict_options import plan_options, take_plan_options
 from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
-from hvdtrain.config import Config, Layer, is_nullable, parse_assignments, read_file
+from hvdtrain.config import Config, Layer, is_nullable
+from hvdtrain.config_layers import parse_assignments, read_file
 from hvdtrain.errors import Interrupted, Removed, Stopped, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS

@@ -15,7 +15,8 @@ from hvdtrain.backends.metric_objects import logged_names
 from hvdtrain.backends.model_call import describe_columns
 from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
-from hvdtrain.config import COMMAND_LINE, Config, Layer, resolve
+from hvdtrain.config import COMMAND_LINE, Config, Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (

@@ -6,7 +6,8 @@ import yaml
 from hvdtrain.bench import tune as tune_module
 from hvdtrain.bench.tune import settings_to_try, tune
 from hvdtrain.bench.tuning import Setting, merged
-from hvdtrain.config import Layer, resolve
+from hvdtrain.config import Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.errors import EnvironmentFault
 
 LAYERS = [Layer("job.yaml", {"framework": "torch", "epochs": 3}), Layer("options", {"steps": 50})]

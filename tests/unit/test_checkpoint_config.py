@@ -9,7 +9,8 @@ import pytest
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
-from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.config import Config, Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.jobs import checkpoint_config
 

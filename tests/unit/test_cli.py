@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import hvdtrain
 from hvdtrain import cli
-from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.config import Config, Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.jobs import train as job
 

@@ -8,9 +8,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config import Config, Layer, parse_assignments, parse_yaml, read_file, resolve
+from hvdtrain.config import Config, Layer
+from hvdtrain.config_layers import parse_assignments, read_file, resolve
 from hvdtrain.errors import ConfigError
 from hvdtrain.schedule import Cadence
+from hvdtrain.yaml_reader import parse_yaml
 
 TORCH = Layer("options", {"framework": "torch"})
 SOURCES = ("defaults of task digits", "run.yaml", "--set", "options")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.config import read_file
+from hvdtrain.config_layers import read_file
 from hvdtrain.data.images import cifar, folder, idx, npz
 from hvdtrain.data.texts.parquet import parquet_rows
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault

@@ -155,4 +155,4 @@ def test_the_reader_of_imports_sees_what_is_there():
     assert {name.partition(".")[0] for name in frameworks("hvdtrain.models.convnet")} == {"torch", "keras"}
     assert frameworks("hvdtrain.models.convnet", top_only=True) == set()
     assert "hvdtrain.jobs.train" in internal("hvdtrain.cli")
-    assert "hvdtrain.errors" in internal("hvdtrain.config")
+    assert "hvdtrain.errors" in internal("hvdtrain.config_layers")

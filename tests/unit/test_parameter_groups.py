@@ -11,7 +11,8 @@ from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.tensorflow import optimizers as of_keras
 from hvdtrain.backends.torch import optimizers as of_torch
 from hvdtrain.backends.torch.slots import fill_slots
-from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.config import Config, Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.errors import ConfigError
 
 TASK = SimpleNamespace()

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from support.documents import ROOT
 
-from hvdtrain.config import Config, Layer, resolve
+from hvdtrain.config import Config, Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.data.datasets import fetch
 from hvdtrain.errors import DataError, HvdtrainError, TaskError
 from hvdtrain.task import built_in_names, load_task_class, make_task

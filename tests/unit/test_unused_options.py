@@ -2,7 +2,8 @@
 
 import pytest
 
-from hvdtrain.config import Layer, resolve
+from hvdtrain.config import Layer
+from hvdtrain.config_layers import resolve
 from hvdtrain.jobs.unused_options import given_fields, unreached_parts, unused_options
 from hvdtrain.training_plan import TrainingPlan
 
