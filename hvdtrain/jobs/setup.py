@@ -11,13 +11,10 @@ from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.backends.metric_objects import logged_names
 from hvdtrain.backends.model_call import describe_columns
-from hvdtrain.backends.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
-from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (
     NOT_THE_TASKS,
@@ -47,9 +44,9 @@ from hvdtrain.jobs.data_identity import (
 )
 from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, is_debugging, name_lost_worker
+from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
-from hvdtrain.metric_names import SEPARATOR
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
@@ -320,7 +317,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     _check_plan(job.config, backend, task_data)  # before anything is written
-    _check_metrics(job.config, task_data)
+    check_metrics(job.config, task_data.task, task_data.eval_data)
     model = build_together(job.config, task_data.task, backend)
     return _with_call_note(job.config, task_data, backend), model, hosts
 
@@ -389,57 +386,6 @@ def model_values(model: ModelInfo) -> dict[str, Any]:
     """Return what of the model must be equal on all workers."""
     shapes = {f"shape of {name}": shape for name, shape in model.parameter_shapes.items()}
     return {**shapes, "learning rates of the optimizer": model.own_rates}
-
-
-def _check_metrics(config: Config, task_data: TaskData) -> None:
-    """Check early what would else come out at the first evaluation, or never.
-
-    Raises:
-        ConfigError: If a metric that the config names cannot be there, or is there only at the end.
-    """
-    otherwise = {name: f"leave {name} out" for name in ("keep_best", "early_stopping")}
-    otherwise["plateau_metric"] = "use another lr_schedule than plateau"
-    for field, best in (
-        ("keep_best", config.keep_best),
-        ("early_stopping", config.early_stopping),
-        ("plateau_metric", config.plateau_goal),
-    ):
-        if best is not None:
-            _check_metric(field, best.metric, config, task_data, otherwise[field])
-        if best is not None and field != "keep_best" and config.eval_every is None:
-            raise ConfigError(
-                f"{field}: eval_every is null, so the only evaluation comes when training is done",
-                f"Set eval_every, such as 1epoch or a number of steps, or {otherwise[field]}.",
-                everywhere=True,
-            )
-
-
-def _check_metric(field: str, metric: str, config: Config, task_data: TaskData, otherwise: str) -> None:
-    if task_data.eval_data is None:
-        raise ConfigError(
-            f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
-            f"Give the task eval_data(), or {otherwise}.",
-            everywhere=True,
-        )
-    task = task_data.task
-    # an own loss names its metrics when it is called
-    own_loss = hasattr(task, FRAMEWORKS[config.framework].loss_method)
-    named = [] if own_loss else logged_names(getattr(task, "metrics", {}), task, config.framework)
-    known = ["loss", *named]
-    if config.framework == "tf":  # if the model adds losses, which is known when it is called
-        known.append(REGULARIZATION_LOSS)
-    set_name, separator, plain = metric.rpartition(SEPARATOR)
-    prefixes = metric_prefixes(task_data.eval_data).values()
-    if f"{set_name}{separator}" in prefixes and (own_loss or plain in known):
-        return
-    remedy = [] if own_loss else [f"The task has {', '.join(known)}."]
-    if others := [prefix for prefix in prefixes if prefix]:
-        remedy.append(
-            f"Metrics of the first set have plain names, those of the others begin with {', '.join(others)}."
-        )
-    elif own_loss:
-        remedy.append(f"Names of metrics hold no {SEPARATOR!r}: the evaluation data are one set.")
-    raise ConfigError(f"{field}: there is no metric {metric!r}", " ".join(remedy), everywhere=True)
 
 
 def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:

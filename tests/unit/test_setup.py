@@ -9,6 +9,7 @@ from hvdtrain.activity import ACTIVITY
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.jobs import setup as opening
+from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
 
 
@@ -194,8 +195,9 @@ DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 )
 def test_a_metric_that_will_not_be_there_is_told_before_training(fields, members, said):
     job = prepared(variant(**members), **fields)
+    task_data = open_task_data(job)
     with pytest.raises(ConfigError, match=said):
-        opening._check_metrics(job.config, open_task_data(job))
+        check_metrics(job.config, task_data.task, task_data.eval_data)
 
 
 def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
