@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import NOT_THE_TASKS, TaskError
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 if TYPE_CHECKING:
     from hvdtrain.backends.base import StepMetrics

@@ -7,31 +7,20 @@ import inspect
 import pkgutil
 import re
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-import click
 from numpy.typing import NDArray
 
 from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
 from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
 from hvdtrain.paths import expand_task
+from hvdtrain.user_errors import where_raised
 
 Arrays = dict[str, NDArray[Any]]
 
-# how a note on an exception begins that says which sample was being read
-SAMPLE_NOTE = "sample "
-# what TensorFlow writes above the stack of a graph's operation
-_GRAPH_ERROR = "Graph execution error"
-# folders whose code is not the user's
-_LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
-    str(Path(__file__).resolve().parent),
-)
 # arguments of the task's methods, for those that are given any
 _ARGUMENTS = {
     "torch_loss": ("model", "batch"),
@@ -263,79 +252,6 @@ def task_spec(task: object) -> str:
     if module.__name__ == "__main__" and getattr(module, "__file__", None):
         return f"{module.__file__}:{name}"
     return f"{module.__name__}:{name}"
-
-
-class RaisedInReader(Exception):
-    """An exception of a data set in a reader process, raised again in its worker.
-
-    Args:
-        where: the exception with the file and line that raised it.
-        traceback_text: its traceback in the reader process.
-    """
-
-    def __init__(self, where: str, traceback_text: str) -> None:
-        super().__init__(where)
-        self.where = where
-        self.traceback_text = traceback_text
-
-
-def where_raised(error: BaseException, own_only: bool = False) -> str:
-    """Return an exception of user code with the user's own line that led to it, in a few lines.
-
-    It is the last line outside of the standard library, of installed packages and of hvdtrain. Notes on
-    the exception that name a sample follow in parentheses.
-
-    Args:
-        error: the exception.
-        own_only: whether to name no line if none is the user's own; by default, the last of all is named.
-    """
-    if isinstance(error, RaisedInReader):
-        return error.where
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    samples = [note for note in getattr(error, "__notes__", ()) if note.startswith(SAMPLE_NOTE)]
-    text = f"{type(error).__name__}: {_text_of(error)}" + "".join(f" ({note})" for note in samples)
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(f.filename, f.lineno or 0) for f in frames if _is_shown(f.filename)]
-    own = [place for place in [*places, *_places_in_graph(str(error))] if _is_user_code(place[0])]
-    if own_only or not places:
-        places = own
-    if not places:
-        return text
-    filename, line = (own or places)[-1]
-    return f"{filename}, line {line}: {text}"
-
-
-def _is_shown(filename: str) -> bool:
-    return "importlib" not in filename and filename != __file__
-
-
-def _is_user_code(filename: str) -> bool:
-    if not _is_shown(filename) or filename.startswith("<"):
-        return False
-    parts = Path(filename).parts
-    in_package = "site-packages" in parts or "dist-packages" in parts
-    return not in_package and not any(Path(filename).is_relative_to(folder) for folder in _LIBRARIES)
-
-
-def _places_in_graph(text: str) -> list[tuple[str, int]]:
-    """Return the files and lines that TensorFlow's text of an error in a graph lists."""
-    if _GRAPH_ERROR not in text:
-        return []
-    return [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', text)]
-
-
-def _text_of(error: BaseException) -> str:
-    """Return an exception's text without terminal codes and without the lists that frameworks add."""
-    text = click.unstyle(str(error))  # Keras writes some of its errors in colour
-    if _GRAPH_ERROR in text:  # its own text is the last paragraph; the stack of the graph precedes it
-        paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
-        own = [p for p in paragraphs[1:] if not p.startswith(("File ", "Detected at", "Stack trace"))]
-        text = own[-1] if own else text
-        text = re.sub(r"\n\t \[\[.*", "", text, flags=re.DOTALL)
-    if text.startswith("Exception encountered when calling"):
-        text = text.partition("\n\nArguments received by")[0]
-    return " ".join(line.strip() for line in text.splitlines() if line.strip()) if "\n\n" in text else text
 
 
 def _built_in(name: str) -> Callable[..., Any]:

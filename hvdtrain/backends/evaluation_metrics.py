@@ -12,7 +12,7 @@ from hvdtrain.backends.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.stateful_metrics import GatheredMetric, Rows, StatefulMetric, SumMetric, as_number
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.metric_names import check_metric_names
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 # what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
 Seen = tuple[Any, ...]

@@ -11,7 +11,7 @@ from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.stateful_metrics import as_number
 from hvdtrain.data.unsupported import has_class, type_name
 from hvdtrain.errors import TaskError
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 Function = Callable[[Any, Mapping[str, Any]], Any]
 

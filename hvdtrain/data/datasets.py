@@ -16,7 +16,8 @@ from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes
 from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
 from hvdtrain.data.unsupported import check_supported, type_name
 from hvdtrain.errors import DataError, HvdtrainError
-from hvdtrain.task import SAMPLE_NOTE, Arrays, Dataset
+from hvdtrain.task import Arrays, Dataset
+from hvdtrain.user_errors import SAMPLE_NOTE
 
 _NAMED = 3  # samples of a batch that an exception names
 

@@ -17,7 +17,7 @@ from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.ipc import receive, send
 from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.task import RaisedInReader, where_raised
+from hvdtrain.user_errors import RaisedInReader, where_raised
 
 # the worker handles these signals; its readers ignore them
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

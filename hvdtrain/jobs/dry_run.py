@@ -19,7 +19,7 @@ from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.session import Session
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 
 @dataclass(frozen=True)

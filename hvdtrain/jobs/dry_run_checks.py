@@ -13,7 +13,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.data.nesting import TARGETS
 from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 _SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in half precision
 _FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance

@@ -56,7 +56,7 @@ from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop, settle
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching
 
 

@@ -37,8 +37,9 @@ from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import task_class_of, task_spec, where_raised
+from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import Progress
+from hvdtrain.user_errors import where_raised
 from hvdtrain.words import counted
 
 EVALUATIONS_FILE = "evaluations.jsonl"

@@ -31,7 +31,7 @@ from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launc
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.printable import printable
-from hvdtrain.task import RaisedInReader
+from hvdtrain.user_errors import RaisedInReader
 from hvdtrain.watch.liveness import WatchEvent
 from hvdtrain.watch.watch_events import Abandoned, Told
 

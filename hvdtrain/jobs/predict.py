@@ -37,7 +37,7 @@ from hvdtrain.jobs.setup import (
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 from hvdtrain.words import counted
 
 SPLITS = ("train", "eval", "predict")

@@ -49,8 +49,9 @@ from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
-from hvdtrain.task import constructor_parameters, load_task_class, make_task, where_raised
+from hvdtrain.task import constructor_parameters, load_task_class, make_task
 from hvdtrain.training_plan import TrainingPlan, most_workers
+from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
 from hvdtrain.watch.worker_watch import WorkerWatch, watch_workers
 

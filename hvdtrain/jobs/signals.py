@@ -10,7 +10,7 @@ from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
 from hvdtrain.host.launcher import is_elastic
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _LEAVES = (signal.SIGTERM, signal.SIGUSR2)

@@ -43,7 +43,8 @@ from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
-from hvdtrain.task import task_class_of, task_spec, where_raised
+from hvdtrain.task import task_class_of, task_spec
+from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching
 
 

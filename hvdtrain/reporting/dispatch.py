@@ -9,7 +9,7 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.reporting.summary import Summary
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 
 class Dispatcher:

@@ -30,8 +30,8 @@ from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.loop import run
 from hvdtrain.metric_names import RESERVED, check_metric_names
 from hvdtrain.reporting import compare
-from hvdtrain.task import RaisedInReader, where_raised
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.user_errors import RaisedInReader, where_raised
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 

@@ -10,7 +10,7 @@ from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
 from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.task import where_raised
+from hvdtrain.user_errors import where_raised
 
 
 def one_by_one(size: int) -> ItemDataset:

@@ -23,7 +23,7 @@ from hvdtrain.errors import (
     TaskError,
     TrainingError,
 )
-from hvdtrain.task import RaisedInReader
+from hvdtrain.user_errors import RaisedInReader
 
 SIZE = 40
 

@@ -1,0 +1,81 @@
+"""What is said of an exception of user code."""
+
+import json
+import re
+
+import pytest
+
+from hvdtrain.errors import TaskError
+from hvdtrain.task import load_task_class
+from hvdtrain.user_errors import where_raised
+
+
+def test_an_exception_without_frames_of_the_user_says_itself():
+    assert where_raised(ValueError("plain")) == "ValueError: plain"
+    assert where_raised(ValueError("\x1b[1mbold\x1b[0m")) == "ValueError: bold"
+
+
+def raised(work) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_last_line_of_the_users_own_is_named_not_a_librarys():
+    def own():
+        return json.loads("{")  # the standard library raises
+
+    line = own.__code__.co_firstlineno + 1
+    found = where_raised(raised(own))
+    assert found.startswith(f"{__file__}, line {line}: JSONDecodeError: Expecting property name")
+
+
+def test_an_exception_of_a_library_alone_names_its_last_line_unless_the_users_is_wanted():
+    error = raised(lambda: json.loads("{"))
+    while error.__traceback__.tb_frame.f_code.co_filename == __file__:
+        error.__traceback__ = error.__traceback__.tb_next
+    assert re.match(r".*json/decoder\.py, line \d+: JSONDecodeError", where_raised(error))
+    assert where_raised(error, own_only=True).startswith("JSONDecodeError: Expecting")
+
+
+def test_notes_that_name_a_sample_are_shown_and_others_are_not():
+    error = ValueError("cannot decode")
+    error.add_note("sample 7")
+    error.add_note("Hypothesis was here")
+    assert where_raised(error) == "ValueError: cannot decode (sample 7)"
+
+
+KERAS = (
+    "Exception encountered when calling Dense.call().\n\n"
+    '\x1b[1mInput 0 of layer "d" is incompatible\x1b[0m\n\n'
+    "Arguments received by Dense.call():\n  • inputs=tf.Tensor(shape=(16, 8))"
+)
+GRAPH = (
+    "Graph execution error:\n\nDetected at node own/Xent defined at (most recent call last):\n"
+    '  File "/usr/lib/python3.11/runpy.py", line 198, in _run\n\n'
+    '  File "/home/me/task.py", line 12, in loss\n\n'
+    '  File "/home/me/lib/site-packages/keras/ops.py", line 3, in op\n\n'
+    "Received a label value of 7 which is outside the valid range of [0, 2).\n"
+    "\t [[{{node own/Xent}}]] [Op:__inference_step_12]"
+)
+
+
+def test_texts_of_keras_are_shortened():
+    assert where_raised(ValueError(KERAS)) == (
+        'ValueError: Exception encountered when calling Dense.call(). Input 0 of layer "d" is incompatible'
+    )
+
+
+def test_errors_of_graphs_name_the_users_line():
+    assert where_raised(ValueError(GRAPH)) == (
+        "/home/me/task.py, line 12: ValueError: "
+        "Received a label value of 7 which is outside the valid range of [0, 2)."
+    )
+
+
+def test_the_code_that_loads_a_task_is_not_named():
+    with pytest.raises(TaskError) as caught:
+        load_task_class("no_such_module:Task")
+    assert where_raised(caught.value.__cause__) == "ModuleNotFoundError: No module named 'no_such_module'"
