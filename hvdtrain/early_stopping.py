@@ -52,6 +52,17 @@ class MetricGoal:
             return False
         return old is None or (new > old if self.highest else new < old)
 
+    def describe_wait(self, evaluations: int, best: float | None, best_step: int | None) -> str:
+        """Return that it has not improved, in words.
+
+        Args:
+            evaluations: for how many evaluations.
+            best: the best value so far; None if there was none.
+            best_step: when it was.
+        """
+        text = f"{self.metric} has not improved for {counted(evaluations, 'evaluation')}"
+        return text if best is None else f"{text} (best {best:.4g} at step {best_step:,})"
+
 
 @travels
 class EarlyStoppingState(BaseModel):
@@ -83,10 +94,7 @@ class EarlyStoppingState(BaseModel):
 
     def describe(self, goal: MetricGoal) -> str:
         """Return what has not improved for how long, in words."""
-        text = f"{goal.metric} has not improved for {counted(self.evaluations, 'evaluation')}"
-        if self.best is None:
-            return text
-        return f"{text} (best {self.best:.4g} at step {self.best_step:,})"
+        return goal.describe_wait(self.evaluations, self.best, self.best_step)
 
 
 def early_stopping_from(

@@ -4,7 +4,6 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.wire_types import travels
-from hvdtrain.words import counted
 
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 
@@ -57,10 +56,7 @@ class PlateauState(BaseModel):
 
     def describe(self, goal: MetricGoal) -> str:
         """Return what has not improved for how long, in words."""
-        text = f"{goal.metric} has not improved for {counted(self.evaluations, 'evaluation')}"
-        if self.best is None:
-            return text
-        return f"{text} (best {self.best:.4g} at step {self.best_step:,})"
+        return goal.describe_wait(self.evaluations, self.best, self.best_step)
 
 
 def plateau_from(goal: MetricGoal | None, before: PlateauState | None) -> PlateauState | None:

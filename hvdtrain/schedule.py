@@ -85,8 +85,9 @@ class Cadence:
 
     def describe(self) -> str:
         """Return it in words: "every 10 steps", "every epoch"."""
-        count = f"{self.every:g} " if self.every != 1 else ""
-        return f"every {count}{self.unit if self.every != 1 else self.unit.rstrip('s')}"
+        if self.every == 1:
+            return f"every {self.unit.removesuffix('s')}"
+        return f"every {f'{self.every:g}' if self.unit == 'epochs' else int(self.every)} {self.unit}"
 
 
 def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:

@@ -16,6 +16,7 @@ from hvdtrain.config import Config
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.schedule import Cadence
 
 # of the outer optimizer's momentum in the portable state
 OUTER_PREFIX = "optimizer/outer_momentum"
@@ -220,7 +221,7 @@ def _refused(config: Config, what: str, remedy: str) -> ConfigError:
 def describe_local_steps(config: Config) -> str:
     """Return what travels between workers, for the plan."""
     outer = OuterOptimizer.of(config)
-    every = f"every {config.sync_every} steps" if config.sync_every != 1 else "every step"
+    every = Cadence(config.sync_every or 1).describe()
     text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
     if outer.is_average:
         return text

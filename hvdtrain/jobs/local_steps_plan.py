@@ -42,8 +42,7 @@ def _what_it_means(config: Config, plan: TrainingPlan) -> str:
         return "the result depends on the number of workers"
     if config.outer_optimizer == "average":
         return "one worker, so there is nothing to average"
-    every = f"every {config.sync_every} steps" if config.sync_every != 1 else "every step"
-    return f"one worker, which takes an outer step after {every}"
+    return f"one worker, which takes an outer step after {Cadence(config.sync_every or 1).describe()}"
 
 
 def _not_multiples(config: Config) -> list[str]:

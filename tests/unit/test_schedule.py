@@ -175,6 +175,7 @@ def test_cadence_survives_being_written_and_read(cadence):
     ("cadence", "words"),
     [
         (Cadence(1), "every step"),
+        (Cadence(2_000_000), "every 2000000 steps"),
         (Cadence(10), "every 10 steps"),
         (Cadence(1.0, "epochs"), "every epoch"),
         (Cadence(0.5, "epochs"), "every 0.5 epochs"),
