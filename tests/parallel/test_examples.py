@@ -5,10 +5,11 @@ import math
 import shutil
 import sys
 
+import hugging_face_page
 import numpy as np
 import pytest
 import saved_bert
-from support.documents import ROOT, hvdtrain_commands
+from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import FRAMEWORKS, Result, Run, run
 from support.pool import POOLS, Key, call, framework_of
 
@@ -71,6 +72,25 @@ def test_a_classifier_of_hugging_face_learns(folder):
     done = trained("BertClassifier", "torch", folder, *options)
     assert done.summary["final"]["accuracy"] > 0.9
     assert "note:" not in done.result.output  # every column is used
+
+
+def test_a_classifier_of_the_page_on_hugging_face(folder):
+    """Its task trains on a table and resumes, and its script saves what was trained."""
+    check_installed("BertClassifier")
+    page = ROOT / "docs" / "hugging-face.md"
+    for name, text in named_files(page).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    key, case = Key("torch", "none", 1), hugging_face_page.__file__
+    call(key, f"{case}:prepare", folder)
+    train, resume, *_, export = (words[words.index("hvdtrain") + 1 :] for words in hvdtrain_commands(page))
+    for words, steps in ((train, 2), (resume, 3)):
+        words += ["--set", "task_options.model=saved", "--steps", str(steps), "--log-every", "1"]
+        done = call(key, f"{case}:follow", folder, words=words)
+        assert done.values == [0], (done.stdout + done.stderr)[-5000:]
+        assert Run(folder / "runs" / "reviews", Result(0, done.stdout, done.stderr)).summary["steps"] == steps
+    assert call(key, f"{case}:follow", folder, words=export).values == [0]
+    weights = next((folder / "runs" / "reviews" / "exports").iterdir())
+    assert call(key, f"{case}:save_trained", folder, weights=str(weights)).values == [0]
 
 
 def test_a_classifier_takes_weights_and_tokenizer_from_a_folder(folder):
