@@ -6,7 +6,7 @@ outer optimizer takes a step (docs/async.md).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
@@ -27,7 +27,8 @@ _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and 
 class OuterOptimizer:
     """What the workers do with the average of their parameters.
 
-    ``average`` goes on from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
+    ``average`` goes on from it. ``adasum`` combines what they moved in place of averaging (``adasum.py``).
+    ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
 
         g = parameters of the last synchronisation - average of the parameters now
         v = momentum * v + g
@@ -37,20 +38,19 @@ class OuterOptimizer:
     ``average``.
 
     Attributes:
-        is_average: whether it only averages.
+        name: which one it is.
         learning_rate: of nesterov.
         momentum: of nesterov.
     """
 
-    is_average: bool
+    name: Literal["average", "nesterov", "adasum"]
     learning_rate: float
     momentum: float
 
     @classmethod
     def of(cls, config: Config) -> "OuterOptimizer":
         """Return the one that a config asks for."""
-        is_average = config.outer_optimizer == "average"
-        return cls(is_average, config.outer_learning_rate, config.outer_momentum)
+        return cls(config.outer_optimizer, config.outer_learning_rate, config.outer_momentum)
 
 
 @dataclass
@@ -222,8 +222,11 @@ def describe_local_steps(config: Config) -> str:
     """Return what travels between workers, for the plan."""
     outer = OuterOptimizer.of(config)
     every = Cadence(config.sync_every or 1).describe()
+    if outer.name == "adasum":
+        text = "combine by Adasum what each parameter moved, and average the optimizer's state"
+        return f"stay on their worker; {every} the workers {text}"
     text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
-    if outer.is_average:
+    if outer.name == "average":
         return text
     return (
         f"{text}, and an outer step follows: SGD, Nesterov momentum {outer.momentum:g}, learning rate "

@@ -74,6 +74,9 @@ def check_predictable(config: Config) -> None:
     elif config.compression == "bf16":
         problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
         remedy = "Plan with --compression fp16, which has as many bytes."
+    elif config.outer_optimizer == "adasum":
+        problem = "outer_optimizer adasum combines parameters, of which a plan has no measured sums"
+        remedy = "Plan with --outer-optimizer average, or measure with bench."
     else:
         return
     raise UsageError(problem, remedy, everywhere=True)

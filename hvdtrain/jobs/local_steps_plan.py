@@ -40,8 +40,9 @@ def notes_on_resuming(config: Config, workers_before: int, workers: int) -> Sequ
 def _what_it_means(config: Config, plan: TrainingPlan) -> str:
     if plan.batch.workers > 1:
         return "the result depends on the number of workers"
-    if config.outer_optimizer == "average":
-        return "one worker, so there is nothing to average"
+    if config.outer_optimizer != "nesterov":
+        what = "combine" if config.outer_optimizer == "adasum" else "average"
+        return f"one worker, so there is nothing to {what}"
     return f"one worker, which takes an outer step after {Cadence(config.sync_every or 1).describe()}"
 
 

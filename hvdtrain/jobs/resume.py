@@ -140,7 +140,7 @@ def _find(
         state = without_ema(state)
     elif not has_ema(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
-    if config.outer_optimizer == "average":
+    if config.outer_optimizer != "nesterov":
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")

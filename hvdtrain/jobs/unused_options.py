@@ -84,8 +84,8 @@ _OTHERS = (
     ),
     _Rule(
         ("outer_learning_rate", "outer_momentum"),
-        lambda config: config.sync_every is not None and config.outer_optimizer == "average",
-        "outer_optimizer is average",
+        lambda config: config.sync_every is not None and config.outer_optimizer != "nesterov",
+        "outer_optimizer is not nesterov",
     ),
     _Rule(("base_batch_size",), lambda config: config.lr_scaling == "none", "lr_scaling is none"),
     _Rule(

@@ -22,7 +22,7 @@ from hvdtrain.backends.torch.optimizer_state import TrainingState as TorchState
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 
-AVERAGE, OF_ALL = OuterOptimizer(True, 0.7, 0.9), SimpleNamespace(size=2)
+AVERAGE, OF_ALL = OuterOptimizer("average", 0.7, 0.9), SimpleNamespace(size=2)
 NO_SAMPLES = SimpleNamespace(total_weight=1.0, reduced_weight=0.0)
 MIB = 1 << 20
 

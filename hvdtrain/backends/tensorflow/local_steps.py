@@ -17,6 +17,7 @@ from hvdtrain.backends.local_steps import (
     check_averaged,
     in_parts,
 )
+from hvdtrain.backends.tensorflow.adasum import Adasum
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import native
@@ -39,9 +40,9 @@ class LocalSteps:
     """Adds up what local steps give, and makes the workers equal.
 
     Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Other variables, such as the statistics of batch norm, are averaged when
-    they are needed: before evaluating and saving. The moving average of the weights sees those of the
-    synchronisations.
+    outer optimizer takes its step. Adasum combines parameters in place of averaging them. Other variables,
+    such as the statistics of batch norm, are averaged when they are needed: before evaluating and saving. The
+    moving average of the weights sees those of the synchronisations.
 
     Args:
         model: the model's variables.
@@ -68,12 +69,15 @@ class LocalSteps:
         fields = list(model.trainable_fields())
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
-        self._averaged = [*self._parameters, *_slots_of(optimizer)]
+        self._adasum: Adasum | None = None
+        if outer.name == "adasum" and workers.size > 1:
+            self._adasum = Adasum(fields)
+        self._averaged = [*([] if self._adasum else self._parameters), *_slots_of(optimizer)]
         self._ema = ema
         self._outer = outer
         self._workers = workers
         self._loss_scale = loss_scale
-        kept = [] if outer.is_average else self._parameters
+        kept = self._parameters if outer.name == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
         self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
         self.fields: list[Field] = [
@@ -90,6 +94,8 @@ class LocalSteps:
             self._steps_before = int(self._steps.numpy())
             for start, parameter in zip(self._starts, self._parameters, strict=False):
                 start.assign(parameter)
+            if self._adasum is not None:
+                self._adasum.begin()
 
     def add(
         self,
@@ -129,7 +135,7 @@ class LocalSteps:
         return vector
 
     def _average(self, vector: Tensor) -> Tensor:
-        """Collective. Average parameters and slots over workers, in place; return the sum of a vector."""
+        """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
         parts = in_parts([(v.dtype.name, v.shape.num_elements() * v.dtype.size) for v in self._averaged])
@@ -140,6 +146,8 @@ class LocalSteps:
             means = tf.split(flat, [variable.shape.num_elements() for variable in variables])
             for variable, mean in zip(variables, means, strict=True):
                 variable.assign(tf.reshape(mean, variable.shape))
+        if self._adasum is not None:
+            self._adasum.combine()
         return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
 
     def _step(self) -> None:

@@ -143,7 +143,7 @@ class AllReduce:
             if vector is not None and self._carrier is None:
                 handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
                 waits.append(partial(hvd.synchronize, handle))
-            found = _wait_for_all(waits)
+            found = wait_for_all(waits)
             if vector is not None and self._carrier is not None:
                 vector.copy_(self._buckets[self._carrier].room)
             sums |= dict(zip(alone, found[len(self._begun) :], strict=False))
@@ -218,7 +218,7 @@ class AllReduce:
         self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
 
 
-def _wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
+def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     """Wait for every all-reduce, also after one has failed: Horovod keeps what nobody waited for."""
     sums, failure = [], None
     for wait in waits:

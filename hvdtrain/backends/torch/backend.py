@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
     NUMBERS_AFTER_SUMS,
     Backend,
@@ -525,6 +526,7 @@ class TorchBackend:
     def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
         if config.sync_every is None:
             return None
+        check_adasum(config, self.workers, self._device.type != "cpu")
         if own_optimizer:
             check_optimizer(self._optimizer, own_optimizer, config)
         return LocalSteps(

@@ -14,6 +14,7 @@ from hvdtrain.backends.local_steps import (
     check_averaged,
     in_parts,
 )
+from hvdtrain.backends.torch.adasum import Adasum
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.model_state import Field, ModelState
@@ -32,9 +33,9 @@ class LocalSteps:
     """Adds up what local steps give, and makes the workers equal.
 
     Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Buffers, such as the statistics of batch norm, are averaged when they are
-    needed: before evaluating and saving. The moving average of the weights sees those of the
-    synchronisations.
+    outer optimizer takes its step. Adasum combines parameters in place of averaging them. Buffers, such as
+    the statistics of batch norm, are averaged when they are needed: before evaluating and saving. The moving
+    average of the weights sees those of the synchronisations.
 
     Args:
         model: the model's tensors.
@@ -67,7 +68,11 @@ class LocalSteps:
         self._workers = workers
         self._loss_scale = loss_scale
         self._starts: list[torch.Tensor] = []
-        self._momenta = [] if outer.is_average else [torch.zeros_like(p) for p in self._parameters]
+        has_momentum = outer.name == "nesterov"
+        self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
+        self._adasum: Adasum | None = None
+        if outer.name == "adasum" and workers.size > 1:
+            self._adasum = Adasum(model.trainable_fields())
         known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
@@ -81,6 +86,8 @@ class LocalSteps:
         if self._sums.steps == 0:
             self._slots.begin()
             self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
+            if self._adasum is not None:
+                self._adasum.begin()
 
     def add(
         self,
@@ -118,10 +125,10 @@ class LocalSteps:
         ]
 
     def _average(self, vector: torch.Tensor) -> torch.Tensor:
-        """Collective. Average parameters and slots over workers, in place; return the sum of a vector."""
+        """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
-        averaged = [*self._parameters, *self._slots.averaged()]
+        averaged = [*([] if self._adasum else self._parameters), *self._slots.averaged()]
         parts = in_parts([(str(tensor.dtype), tensor.nbytes) for tensor in averaged])
         for number, places in enumerate(parts):
             tensors = [averaged[place] for place in places]
@@ -131,6 +138,8 @@ class LocalSteps:
             torch._foreach_copy_(
                 tensors, [mean.view(t.shape) for mean, t in zip(means, tensors, strict=True)]
             )
+        if self._adasum is not None:
+            self._adasum.combine()
         summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         return summed
 
