@@ -63,7 +63,7 @@ class BenchOptions:
         tune: the file for the best settings.
         num_proc: the workers of the jobs that are compared or tuned.
         repeat: how often each program is started.
-        hosts: hosts and slots for a sweep.
+        hosts: hosts and slots for a sweep or a tuning.
         controller: "mpi", "gloo" or None for what horovodrun chooses.
         json_path: file for the JSON document.
         picture: file for the picture.
@@ -114,8 +114,8 @@ class BenchOptions:
                 "To measure a job: horovodrun -np N python -m hvdtrain bench ...; for several numbers of "
                 "workers: --sweep 1,2,4.",
             )
-        if self.hosts and not self.sweep:
-            raise UsageError("--against and --tune run jobs on this host", "Leave -H out.")
+        if self.hosts and self.against:
+            raise UsageError("--against runs jobs on this host", "Leave -H out.")
         if self.tune is not None and self.picture is not None:
             raise UsageError("--tune draws no picture", "Leave --picture out; --json FILE has the figures.")
 
@@ -174,7 +174,7 @@ _OPTIONS = (
     click.option("--repeat", type=click.IntRange(1, 100), metavar="N",
                  help="How often each program is started. [1 for --sweep, 5 for --against, 3 for --tune]"),
     click.option("-H", "--hosts", metavar="HOSTS",
-                 help="Hosts and their slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
+                 help="Hosts and slots for --sweep and --tune, such as host1:2,host2:2. [this host's cores]"),
     click.option("--controller", type=click.Choice(["mpi", "gloo"]),
                  help="Controller of the jobs that are launched. [horovodrun's choice]"),
     click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",

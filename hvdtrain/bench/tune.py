@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.tune_mpi import mpi_settings, variables_of
 from hvdtrain.bench.tuning import Setting, Trial, Tuning
 from hvdtrain.compression import LOW_RANK
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.host.cores import threads_per_worker
 
 REPEAT = 3  # pairs of runs for each setting
@@ -20,7 +22,11 @@ _CHANGES_CURVE = [("compression", f"{LOW_RANK}:4")]  # and is measured, but neve
 
 
 def settings_to_try(
-    workers: int, has_mpi: bool, given: Mapping[str, Any], controller: str | None = None
+    workers: int,
+    build: InstalledBuild | None,
+    given: Mapping[str, Any],
+    controller: str | None = None,
+    hosts: int = 1,
 ) -> list[tuple[str, Any]]:
     """Return names and values of what is tried, in order.
 
@@ -28,13 +34,21 @@ def settings_to_try(
 
     Args:
         workers: number of workers.
-        has_mpi: whether Horovod was built with MPI.
+        build: how Horovod was built.
         given: the fields that the user set.
         controller: the user's choice; None for horovodrun's, which is MPI if there is.
+        hosts: on how many hosts the workers are.
     """
     found: list[tuple[str, Any]] = []
-    if workers > 1 and has_mpi:
-        found.append(("controller", "mpi" if controller == "gloo" else "gloo"))
+    if workers > 1 and build and build.mpi:
+        of_mpi = mpi_settings(workers, hosts, os.environ)
+        other = [("controller", "mpi" if controller == "gloo" else "gloo")]
+        if given.get("outer_optimizer") == "adasum":  # Horovod has it over MPI alone
+            other = []
+        # MPI is at its best before it is compared
+        found += [*other, *of_mpi] if controller == "gloo" else [*of_mpi, *other]
+    if workers > 1 and build and build.nccl and given.get("device") != "cpu":
+        found.append(("NCCL_ALGO", "Tree"))
     if workers > 1:
         found += [("HOROVOD_CYCLE_TIME", value) for value in (0.2, 5)]
     cores = len(os.sched_getaffinity(0))
@@ -59,6 +73,7 @@ def tune(
     workers: int,
     start: Setting,
     repeat: int = REPEAT,
+    hosts: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
     """Try settings one after the other, each beside the best one before it, and keep those that gain.
@@ -70,6 +85,7 @@ def tune(
         workers: number of workers.
         start: how the job is run now.
         repeat: how many pairs of runs there are for each setting.
+        hosts: the user's hosts and slots; None for this host.
         say: is called with what is going on.
 
     Raises:
@@ -84,6 +100,8 @@ def tune(
 
     first_loss = float(run(best)["first_loss"])  # also fails early if the job does not run
     for name, value in tries:
+        if variables_of(name, value) and best.controller == "gloo":
+            continue
         say(f"{name} {value} ...")
         trial = _try(name, value, _Beside(run, best, first_loss, repeat))
         trials.append(trial)
@@ -94,7 +112,7 @@ def tune(
         say("all that was kept ...")
         gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
     warnings = [one["warnings"][0] for one in runs if one.get("warnings")]
-    return Tuning(layers, workers, trials, best, gain, warnings, len(runs))
+    return Tuning(layers, workers, trials, best, gain, warnings, len(runs), hosts)
 
 
 @dataclass(frozen=True)

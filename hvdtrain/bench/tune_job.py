@@ -1,6 +1,7 @@
-"""Tuning a job on this host: its runs are launched here."""
+"""Tuning a job: its runs are launched here."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from hvdtrain.bench.launch import (
@@ -19,13 +20,14 @@ from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build import installed_build
+from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.jobs.signals import interruptible
 
 _WORKERS = 2
 
 
 def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Tuning:
-    """Run a job with several settings, and return what came out best.
+    """Run a job with several settings, on this host or on those of -H, and return what came out best.
 
     Args:
         layers: the job's config values, weakest source first.
@@ -33,17 +35,17 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
         say: is called with what is going on.
 
     Raises:
-        UsageError: If no framework is given, or there are fewer cores than workers.
+        UsageError: If no framework is given, or there are fewer cores or slots than workers.
         EnvironmentFault: If the job fails as it is.
     """
     given = merged(layers)
     if not given.get("framework"):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     workers = options.num_proc or _WORKERS
-    check_slots((workers,), None, may_share=False)
-    build = installed_build()
-    tries = settings_to_try(workers, bool(build and build.mpi), given, options.controller)
-    with interruptible(), exchange_folder(shared=False) as folder:
+    slots = check_slots((workers,), options.hosts, may_share=False)
+    hosts = slots if options.hosts else f"localhost:{workers}"
+    tries = settings_to_try(workers, installed_build(), given, options.controller, _hosts_of(workers, hosts))
+    with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
         runs = [0]
 
         def measure(setting: Setting) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
             values = {"program": HVDTRAIN, "request": request, "found": str(found)}
             together = [*layers, Layer("--tune", dict(setting.fields))]
             write_specification(path, {**values, "layers": layers_to_json(together)})
-            launcher = horovodrun(workers, f"localhost:{workers}", setting.controller)
+            launcher = horovodrun(workers, hosts, setting.controller)
             command = [*launcher, *worker_command(path)]
             program = Program("the job", [command], limit_of(options), setting.environ)
             document: dict[str, Any] = run_program(program, found)
@@ -66,5 +68,12 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
             workers=workers,
             start=Setting(controller=options.controller),
             repeat=options.repeat or REPEAT,
+            hosts=options.hosts,
             say=say,
         )
+
+
+def _hosts_of(workers: int, hosts: str) -> int:
+    """Return on how many hosts workers are, which fill one after the other."""
+    free = accumulate(host.slots for host in parse_host_list(hosts))
+    return 1 + sum(slots < workers for slots in free)

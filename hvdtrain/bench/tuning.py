@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdtrain.bench.result import VERSION
 from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.tune_mpi import variables_of, without_mpi
 from hvdtrain.config import EITHER_OR, Layer
 from hvdtrain.yaml_reader import write_yaml
 
@@ -28,9 +29,12 @@ class Setting:
     controller: str | None = None
 
     def changed(self, name: str, value: Any) -> "Setting":
-        """Return it with another value: of the controller, of a variable in capitals, or of a field."""
+        """Return it with another value: of the controller, of MPI, a variable in capitals, or a field."""
         if name == "controller":
-            return Setting(self.fields, self.environ, value)
+            environ = without_mpi(self.environ) if value == "gloo" else self.environ
+            return Setting(self.fields, environ, value)
+        if chosen := variables_of(name, value):
+            return Setting(self.fields, {**without_mpi(self.environ, name), **chosen}, self.controller)
         if name.isupper():
             return Setting(self.fields, {**self.environ, name: str(value)}, self.controller)
         return Setting({**self.fields, name: value}, self.environ, self.controller)
@@ -75,6 +79,7 @@ class Tuning:
         gain: its step relative to that of the job as it was; None if nothing was kept.
         warnings: what may have falsified a run, for each of which this is known.
         runs: how many runs there were.
+        hosts: the user's hosts and slots; None for this host.
     """
 
     layers: list[Layer]
@@ -84,6 +89,7 @@ class Tuning:
     gain: Spread | None
     warnings: Sequence[str] = ()
     runs: int = 0
+    hosts: str | None = None
 
     @property
     def is_faster(self) -> bool:
@@ -124,7 +130,8 @@ class Tuning:
         launcher = []
         if self.workers > 1:
             controller = [f"--{self.best.controller}"] if self.best.controller else []
-            launcher = ["horovodrun", *controller, "-np", str(self.workers)]
+            hosts = ["-H", self.hosts] if self.hosts else []
+            launcher = ["horovodrun", *controller, "-np", str(self.workers), *hosts]
         return " ".join([*variables, *launcher, "python -m hvdtrain", shlex.quote(str(path))])
 
     def to_document(self) -> dict[str, Any]:

@@ -376,7 +376,7 @@ def test_wrong_options_are_refused_in_words(words, said):
         ({"controller": "mpi"}, "--controller is for"),
         ({"num_proc": 2}, "-np is for --against and --tune"),
         ({"num_proc": 2, "sweep": (1,)}, "-np is for --against and --tune"),
-        ({"hosts": "h1:2", "against": "ddp"}, "on this host"),
+        ({"hosts": "h1:2", "against": "ddp"}, "--against runs jobs on this host"),
         ({"tune": Path("job.yaml"), "against": "ddp"}, "measurements of their own"),
         ({"tune": Path("job.yaml"), "picture": Path("a.png")}, "--tune draws no picture"),
     ],

@@ -1,5 +1,7 @@
 """Tuning: what is tried, what is kept, and what is written."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
@@ -10,6 +12,7 @@ from hvdtrain.config import Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.errors import EnvironmentFault
 
+MPI, GLOO = SimpleNamespace(mpi="Open MPI 5.0.11", nccl=False), SimpleNamespace(mpi=None, nccl=False)
 LAYERS = [Layer("job.yaml", {"framework": "torch", "epochs": 3}), Layer("options", {"steps": 50})]
 
 
@@ -102,12 +105,13 @@ def four_cores(monkeypatch):
 
 
 def test_one_worker_has_nothing_to_reduce(four_cores):
-    assert settings_to_try(1, True, {}) == [("threads", 1), ("precision", "bf16"), ("compile", True)]
+    assert settings_to_try(1, MPI, {}) == [("threads", 1), ("precision", "bf16"), ("compile", True)]
 
 
 def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
     def values(name: str, has_mpi: bool = True, controller: str | None = None, **given) -> list:
-        return [value for one, value in settings_to_try(2, has_mpi, given, controller) if one == name]
+        build = MPI if has_mpi else GLOO
+        return [value for one, value in settings_to_try(2, build, given, controller) if one == name]
 
     assert values("controller") == ["gloo"]  # horovodrun takes MPI if there is
     assert values("controller", controller="mpi") == ["gloo"]
@@ -124,13 +128,61 @@ def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
 
 def test_compressions_that_go_with_the_job_are_tried(four_cores):
     def tried(**given) -> list:
-        return [value for name, value in settings_to_try(2, True, given) if name == "compression"]
+        return [value for name, value in settings_to_try(2, MPI, given) if name == "compression"]
 
     assert tried() == tried(compression="none") == ["fp16", "bf16", "powersgd:4"]
     assert tried(compression="fp16") == ["bf16", "powersgd:4"]
     assert tried(compression="powersgd:2") == []  # another way would change the curve
     assert tried(sync_every=10) == []  # no gradients travel
     assert tried(compression=4) == tried(), "the job itself says what is wrong with it"
+
+
+def of_mpi(workers: int, hosts: int = 1, controller: str | None = None, **given) -> list[str]:
+    found = settings_to_try(workers, MPI, given, controller, hosts)
+    return [str(value) for name, value in found if name.startswith("mpi") or name == "controller"]
+
+
+def test_mpi_is_tried_where_it_can_act_and_before_it_is_compared(four_cores, monkeypatch):
+    assert of_mpi(2) == ["gloo"]
+    assert of_mpi(3) == ["ring", "gloo"]
+    assert of_mpi(3, hosts=3) == ["262144", "ring", "recursive_doubling", "gloo"]
+    assert of_mpi(4, hosts=2) == ["262144", "flat", "ring", "recursive_doubling", "gloo"]
+    assert of_mpi(3, controller="gloo") == ["mpi", "ring"]
+    assert of_mpi(2, outer_optimizer="adasum", sync_every=1) == []
+    monkeypatch.setenv("OMPI_MCA_coll_han_priority", "0")
+    assert of_mpi(4, hosts=2) == ["262144", "gloo"]
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_links", "2")
+    assert of_mpi(4, hosts=2) == ["gloo"]
+
+
+def test_a_tree_of_nccl_is_tried_on_gpus(four_cores):
+    nccl = SimpleNamespace(mpi=None, nccl=True)
+    assert ("NCCL_ALGO", "Tree") in settings_to_try(2, nccl, {})
+    assert ("NCCL_ALGO", "Tree") not in settings_to_try(2, nccl, {"device": "cpu"})
+    assert ("NCCL_ALGO", "Tree") not in settings_to_try(1, nccl, {})
+
+
+def test_what_is_kept_of_mpi_is_in_the_command():
+    ring, sockets = ("mpi_allreduce", "ring"), ("mpi_socket_bytes", 2**18)
+    machine = Machine(
+        {("OMPI_MCA_btl_tcp_sndbuf", "262144"): 0.5, ("OMPI_MCA_coll_tuned_allreduce_algorithm", "ring"): 0.5}
+    )
+    tries = (sockets, ("mpi_allreduce", "recursive_doubling"), ring)
+    found = tune(LAYERS, tries, machine, workers=3, start=Setting(), hosts="h1:1,h2:2")
+    assert [trial.kept for trial in found.trials] == [True, False, True]
+    assert found.command("t.yaml") == (
+        "OMPI_MCA_btl_tcp_sndbuf=262144 OMPI_MCA_btl_tcp_rcvbuf=262144 OMPI_MCA_coll_han_priority=0 "
+        "OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_allreduce_algorithm=ring "
+        "horovodrun -np 3 -H h1:1,h2:2 python -m hvdtrain t.yaml"
+    )
+
+
+def test_over_gloo_nothing_of_mpi_is_tried_or_left():
+    ring = ("mpi_allreduce", "ring")
+    faster = ("OMPI_MCA_coll_tuned_allreduce_algorithm", "ring")
+    found = tuned(Machine({faster: 0.5, ("controller", "gloo"): 0.2}), ring, ("controller", "gloo"), ring)
+    assert [trial.name for trial in found.trials] == ["mpi_allreduce", "controller"]
+    assert found.best == Setting(controller="gloo")
 
 
 def test_what_changes_the_curve_is_offered_and_not_written():
