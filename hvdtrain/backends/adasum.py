@@ -31,15 +31,16 @@ def check_adasum(config: Config, workers: Workers, on_gpu: bool) -> None:
     """
     if config.outer_optimizer != "adasum" or workers.size == 1:
         return
-    remedy = "Use --outer-optimizer average or nesterov."
+    others = "--outer-optimizer average or nesterov"
     if workers.controller != "MPI":
         refused = f"{workers.controller}: Horovod has it over MPI alone"
-        remedy = f"Start the job with horovodrun --mpi. {remedy}"
+        remedy = f"Start the job with horovodrun --mpi, or use {others}."
     elif workers.size & (workers.size - 1):
         refused = f"{workers.size} workers: they are combined two by two, so they must be 2, 4, 8 and so on"
-        remedy = f"Start another number of workers. {remedy}"
+        remedy = f"Start another number of workers, or use {others}."
     elif on_gpu:
         refused = "GPUs: there Horovod averages the workers of a host, and has Adasum between hosts alone"
+        remedy = f"Use --device cpu, or {others}."
     else:
         return
     raise ConfigError(f"outer_optimizer adasum cannot be used with {refused}", remedy, everywhere=not on_gpu)
