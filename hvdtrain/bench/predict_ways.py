@@ -9,6 +9,7 @@ from hvdtrain.backends.portable.low_rank import matrix_shape
 from hvdtrain.bench.spread import Spread
 
 NOTHING = Spread(0.0, 0.0, 0.0)
+GRADIENT = 1e-3  # of the size of which numbers are when sums of fp16 are timed
 NONE, FP16 = "none", "fp16"
 Shapes = Iterable[tuple[int, ...]]
 

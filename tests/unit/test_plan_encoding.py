@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from hvdtrain.bench.predict_ways import low_rank
+from hvdtrain.bench.predict_ways import GRADIENT, low_rank
 from hvdtrain.bench.tensorflow import encoding as tensorflow_encoding
 from hvdtrain.bench.torch import encoding as torch_encoding
 from hvdtrain.errors import UsageError
@@ -22,6 +23,59 @@ def test_gradients_are_encoded_again_and_again(module):
     ):
         encode()
         encode()
+
+
+def check_numbers(numbers) -> None:
+    assert 0.5 * GRADIENT < np.std(numbers) < 2 * GRADIENT, "sums of zeros would take less time than a job's"
+
+
+def test_torch_sums_numbers_like_those_of_gradients(monkeypatch):
+    sums = []
+
+    def allreduce(tensor, **options):
+        sums.append((tensor.clone(), options))
+        tensor.mul_(2 * options["postscale_factor"])
+
+    monkeypatch.setattr(torch_encoding.hvd, "size", lambda: 2)
+    monkeypatch.setattr(torch_encoding.hvd, "allreduce_async_", allreduce)
+    monkeypatch.setattr(torch_encoding.hvd, "synchronize", lambda handle: handle)
+    reduce = torch_encoding.half_sum_of(SHAPES, False)
+    for _ in range(20):
+        reduce()
+    for tensor, options in sums:
+        assert (tensor.dtype, options["postscale_factor"]) == (torch.float16, 0.5)
+        check_numbers(tensor.float().numpy())
+
+
+def test_tensorflow_sums_numbers_like_those_of_gradients(monkeypatch):
+    sums = []
+
+    def allreduce(tensor, **options):
+        sums.append((tensor.dtype.name, options["postscale_factor"]))
+        return tensor
+
+    monkeypatch.setattr(tensorflow_encoding.hvd, "size", lambda: 2)
+    monkeypatch.setattr(tensorflow_encoding.hvd, "allreduce", allreduce)
+    tensorflow_encoding.half_sum_of(SHAPES, False)()
+    assert sums == [("float16", 0.5)]
+    check_numbers(tensorflow_encoding._gradients(SHAPES, False).numpy())
+
+
+def test_torch_rounds_as_a_job_does_again_and_again(monkeypatch):
+    seen = []
+    as_fp16 = torch_encoding.Bucket.as_fp16
+
+    def noted(bucket, factor):
+        assert factor != 1, "the job multiplies"
+        seen.append(as_fp16(bucket, factor).float().numpy().copy())
+        return as_fp16(bucket, 1)
+
+    monkeypatch.setattr(torch_encoding.Bucket, "as_fp16", noted)
+    encode = torch_encoding.half_of(SHAPES, False)
+    for _ in range(20):
+        encode()
+    for numbers in seen:
+        check_numbers(numbers)
 
 
 def test_low_rank_does_what_a_job_does(monkeypatch):

@@ -11,6 +11,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+from hvdtrain.bench.predict_ways import GRADIENT
 
 
 def check_dense(backend: Backend) -> None:
@@ -18,16 +19,14 @@ def check_dense(backend: Backend) -> None:
 
 
 def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
-    """Return a function that rounds gradients to fp16 and back. Local.
+    """Return a function that multiplies gradients, rounds them to fp16 and back, as a job does. Local.
 
     Args:
         shapes: of the parameters.
         on_gpu: whether they lie on the GPU.
     """
-    with tf.device(_device(on_gpu)):
-        flat = tf.zeros(sum(map(prod, shapes)))
-
-    rounded = tf.function(lambda values: tf.cast(tf.cast(values, tf.float16), tf.float32))
+    flat = _gradients(shapes, on_gpu)
+    rounded = tf.function(lambda values: tf.cast(tf.cast(values * 2.0, tf.float16), tf.float32))
 
     def encode() -> None:
         rounded(flat)[:1].numpy()
@@ -38,13 +37,17 @@ def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], Non
 def half_sum_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
     """Return a function that sums gradients over the workers as fp16. It is collective.
 
+    How long it takes depends on the numbers: Gloo converts zeros faster than others.
+
     Args:
         shapes: of the parameters.
         on_gpu: whether they lie on the GPU.
     """
-    with tf.device(_device(on_gpu)):
-        small = tf.zeros(sum(map(prod, shapes)), tf.float16)
-    compiled = tf.function(lambda given: hvd.allreduce(given, op=hvd.Sum, name="hvdtrain.plan.fp16")[:1])
+    small = tf.cast(_gradients(shapes, on_gpu), tf.float16)
+    share = 1 / hvd.size()
+    compiled = tf.function(
+        lambda given: hvd.allreduce(given, op=hvd.Sum, postscale_factor=share, name="hvdtrain.plan.fp16")[:1]
+    )
 
     def reduce() -> None:
         compiled(small).numpy()
@@ -75,6 +78,12 @@ def low_rank_of(shapes: Sequence[tuple[int, ...]], rank: int, on_gpu: bool) -> C
         tf.reshape(last, [-1])[:1].numpy()
 
     return encode
+
+
+def _gradients(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> tf.Tensor:
+    """Return numbers of the size of gradients, the same on all workers."""
+    with tf.device(_device(on_gpu)):
+        return GRADIENT * tf.random.stateless_normal([sum(map(prod, shapes))], seed=(0, 0))
 
 
 def _device(on_gpu: bool) -> str:

@@ -9,9 +9,11 @@ import torch
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.local_steps import LoneWorker
 from hvdtrain.backends.torch.backend import TorchBackend
+from hvdtrain.backends.torch.flat import Bucket
 from hvdtrain.backends.torch.layouts import SAME
 from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.bench.predict_ways import GRADIENT
 from hvdtrain.errors import UsageError
 
 
@@ -32,18 +34,18 @@ def check_dense(backend: Backend) -> None:
 
 
 def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
-    """Return a function that rounds gradients to fp16 and back. Local.
+    """Return a function that multiplies gradients, rounds them to fp16 and back, as a job does. Local.
 
     Args:
         shapes: of the parameters.
         on_gpu: whether they lie on the GPU.
     """
-    flat = torch.zeros(sum(torch.Size(shape).numel() for shape in shapes), device=_device(on_gpu))
-    small = torch.empty_like(flat, dtype=torch.float16)
+    numbers = sum(torch.Size(shape).numel() for shape in shapes)
+    bucket = Bucket({"all": torch.empty(numbers, device=_device(on_gpu))})
+    bucket.flat.normal_(std=GRADIENT)
 
     def encode() -> None:
-        small.copy_(flat)
-        flat.copy_(small)
+        bucket.flat.copy_(bucket.as_fp16(-1.0))  # a factor with which numbers keep their size
         _wait(on_gpu)
 
     return encode
@@ -52,15 +54,22 @@ def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], Non
 def half_sum_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], None]:
     """Return a function that sums gradients over the workers as fp16. It is collective.
 
+    How long it takes depends on the numbers: Gloo converts zeros faster than others. All workers have the
+    same ones, and the sum is divided by the workers as in a job, so that the numbers keep their size.
+
     Args:
         shapes: of the parameters.
         on_gpu: whether they lie on the GPU.
     """
+    device = _device(on_gpu)
     numbers = sum(torch.Size(shape).numel() for shape in shapes)
-    small = torch.zeros(numbers, dtype=torch.float16, device=_device(on_gpu))
+    values = torch.randn(numbers, generator=torch.Generator(device).manual_seed(0), device=device)
+    small = (GRADIENT * values).to(torch.float16)
+    share = 1 / hvd.size()
 
     def reduce() -> None:
-        hvd.synchronize(hvd.allreduce_async_(small, op=hvd.Sum, name="hvdtrain.plan.fp16"))
+        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=share, name="hvdtrain.plan.fp16")
+        hvd.synchronize(handle)
         _wait(on_gpu)
 
     return reduce
