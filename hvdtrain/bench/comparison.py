@@ -6,6 +6,7 @@ from typing import Any
 
 from hvdtrain.bench.result import VERSION, told
 from hvdtrain.bench.spread import Spread
+from hvdtrain.words import counted
 
 _LEAST_PAIRS = 3  # for a verdict
 TITLES = {
@@ -41,7 +42,8 @@ class Comparison:
         """Return it as the text that is shown."""
         first = self.own[0]
         title = f"against {TITLES[self.against]}: {first['task']} with {first['device']}, "
-        title += "1 worker" if self.workers == 1 else f"{self.workers} workers over {first['controller']}"
+        title += counted(self.workers, "worker")
+        title += f" over {first['controller']}" if self.workers > 1 else ""
         warnings = self._warnings()
         found = verdict(self.ratio, len(self.own)) + (", but see the warnings" if warnings else "")
         rows = [

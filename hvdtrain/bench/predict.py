@@ -40,6 +40,7 @@ class Measured:
         curve: all-reduces by size.
         raw: the smallest all-reduce without Horovod; None if that was not measured.
         ways: how workers can exchange what they learn; the first one is without compression.
+        accumulate: micro-batches of a step.
     """
 
     workers: int
@@ -56,6 +57,17 @@ class Measured:
     curve: Curve
     raw: Spread | None
     ways: Sequence[Way] = field(default=())
+    accumulate: int = 1
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes: "NCCL" on GPUs, or the controller."""
+        return "NCCL" if self.on_gpu else self.controller
+
+    @property
+    def network(self) -> str:
+        """What coordinates the workers and moves the bytes, in words."""
+        return f"{self.controller} with NCCL" if self.on_gpu else self.controller
 
     @property
     def is_ring(self) -> bool:
@@ -185,6 +197,10 @@ def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, f
     if cluster.link is not None and cluster.hosts > 1:
         crossing = max(local, getattr(cluster.link.latency, end))
     ring, tree = _ring_seconds(cluster, local, crossing), _tree_seconds(cluster, local, crossing)
+    if (
+        measured.hosts > 1 and end != "low"
+    ):  # a mean over the hops of a tree, of which those within hosts are short
+        tree = _tree_seconds(cluster, 0.0, local * tree_hops(before) / tree_hops(measured.hosts))
     agreeing = tree if measured.controller == "MPI" else ring
     least = ring if measured.is_ring else min(2 * tree, ring)
     summing = {"median": math.sqrt(least * ring), "low": least, "high": ring}[end]
@@ -210,5 +226,5 @@ def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> floa
     if cluster.link is None or cluster.hosts == 1:
         return float(inside)
     sent = volume_factor(cluster.workers) * size
-    outside = getattr(cluster.link.seconds_for(sent, measured.controller), end)
+    outside = getattr(cluster.link.seconds_for(sent, measured.transport), end)
     return float(max(inside, outside) + getattr(_OVERLAP, end) * min(inside, outside))

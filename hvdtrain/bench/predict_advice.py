@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hvdtrain.bench.predict import Cluster, Measured, Parts, parts_of
 from hvdtrain.bench.predict_curve import ENDS
-from hvdtrain.bench.predict_ways import Way
+from hvdtrain.bench.predict_ways import NONE, Way
 from hvdtrain.bench.spread import Spread
 
 _GOOD = 0.9  # of a step, what computing takes if nothing limits a job
@@ -61,18 +61,24 @@ class Advice:
 
 
 def advise(
-    measured: Measured, way: Way, cluster: Cluster, *, others: Sequence[Measured] = (), error: float = 0.0
+    measured: Measured,
+    way: Way,
+    cluster: Cluster,
+    *,
+    others: Sequence[tuple[Measured, float]] = (),
+    error: float = 0.0,
 ) -> Advice:
     """Return what limits a job and what would help.
 
     A help counts if it gains 5 % and the error of the checks at all ends of what is uncertain, each time with
-    the same values for the job with it and without.
+    the same values for the job with it and without. For another controller, its own error counts if it is
+    larger.
 
     Args:
         measured: what was measured.
         way: how the job's workers exchange what they learn.
         cluster: where they run.
-        others: measurements of the job over other controllers.
+        others: measurements of the job over other controllers, each with the largest error of its checks.
         error: the largest error of the checks.
     """
     parts = parts_of(measured, way, cluster)
@@ -81,12 +87,13 @@ def advise(
     costs = _costs_of(parts, cluster)
     limit = max(costs, key=lambda name: costs[name])
     now = measured, way, cluster
-    helps = [Help(name, _gain(now, changed)) for name, changed in _tries(now, others)]
+    helps = [Help(name, _gain(now, changed)) for name, changed in _tries(now)]
     if parts.data > _LEAST_GAIN * parts.step - parts.step:
         helps.append(
             Help("faster reading, such as --read-workers", _gain_without_waiting(measured, way, cluster))
         )
     helps = [one for one in helps if one.gain.low >= _LEAST_GAIN + error]
+    helps += _other_controllers(now, others, error)
     helps.sort(key=lambda one: -one.gain.median)
     return Advice(limit, costs[limit] / parts.step, helps[:3])
 
@@ -109,7 +116,7 @@ def _costs_of(parts: Parts, cluster: Cluster) -> dict[str, float]:
     }
 
 
-def _tries(now: Case, others: Sequence[Measured]) -> list[tuple[str, Case]]:
+def _tries(now: Case) -> list[tuple[str, Case]]:
     """Return what could help: a name, and the measurement, the way and the cluster with it."""
     measured, way, cluster = now
     found: list[tuple[str, Case]] = []
@@ -117,19 +124,36 @@ def _tries(now: Case, others: Sequence[Measured]) -> list[tuple[str, Case]]:
         if other.name != way.name:
             caveat = next((said for name, said in _CAVEATS.items() if other.name.startswith(name)), "")
             option = other.name if other.name.startswith("sync-every") else f"compression {other.name}"
-            name = f"--{option}" + (f", which {caveat}" if caveat else "")
+            name = f"--{option}{_displaced(way, other)}" + (f", which {caveat}" if caveat else "")
             found.append((name, (measured, other, cluster)))
     if way.every == 1:
-        name = f"--accumulate {_FACTOR}, or a batch {_FACTOR} times as large, which changes the result"
+        name = f"--accumulate {_FACTOR * measured.accumulate}, or a batch {_FACTOR} times as large, "
+        name += "which changes the result"
         found.append((name, (measured, replace(way, every=_FACTOR), cluster)))
     if cluster.link is not None and cluster.hosts > 1:
         link = cluster.link.times_as_fast(_FASTER)
         found.append((f"a link {_FASTER} times as fast", (measured, way, replace(cluster, link=link))))
-    for one in others:
+    return found
+
+
+def _displaced(own: Way, other: Way) -> str:
+    """Return which of a job's options must go for another way, in words: local steps take no compression."""
+    if own.every > 1:
+        return " in place of --sync-every"
+    return " in place of --compression" if other.every > 1 and own.name != NONE else ""
+
+
+def _other_controllers(now: Case, others: Sequence[tuple[Measured, float]], error: float) -> list[Help]:
+    """Return the other controllers that are sure to gain more than the errors of both measurements."""
+    measured, way, cluster = now
+    helps = []
+    for one, own_error in others:
         same = next((other for other in one.ways if other.name == way.name), None)
         if same is not None and one.controller != measured.controller:
-            found.append((f"horovodrun --{one.controller.lower()}", (one, same, cluster)))
-    return found
+            found = Help(f"horovodrun --{one.controller.lower()}", _gain(now, (one, same, cluster)))
+            if found.gain.low >= _LEAST_GAIN + max(error, own_error):
+                helps.append(found)
+    return helps
 
 
 def _gain(before: Case, after: Case) -> Spread:

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from hvdtrain.bench.picture import check_picture, draw
+from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import Evidence, evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
-from hvdtrain.bench.predict_result import check_cluster, make_plan
+from hvdtrain.bench.predict_result import make_plan
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.bench.predict_forecast import Check, check_here, check_other, largest_error
-from hvdtrain.bench.predict_record import Record, record_from
+from hvdtrain.bench.predict_record import VERSION, Record, record_from
 from hvdtrain.errors import UsageError
+from hvdtrain.words import counted
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ def evidence_of(record: Record, other: Record | None = None) -> Evidence:
     """
     checks = [check_here(record.measured)]
     if other is not None:
+        count = counted(other.measured.workers, "worker")
+        theirs = [f"measurement of {count}: {text}" for text in other.warnings]
+        record = replace(record, warnings=[*record.warnings, *theirs])
         pairs = ((record.measured, other.measured), (other.measured, record.measured))
         checks += [check for one, another in pairs if (check := check_other(one, another))]
     return Evidence(record, checks)
@@ -54,7 +58,13 @@ def read_evidence(path: Path) -> list[Evidence]:
         UsageError: If the file cannot be read, or is no plan's.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found = document["measurements"]
+        if document["version"] != VERSION:
+            raise UsageError(
+                f"--from {path}: it is of version {document['version']}, and only {VERSION} is known here",
+                "Measure again: python -m hvdtrain plan --json FILE ...",
+            )
         evidence = [Evidence(record_from(one), [Check(**check) for check in one["checks"]]) for one in found]
         if not evidence:
             raise ValueError("it has no measurement")

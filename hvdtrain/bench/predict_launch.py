@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 
 from hvdtrain.bench.launch import Program, exchange_folder, horovodrun, run_program, write_specification
+from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import Evidence, evidence_of
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_record import record_from
-from hvdtrain.bench.predict_result import check_cluster
 from hvdtrain.bench.sweep import check_slots
 from hvdtrain.bench.worker import layers_to_json
 from hvdtrain.config import Layer

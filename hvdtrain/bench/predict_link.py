@@ -12,7 +12,11 @@ from hvdtrain.bench.spread import Spread
 PAYLOAD = Spread(0.95, 0.94, 0.96)
 USUAL_LATENCY = Spread(50e-6, 20e-6, 100e-6)  # from program to program over TCP, in one data centre
 # how many times as long the bytes take as the link needs for them; benchmarks/README.md has the measurement
-SATURATION = {"Gloo": Spread(1.0, 1.0, 1.2), "MPI": Spread(1.4, 1.0, 1.7)}
+SATURATION = {
+    "Gloo": Spread(1.0, 1.0, 1.2),
+    "MPI": Spread(1.4, 1.0, 1.7),
+    "NCCL": Spread(1.0, 1.0, 1.7),  # not measured: between a ring that fills the link and the worst of MPI
+}
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LINK = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?(?:/(\d+(?:\.\d+)?)\s*(us|ms|s))?", re.IGNORECASE)
@@ -33,20 +37,25 @@ class Link:
     bits_per_second: float
     latency: Spread = USUAL_LATENCY
 
-    def seconds_for(self, size: float, controller: str) -> Spread:
+    def seconds_for(self, size: float, transport: str) -> Spread:
         """Return how long a host needs to send and receive so many bytes.
 
         Args:
             size: bytes in each direction.
-            controller: "MPI" or "Gloo", which do not use a link equally well.
+            transport: "MPI", "Gloo" or "NCCL", which do not use a link equally well.
         """
         wire = 8 * size / self.bits_per_second
-        factor = SATURATION[controller]
+        factor = SATURATION[transport]
         return Spread(
             wire * factor.median / PAYLOAD.median,
             wire * factor.low / PAYLOAD.high,
             wire * factor.high / PAYLOAD.low,
         )
+
+    @property
+    def window_bytes(self) -> float:
+        """Bytes that must be under way at once to fill it, until the first of them are acknowledged."""
+        return self.bits_per_second / 8 * 2 * self.latency.median
 
     def times_as_fast(self, factor: float) -> "Link":
         """Return a link with so many times the bits a second, and the same latency."""

@@ -14,11 +14,11 @@ from hvdtrain.bench.alone import bench_module
 from hvdtrain.bench.job import notes_on
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import measure_steps
-from hvdtrain.bench.message_times import MOST_BYTES, measure_messages
+from hvdtrain.bench.message_times import MOST_BYTES, measure_messages, words_for_size
 from hvdtrain.bench.predict import Measured
 from hvdtrain.bench.predict_curve import ENDS, Curve
 from hvdtrain.bench.predict_record import Record
-from hvdtrain.bench.predict_scope import Others, check_predictable, check_task, check_workers
+from hvdtrain.bench.predict_scope import Others, check_hosts, check_predictable, check_task, check_workers
 from hvdtrain.bench.predict_waiting import deviations_of, lag_of
 from hvdtrain.bench.predict_ways import Way, half, local_steps, low_rank, slots_of, uncompressed
 from hvdtrain.bench.spread import Spread
@@ -31,7 +31,8 @@ from hvdtrain.training_plan import TrainingPlan
 
 _MESSAGE_SECONDS = 20.0
 _LEAST_BYTES = 1 << 20  # so that the curve has a slope
-_ENCODE_REPEATS = 15
+_LEAST_REPEATS, _ENCODE_REPEATS = 3, 15
+_ENCODE_SECONDS = 20.0
 _MOST_DEVIATIONS = 2000
 
 
@@ -62,6 +63,7 @@ def measure_job(
         with started(job, signals) as backend, signals.signals_take_precedence():
             check_workers(backend.workers.size)
             task_data, model, hosts = open_together(job, backend)
+            check_hosts(hosts, backend.workers.allgather_object(backend.workers.local_size))
             check(len(set(hosts)), max(Counter(hosts).values()))
             check_task(given, task_data.task)
             bench_module(given.framework, "encoding").check_dense(backend)
@@ -84,11 +86,17 @@ def _measured(
     steps = measure_steps(job, backend, task_data, seconds=seconds, splits=True)
     on_gpu = not backend.info.description.endswith(" on the CPU")
     shapes = list(model.parameter_shapes.values())
-    ways = [uncompressed(shapes)]
-    most = min(max(ways[0].sizes[0], _LEAST_BYTES), MOST_BYTES)
+    ways = [uncompressed(shapes, on_gpu)]
+    most = min(max(sum(ways[0].sizes), _LEAST_BYTES), MOST_BYTES)
     messages, _ = measure_messages(
         workers, config.framework, on_gpu=on_gpu, most_bytes=most, seconds=_MESSAGE_SECONDS
     )
+    beyond = []
+    if messages[-1].size < most:
+        beyond.append(
+            f"all-reduces of more than {words_for_size(messages[-1].size)} were left out, their time was up: "
+            "larger ones are extrapolated"
+        )
     curve = Curve([(one.size, one.horovod) for one in messages])
     ways += _other_ways(workers, config, (shapes, on_gpu), others, curve)
     ACTIVITY.enter("ending the measurement", is_long=True)
@@ -114,9 +122,13 @@ def _measured(
         curve=curve,
         raw=messages[0].raw,
         ways=ways,
+        accumulate=config.accumulate,
     )
-    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config)]
-    return Record(config.task, backend.info.description, others.own, measured, busy_hosts(times), notes)
+    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config), *beyond]
+    samples = len(task_data.train_data)
+    return Record(
+        config.task, backend.info.description, others.own, measured, samples, busy_hosts(times), notes
+    )
 
 
 def _other_ways(
@@ -133,7 +145,7 @@ def _other_ways(
     summing = _seconds_of(workers, "fp16", encoding.half_sum_of(shapes, on_gpu))
     in_fp32 = curve.smallest().median + curve.volume_seconds(half(shapes).sizes[0]).median
     slower = Spread(*(max(0.0, getattr(summing, end) - in_fp32) for end in ENDS))
-    ways = [half(shapes, rounding, slower)]
+    ways = [half(shapes, on_gpu, rounding, slower)]
     encode = encoding.low_rank_of(shapes, others.rank, on_gpu)
     ways.append(low_rank(shapes, others.rank, _seconds_of(workers, "PowerSGD", encode)))
     if others.every is not None:
@@ -143,12 +155,19 @@ def _other_ways(
 
 
 def _seconds_of(workers: Workers, name: str, encode: Callable[[], None]) -> Spread:
-    """Collective. Return how long encoding takes on the slowest worker while all do it, with quartiles."""
+    """Collective. Return how long encoding takes on the slowest worker while all do it, with quartiles.
+
+    After three turns it ends when its time is up.
+    """
     ACTIVITY.enter(f"measuring the encoding of {name}", is_long=True)
+    started_at = time.perf_counter()
     encode()
     encode()
-    times = []
+    times: list[float] = []
     for _ in range(_ENCODE_REPEATS):
+        spent = max(workers.allgather_object(time.perf_counter() - started_at))
+        if spent > _ENCODE_SECONDS and len(times) >= _LEAST_REPEATS:
+            break
         workers.barrier()
         begun = time.perf_counter()
         encode()

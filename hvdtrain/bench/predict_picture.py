@@ -15,18 +15,26 @@ def draw_plan(figure: Any, document: dict[str, Any]) -> None:
     predictions = document["predictions"]
     controllers = list(dict.fromkeys(one["controller"] for one in predictions))
     links = list(dict.fromkeys(one["link"] for one in predictions))
+    titles = {one["measured"]["controller"]: _titles(one["measured"]) for one in document["measurements"]}
     figure.set_size_inches(_INCHES[0] * len(links), _INCHES[1] * len(controllers))
     grid = figure.subplots(len(controllers), len(links), squeeze=False, sharex=True, sharey=True)
     for controller, row in zip(controllers, grid, strict=True):
         for link, axes in zip(links, row, strict=True):
             found = [one for one in predictions if (one["controller"], one["link"]) == (controller, link)]
             _draw_ways(axes, found)
-            axes.set_title(f"{controller}, {link or 'measured network'}")
+            network, without_link = titles[controller]
+            axes.set_title(f"{network}, {link or without_link}")
     for axes in grid[-1]:
         axes.set_xlabel("workers")
     for row in grid:
         row[0].set_ylabel("efficiency")
     grid[0][0].legend()
+
+
+def _titles(measured: dict[str, Any]) -> tuple[str, str]:
+    """Return what coordinates workers and moves bytes, and what a prediction without a link is of."""
+    network = f"{measured['controller']} with NCCL" if measured["on_gpu"] else measured["controller"]
+    return network, "measured network" if measured["hosts"] > 1 else "one host"
 
 
 def _draw_ways(axes: Any, predictions: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from hvdtrain.bench.predict_curve import Curve
 from hvdtrain.bench.predict_ways import Way
 from hvdtrain.bench.spread import Spread
 
+VERSION = 2  # of the documents with measurements
 _SPREADS = ("step", "data", "compute", "lag")
 _OF_WAY = ("encoding", "summing")
 
@@ -22,6 +23,7 @@ class Record:
         device: framework, version and device, in words.
         own_way: the name of the way that the job's config asks for.
         measured: what was measured.
+        data_samples: samples of the training data.
         warnings: why figures may be wrong.
         notes: what else the user should know.
     """
@@ -30,6 +32,7 @@ class Record:
     device: str
     own_way: str
     measured: Measured
+    data_samples: int
     warnings: Sequence[str] = field(default=())
     notes: Sequence[str] = field(default=())
 
@@ -45,6 +48,7 @@ class Record:
             "device": self.device,
             "own_way": self.own_way,
             "measured": asdict(self.measured),
+            "data_samples": self.data_samples,
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
@@ -67,6 +71,7 @@ def record_from(document: Mapping[str, Any]) -> Record:
         document["device"],
         document["own_way"],
         Measured(**{**plain, **spreads, "curve": Curve(points), "raw": raw, "ways": ways}),
+        int(document["data_samples"]),
         document["warnings"],
         document["notes"],
     )

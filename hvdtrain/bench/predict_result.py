@@ -7,14 +7,16 @@ from typing import Any
 
 from hvdtrain.bench.predict import PART_NAMES, Cluster
 from hvdtrain.bench.predict_advice import Advice, advise
+from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import Evidence
 from hvdtrain.bench.predict_forecast import Forecast, counts_for, forecast
 from hvdtrain.bench.predict_link import Link
+from hvdtrain.bench.predict_notes import notes_on
 from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
+from hvdtrain.bench.predict_record import VERSION
 from hvdtrain.bench.spread import Spread
-from hvdtrain.errors import UsageError
+from hvdtrain.words import counted
 
-VERSION = 1  # of the document
 _FEW = 3.0  # of half a range, what its last digit should stand for at most
 _LEAST_WHOLE = 0.0095  # smaller shares need more than whole percents
 _NOTES = (
@@ -46,8 +48,8 @@ class Table:
         """Controller and link in words."""
         measured = self.evidence.record.measured
         if self.link is not None:
-            return f"{measured.controller}, {self.link.name} between hosts"
-        return f"{measured.controller}, " + (
+            return f"{measured.network}, {self.link.name} between hosts"
+        return f"{measured.network}, " + (
             "the network that was measured" if measured.hosts > 1 else "one host"
         )
 
@@ -87,6 +89,13 @@ class Plan:
     evidence: Sequence[Evidence]
     tables: Sequence[Table]
 
+    @property
+    def notes(self) -> list[str]:
+        """What these predictions leave out."""
+        records = [one.record for one in self.evidence]
+        counts = [row[0].cluster.workers for table in self.tables for row in table.rows]
+        return notes_on(records, [table.link for table in self.tables], counts)
+
     def describe(self) -> str:
         """Return it as the text that is shown."""
         record = self.evidence[0].record
@@ -96,7 +105,8 @@ class Plan:
             lines += _measurement(one)
         for table in self.tables:
             lines += table.describe()
-        notes = dict.fromkeys((*(text for one in self.evidence for text in one.record.notes), *_NOTES))
+        measured = (text for one in self.evidence for text in one.record.notes)
+        notes = dict.fromkeys((*measured, *self.notes, *_NOTES))
         warnings = dict.fromkeys(text for one in self.evidence for text in one.record.warnings)
         return "\n".join([
             *lines, *(f"  note: {text}" for text in notes), *(f"  warning: {text}" for text in warnings)
@@ -107,6 +117,7 @@ class Plan:
         return {
             "version": VERSION,
             "measurements": [one.to_document() for one in self.evidence],
+            "notes": self.notes,
             "predictions": [
                 {"controller": table.evidence.record.measured.controller, **_prediction(one)}
                 for table in self.tables
@@ -148,50 +159,18 @@ def make_plan(evidence: Sequence[Evidence], options: PlanOptions) -> Plan:
                 [forecast(measured, way, Cluster(count, slots, link), one.error) for way in ways]
                 for count in counts
             ]
-            others = [other.record.measured for other in evidence if other is not one]
+            others = [(other.record.measured, other.error) for other in evidence if other is not one]
             last = Cluster(counts[-1], slots, link)
             advice = advise(measured, own, last, others=others, error=one.error)
             tables.append(Table(one, link, rows, advice))
     return Plan(evidence, tables)
 
 
-def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
-    """Check that a measurement can tell what the options ask for.
-
-    Args:
-        hosts: the hosts that are measured.
-        slots: the workers of each.
-        options: the options.
-
-    Raises:
-        UsageError: If it cannot.
-    """
-    if hosts > 1 and options.link is not None:
-        raise UsageError(
-            f"--link: sums over the network of {hosts} hosts do not tell what they take within a host",
-            "Leave --link out to predict for that network, or measure on one host.",
-            everywhere=True,
-        )
-    if options.slots is not None and options.slots > slots:
-        raise UsageError(
-            f"--slots {options.slots}: how fast so many workers of a host compute is unknown from {slots}",
-            f"Measure with {options.slots} workers of a host, or leave --slots out.",
-            everywhere=True,
-        )
-    slots = options.slots or slots
-    if not counts_for(options.hosts, slots, measured_network=hosts > 1):
-        raise UsageError(
-            f"--hosts {options.hosts} with {slots} workers each: there is nothing to predict",
-            "Give more hosts (--hosts) or more workers of a host (--slots).",
-            everywhere=True,
-        )
-
-
 def _measurement(evidence: Evidence) -> list[str]:
     measured = evidence.record.measured
-    hosts = "1 host" if measured.hosts == 1 else f"{measured.hosts} hosts"
     lines = [
-        f"  measured {measured.workers} workers on {hosts} over {measured.controller}: step "
+        f"  measured {measured.workers} workers on {counted(measured.hosts, 'host')} over "
+        f"{measured.network}: step "
         f"{describe_rounded(measured.step.times(1e3))} ms, of it computing "
         f"{describe_rounded(measured.compute.times(1e3))} ms"
     ]

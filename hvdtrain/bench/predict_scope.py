@@ -1,5 +1,7 @@
 """Which jobs a plan predicts, and which ways of exchanging what workers learn."""
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +94,37 @@ def check_workers(size: int) -> None:
         raise UsageError(
             "a plan is computed from sums over two workers or more, and this job has one",
             "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ...",
+            everywhere=True,
+        )
+
+
+def check_hosts(hosts: Sequence[str], local_sizes: Sequence[int]) -> None:
+    """Check that all hosts have as many workers, and names of their own.
+
+    Args:
+        hosts: by rank, the worker's host.
+        local_sizes: by rank, how many workers its host has.
+
+    Raises:
+        UsageError: If one differs.
+    """
+    counts = Counter(hosts)
+    if any(counts[host] != size for host, size in zip(hosts, local_sizes, strict=True)):
+        raise UsageError(
+            f"hosts have the same name ({', '.join(counts)}): a plan cannot tell which workers share one",
+            "Give each host a hostname of its own.",
+            everywhere=True,
+        )
+    least = min(counts.values())
+    if max(counts.values()) > least:
+        given, alike = (
+            ",".join(f"{host}:{number}" for host, number in numbers.items())
+            for numbers in (counts, dict.fromkeys(counts, least))
+        )
+        raise UsageError(
+            f"hosts with different numbers of workers ({given}) compute and communicate differently: a plan "
+            "takes all hosts to be alike",
+            f"Start as many on each, for example: -H {alike}",
             everywhere=True,
         )
 

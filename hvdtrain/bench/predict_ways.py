@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from hvdtrain.backends.local_steps import in_parts
+from hvdtrain.backends.portable.buckets import divide
 from hvdtrain.backends.portable.low_rank import matrix_shape
 from hvdtrain.bench.spread import Spread
 
@@ -42,14 +43,27 @@ class Way:
         return sum(self.sizes) / self.every
 
 
-def uncompressed(shapes: Shapes) -> Way:
-    """Return the way of a job without compression: one buffer, in which the metrics travel, too."""
-    return Way(NONE, (4 * sum(map(prod, shapes)),), small=0)
+def uncompressed(shapes: Shapes, on_gpu: bool = False) -> Way:
+    """Return the way of a job without compression: one buffer, in which the metrics travel, too.
+
+    Args:
+        shapes: of the parameters.
+        on_gpu: whether the job computes on GPUs: then there may be several buffers.
+    """
+    return Way(NONE, _buckets(shapes, on_gpu), small=0)
 
 
-def half(shapes: Shapes, encoding: Spread = NOTHING, summing: Spread = NOTHING) -> Way:
-    """Return the way of fp16: one buffer of half the bytes."""
-    return Way(FP16, (2 * sum(map(prod, shapes)),), encoding=encoding, summing=summing)
+def half(shapes: Shapes, on_gpu: bool = False, encoding: Spread = NOTHING, summing: Spread = NOTHING) -> Way:
+    """Return the way of fp16: buffers of half the bytes."""
+    sizes = tuple(size // 2 for size in _buckets(shapes, on_gpu))
+    return Way(FP16, sizes, encoding=encoding, summing=summing)
+
+
+def _buckets(shapes: Shapes, are_several: bool) -> tuple[int, ...]:
+    """Return the bytes of the buffers in which gradients are reduced."""
+    sizes = {str(number): 4 * prod(shape) for number, shape in enumerate(shapes)}
+    buckets = divide(dict(reversed(sizes.items())), are_several)
+    return tuple(sum(sizes[name] for name in names) for names in buckets)
 
 
 def low_rank(shapes: Shapes, rank: int, encoding: Spread = NOTHING) -> Way:

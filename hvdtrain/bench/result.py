@@ -7,6 +7,7 @@ from typing import Any
 from hvdtrain.bench.measure import Steps
 from hvdtrain.bench.message_times import MessageTime, words_for_size
 from hvdtrain.bench.spread import Spread
+from hvdtrain.words import counted
 
 VERSION = 1  # of the document
 _PARTS = {
@@ -78,7 +79,7 @@ class Result:
 
     def describe(self) -> str:
         """Return it as the text that rank 0 shows."""
-        count = f"{self.workers} worker" + ("s" if self.workers > 1 else "")
+        count = counted(self.workers, "worker")
         over = f" over {self.controller}" if self.workers > 1 else ""
         lines = [
             f"bench: {self.task} with {self.device}, {count}{over}, {self.global_batch:,} samples a step"

@@ -21,6 +21,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.words import counted
 
 _MORE_SECONDS = 300.0  # beside the measurement: to start, and to compile
 _FACTOR = 10.0
@@ -63,7 +64,7 @@ class Sweep:
                 f"  {row.workers:>7}  {row.speed.describe(0):>28}  {steps.describe():>24}  "
                 f"{row.efficiency.median:.0%} ({row.efficiency.low:.0%} to {row.efficiency.high:.0%})"
             )
-        lines.append(f"  efficiency: samples/s of a worker, relative to {_workers(first.workers)}")
+        lines.append(f"  efficiency: samples/s of a worker, relative to {counted(first.workers, 'worker')}")
         documents = [document for row in self.rows for document in row.documents]
         notes = [*told(documents, "notes"), *note_on_threads(self.rows)]
         lines += [f"  note: {text}" for text in notes]
@@ -104,14 +105,13 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
         for turn in range(options.repeat or 1):
             for count in options.sweep:
-                say(f"{_workers(count)} ...")
+                say(f"{counted(count, 'worker')} ...")
                 path, to = folder / "job.json", folder / f"found-{turn}-{count}.json"
                 values = {"program": HVDTRAIN, "layers": layers_to_json(layers), "request": request}
                 write_specification(path, {**values, "found": str(to)})
                 command = [*horovodrun(count, hosts, options.controller), *worker_command(path)]
-                found[count].append(
-                    run_program(Program(f"the job with {_workers(count)}", [command], limit_of(options)), to)
-                )
+                program = Program(f"the job with {counted(count, 'worker')}", [command], limit_of(options))
+                found[count].append(run_program(program, to))
     return Sweep(swept_counts(found))
 
 
@@ -121,7 +121,7 @@ def note_on_threads(rows: Sequence[SweptCount]) -> list[str]:
     on_cpu = rows[0].documents[0]["device"].endswith(" on the CPU")
     if not on_cpu or len(set(by_count.values())) == 1:
         return []
-    given = ", ".join(f"{threads} with {_workers(count)}" for count, threads in by_count.items())
+    given = ", ".join(f"{threads} with {counted(count, 'worker')}" for count, threads in by_count.items())
     return [
         f"a worker has more threads in some jobs ({given}): efficiency compares unlike workers; "
         f"with --set threads={min(filter(None, by_count.values()), default=1)} they are alike"
@@ -158,14 +158,14 @@ def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True
     if hosts is None:
         slots = len(os.sched_getaffinity(0))
         share = f" To share cores, which makes all slower: -H localhost:{counts[-1]}."
-        where, remedy = "this host has", share if may_share else ""
+        where, noun, remedy = "this host has", "core", share if may_share else ""
         hosts = f"localhost:{max(slots, 1)}"
     else:
         slots = sum(host.slots for host in parse_host_list(hosts))
-        where, remedy = "the hosts of -H have", " Name more hosts or slots."
+        where, noun, remedy = "the hosts of -H have", "slot", " Name more hosts or slots."
     if counts[-1] > slots:
         raise UsageError(
-            f"{_workers(counts[-1])} need a slot each; {where} {slots} {'core' if slots == 1 else 'slots'}",
+            f"{counted(counts[-1], 'worker')} need a slot each; {where} {counted(slots, noun)}",
             f"Give a smaller number of workers.{remedy}",
         )
     return hosts
@@ -176,7 +176,3 @@ def _speed(documents: Sequence[dict[str, Any]]) -> Spread:
     if len(documents) == 1:
         return Spread(**documents[0]["samples_per_second"])
     return Spread.of([document["samples_per_second"]["median"] for document in documents])
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

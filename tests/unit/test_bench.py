@@ -116,7 +116,7 @@ def test_the_clocks_of_this_process_count():
 
 def test_processes_that_have_ended_count():
     before = CpuTimes.now("here")
-    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    subprocess.run([sys.executable, "-c", "sum(range(30_000_000))"], check=True)
     assert CpuTimes.now("here").since(before).own > 0.1
 
 
@@ -248,10 +248,10 @@ def test_efficiency_is_relative_to_the_smallest_number_of_workers():
 def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert sweep.check_slots((1, 2), None) == "localhost:2"
-    with pytest.raises(UsageError, match="3 workers need a slot each; this host has 2 slots") as error:
+    with pytest.raises(UsageError, match="3 workers need a slot each; this host has 2 cores") as error:
         sweep.check_slots((1, 3), None)
     assert "-H localhost:3" in error.value.remedy
-    with pytest.raises(UsageError, match="this host has 2 slots") as error:
+    with pytest.raises(UsageError, match="this host has 2 cores") as error:
         sweep.check_slots((3,), None, may_share=False)
     assert "-H" not in error.value.remedy, "what cannot be given is no remedy"
     assert sweep.check_slots((3,), "localhost:3") == "localhost:3"

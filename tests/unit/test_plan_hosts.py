@@ -10,18 +10,28 @@ from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
 from hvdtrain.bench import predict_command, predict_launch, predict_worker
+from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
-from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench.predict_link import parse_link
+from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
 from hvdtrain.bench.predict_picture import draw_plan
 from hvdtrain.bench.predict_record import Record, record_from
-from hvdtrain.bench.predict_result import check_cluster, describe_rounded, make_plan
-from hvdtrain.bench.predict_scope import EVERY, RANK, Others, check_predictable, check_task, check_workers
+from hvdtrain.bench.predict_result import describe_rounded, make_plan
+from hvdtrain.bench.predict_scope import (
+    EVERY,
+    RANK,
+    Others,
+    check_hosts,
+    check_predictable,
+    check_task,
+    check_workers,
+)
 from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 
-RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, ["h1 was busy"], ["a note"])
+RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6, ["h1 was busy"], ["a note"])
 
 
 def invoke(*words: str):
@@ -52,7 +62,7 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     assert result.exit_code == 0, result.output
     text = result.output
     assert "plan: digits with PyTorch on the CPU, 32 samples of each worker in a step" in text
-    assert "check: 2 workers from its parts: predicted 26.1 ms, measured 30 ms" in text
+    assert "check: 2 workers from its parts: predicted 26 ms, measured 30 ms" in text
     assert "ranges are widened by 15%" in text
     for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
         assert f"  {title} between hosts" in text
@@ -93,6 +103,12 @@ def test_checks_need_two_numbers_of_workers():
     assert found.error == max(one.error for one in found.checks)
 
 
+def test_a_disturbed_measurement_of_half_the_workers_is_said():
+    other = replace(RECORD, measured=replace(MEASURED, workers=4, slots=4), warnings=[])
+    plan = make_plan([evidence_of(other, RECORD)], PlanOptions(hosts=2))
+    assert "  warning: measurement of 2 workers: h1 was busy" in plan.describe()
+
+
 def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
     over = replace(RECORD, measured=replace(MEASURED, hosts=2, slots=1, raw=None))
     (table,) = make_plan([evidence_of(over)], PlanOptions(hosts=4)).tables
@@ -105,14 +121,37 @@ def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
     [
         (2, 1, PlanOptions(link=()), "sums over the network of 2 hosts do not tell"),
         (1, 2, PlanOptions(slots=4), "--slots 4: how fast so many workers"),
-        (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 workers each: there is nothing to predict"),
+        (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 worker each: there is nothing to predict"),
         (2, 2, PlanOptions(hosts=1), "there is nothing to predict"),
+        (2, 4, PlanOptions(slots=2), "2 hosts were measured with 4 workers each"),
+        (1, 2, PlanOptions(hosts=1, link=USUAL_LINKS), "no message takes a link"),
     ],
 )
 def test_what_a_measurement_does_not_tell_is_refused(hosts, slots, options, said):
     with pytest.raises(UsageError, match=said) as error:
         check_cluster(hosts, slots, options)
     assert error.value.everywhere
+
+
+def test_links_that_need_large_windows_are_said():
+    said = "10gbit/50ms is full with 119 MiB under way: TCP connections with smaller windows take longer"
+    for link, is_said in (("10gbit/50ms", True), ("10gbit/1ms", False), ("100gbit", False)):
+        plan = make_plan([evidence_of(RECORD)], PlanOptions(hosts=2, link=(parse_link(link),)))
+        assert (said in plan.describe()) == is_said
+        assert any(said in text for text in plan.to_document()["notes"]) == is_said
+
+
+def test_steps_of_more_samples_than_there_are_data_are_said():
+    few = replace(RECORD, data_samples=100)
+    plan = make_plan([evidence_of(few)], PlanOptions(hosts=4))
+    assert "from 4 workers on, one step has more samples than the training data (100)" in plan.describe()
+    assert "training data (" not in make_plan([evidence_of(RECORD)], PlanOptions(hosts=4)).describe()
+
+
+def test_on_gpus_the_table_names_nccl():
+    on_gpu = replace(RECORD, measured=replace(MEASURED, on_gpu=True))
+    (table, *_) = make_plan([evidence_of(on_gpu)], PlanOptions(hosts=2)).tables
+    assert table.title == "Gloo with NCCL, 1gbit between hosts"
 
 
 def test_on_one_host_there_is_one_table(measured):
@@ -146,6 +185,13 @@ def test_other_files_are_refused(text, tmp_path):
     path.write_text(text)
     with pytest.raises(UsageError, match="it is not what plan --json writes"):
         read_evidence(path)
+
+
+def test_files_of_other_versions_are_refused(measured):
+    document = json.loads(measured.read_text()) | {"version": 1}
+    measured.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="it is of version 1, and only 2 is known here"):
+        read_evidence(measured)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
@@ -193,6 +239,17 @@ def test_own_steps_and_lone_workers_are_refused():
         check_task(config(), OwnStep())
     with pytest.raises(UsageError, match="this job has one"):
         check_workers(1)
+
+
+def test_hosts_that_differ_are_refused():
+    check_hosts(["h1", "h1", "h2", "h2"], [2, 2, 2, 2])
+    with pytest.raises(UsageError, match="different numbers of workers") as error:
+        check_hosts(["h1", "h1", "h2"], [2, 2, 1])
+    assert "-H h1:1,h2:1" in error.value.remedy
+    assert error.value.everywhere
+    with pytest.raises(UsageError, match=r"hosts have the same name \(localhost\)") as error:
+        check_hosts(["localhost"] * 4, [2] * 4)
+    assert error.value.everywhere
 
 
 class SomeWorkers:
@@ -353,3 +410,19 @@ def test_a_picture_has_a_part_for_each_controller_and_link():
     assert [line.kwargs["label"] for line in lines] == [way.name for way in MEASURED.ways]
     assert lines[0].args[0] == [2, 4]
     assert lines[0].args[1][0] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({}, "Gloo, one host"),
+        ({"on_gpu": True}, "Gloo with NCCL, one host"),
+        ({"hosts": 2, "slots": 1}, "Gloo, measured network"),
+    ],
+)
+def test_a_picture_without_a_link_says_what_it_is_of(changes, title):
+    record = replace(RECORD, measured=replace(MEASURED, **changes))
+    document = make_plan([evidence_of(record)], PlanOptions(hosts=max(1, 2 * record.measured.hosts - 2)))
+    axes = mock.MagicMock()
+    draw_plan(mock.MagicMock(**{"subplots.return_value": [[axes]]}), document.to_document())
+    assert axes.set_title.call_args.args == (title,)

@@ -37,7 +37,7 @@ from hvdtrain.bench.predict_waiting import (
     normal_excess,
     wait_for_slowest,
 )
-from hvdtrain.bench.predict_ways import local_steps, low_rank, slots_of
+from hvdtrain.bench.predict_ways import half, local_steps, low_rank, slots_of, uncompressed
 from hvdtrain.bench.spread import Spread
 
 
@@ -168,8 +168,8 @@ def test_the_measured_number_of_workers_takes_what_was_measured():
     parts = parts_of(MEASURED, WAYS[0], Cluster(2, 2))
     assert parts.step == pytest.approx(30e-3)
     assert parts.rest == pytest.approx(rest_of(MEASURED))
-    # 1 ms and the metrics' two hops, and 4 MiB + 4 KiB at 1 ms/MiB after the first
-    assert explained(MEASURED).agreement == pytest.approx(1e-3 + 1e-4)
+    # 1 ms, and 4 MiB + 4 KiB at 1 ms/MiB after the first
+    assert explained(MEASURED).agreement == pytest.approx(1e-3)
     assert explained(MEASURED).transfer == pytest.approx(1e-3 + (3 * MIB + 4096) / MIB * 1e-3)
 
 
@@ -177,7 +177,7 @@ def test_hosts_are_reached_over_their_link():
     parts = parts_of(MEASURED, WAYS[0], Cluster(4, 1, FAST))
     hop = 5e-5  # of the link, and a half of the raw call within the host
     small = 1e-3 - hop * (1.5 * 2 + 2)
-    assert parts.agreement == pytest.approx(small + 1.5 * 6 * hop + 2 * 6 * hop)
+    assert parts.agreement == pytest.approx(small + 1.5 * 6 * hop + 6 * hop)
     inside = explained(MEASURED).transfer * 1.5
     outside = 1.5 * WAYS[0].sizes[0] * 8 / 1e10 / 0.95
     assert parts.transfer == pytest.approx(max(inside, outside) + min(inside, outside) / 2)
@@ -186,11 +186,11 @@ def test_hosts_are_reached_over_their_link():
 def test_latency_counts_for_each_hop_of_gloo_and_for_few_of_mpi():
     slow = parse_link("10gbit/1ms")
     gloo = parts_of(MEASURED, WAYS[0], Cluster(512, 1, slow))
-    assert gloo.agreement == pytest.approx(1e-3 - 5 * 5e-5 + (1.5 + 2) * 1022 * 1e-3)
+    assert gloo.agreement == pytest.approx(1e-3 - 5 * 5e-5 + (1.5 + 1) * 1022 * 1e-3)
     measured = replace(MEASURED, controller="MPI")
     mpi = parts_of(measured, WAYS[0], Cluster(512, 1, slow), "low")
     small = 1e-3 - 1e-4 * (1 * 1 + 2)
-    assert mpi.agreement == pytest.approx(small + 9e-3 + 2 * 18e-3)
+    assert mpi.agreement == pytest.approx(small + 9e-3 + 18e-3)
 
 
 def test_of_a_ring_the_hops_within_hosts_are_local():
@@ -199,7 +199,7 @@ def test_of_a_ring_the_hops_within_hosts_are_local():
     assert packed.agreement < spread.agreement
     share = 2 / 16
     hop = share * 1e-3 + (1 - share) * 5e-5
-    assert packed.agreement == pytest.approx(7.5e-4 + (1.5 + 2) * 30 * hop)
+    assert packed.agreement == pytest.approx(7.5e-4 + (1.5 + 1) * 30 * hop)
 
 
 @pytest.mark.parametrize(("hosts", "slots"), [(1, 8), (2, 4), (8, 1), (16, 4)])
@@ -214,7 +214,7 @@ def test_hops_of_a_ring_take_as_long_as_in_a_simulated_one(hosts, slots):
     link = parse_link("10gbit/1ms")
     found = parts_of(slow, WAYS[0], Cluster(count, slots, link)).agreement
     small = 1e-3 - 5 * local
-    assert (found - small) / 3.5 == pytest.approx(max(ready), abs=2 * crossing)
+    assert (found - small) / 2.5 == pytest.approx(max(ready), abs=2 * crossing)
 
 
 def test_of_a_tree_the_first_hops_are_local():
@@ -222,7 +222,7 @@ def test_of_a_tree_the_first_hops_are_local():
     measured = replace(MEASURED, controller="MPI")
     found = parts_of(measured, WAYS[0], Cluster(16, 8, slow), "low").agreement
     tree = 1 * 1e-3 + 3 * 1e-4
-    assert found == pytest.approx(1e-3 - 1e-4 * (1 + 2) + tree + 2 * 2 * tree)
+    assert found == pytest.approx(1e-3 - 1e-4 * (1 + 2) + tree + 2 * tree)
 
 
 def test_without_a_raw_call_hops_lie_between_nothing_and_all():
@@ -230,6 +230,110 @@ def test_without_a_raw_call_hops_lie_between_nothing_and_all():
     low, high = (parts_of(measured, WAYS[0], Cluster(64, 1), end).agreement for end in ("low", "high"))
     assert low == pytest.approx(1e-3)
     assert high > 30 * low
+
+
+BUSY = replace(
+    MEASURED,
+    step=sure(60e-3),
+    data=Spread(1e-3, 0.5e-3, 2e-3),
+    lag=Spread(3e-3, 2e-3, 5e-3),
+    deviations=(-1e-3, 1e-3),
+)
+
+
+def test_all_parts_of_a_step_are_those_of_the_page():
+    """By hand: fp16 with 16 workers on 8 hosts, over 1 Gbit/s without latency, from two workers on one."""
+    way = half(SHAPES, encoding=sure(4e-3), summing=sure(6e-3))
+    found = parts_of(BUSY, way, Cluster(16, 2, parse_link("1gbit/0us")))
+    numbers, growth, hop = 1024 * 1024 + 1024, (2 * 15 / 16) / (2 * 1 / 2), 5e-5
+    assert (found.data, found.compute) == (1e-3, 20e-3)
+    # of the three tails, the middle one: two steps that are a millisecond from their mean
+    excess = sorted([1e-3 * normal_excess(16), 1e-3 * (1 - 2 * 0.5**16), 1e-3 * exponential_excess(16)])[1]
+    assert found.slowest == pytest.approx(3e-3 + excess)
+    assert found.encoding == pytest.approx(4e-3 + 6e-3 * growth)
+    # the gradients and the metrics are summed, after one agreement
+    assert found.agreement == pytest.approx(1e-3 - hop * (1.5 * 2 + 2) + (1.5 + 2) * 30 * hop)
+    inside, outside = growth * (1e-3 + (2 * numbers / MIB - 1) * 1e-3), growth * 16 * numbers / 1e9 / 0.95
+    assert found.transfer == pytest.approx(outside + inside / 2)
+    here = 1e-3 + 1e-3 + (4 * numbers / MIB - 1) * 1e-3
+    slowest = 3e-3 + wait_for_slowest(BUSY.deviations, 2).median
+    assert found.rest == pytest.approx(60e-3 - 21e-3 - slowest - here)
+    assert found.step == pytest.approx(
+        found.data
+        + found.compute
+        + found.slowest
+        + found.encoding
+        + found.agreement
+        + found.transfer
+        + found.rest
+    )
+
+
+def test_local_steps_share_what_an_exchange_takes():
+    way = replace(local_steps(SHAPES, 10, 2), encoding=sure(4e-3), summing=sure(6e-3))
+    once = parts_of(BUSY, replace(way, every=1), Cluster(16, 2, FAST))
+    found = parts_of(BUSY, way, Cluster(16, 2, FAST))
+    for name in ("encoding", "agreement", "transfer", "rest"):
+        assert getattr(found, name) == pytest.approx(getattr(once, name) / 10), name
+    assert found.slowest - 3e-3 == pytest.approx((once.slowest - 3e-3) / math.sqrt(10))
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_ranges_have_every_uncertain_part_at_its_end(end):
+    way = half(SHAPES, encoding=Spread(4e-3, 3e-3, 6e-3), summing=Spread(6e-3, 5e-3, 9e-3))
+    found, likely = (parts_of(BUSY, way, Cluster(16, 2, FAST), one) for one in (end, "median"))
+    for name in ("data", "slowest", "encoding", "transfer"):
+        ends = sorted((getattr(found, name), getattr(likely, name)), reverse=end == "high")
+        assert ends[0] == getattr(found, name), name
+        assert ends[0] != ends[1], name
+
+
+def test_the_error_of_the_checks_widens_both_ends():
+    for name in ("step", "speed", "efficiency"):
+        exact, wide = (getattr(forecast(BUSY, WAYS[0], Cluster(16, 2, FAST), e), name) for e in (0.0, 0.25))
+        assert wide.median == exact.median
+        assert wide.low == pytest.approx(exact.low / 1.25), name
+        assert wide.high == pytest.approx(exact.high * 1.25), name
+
+
+def test_powersgd_without_factors_agrees_once():
+    assert low_rank([(1024,)], 4).agreements == 1
+    once, twice = (
+        parts_of(MEASURED, replace(low_rank([(1024,)], 4), agreements=n), Cluster(4, 1, FAST)) for n in (1, 2)
+    )
+    small, hop = 1e-3 - 5 * 5e-5, 5e-5
+    assert twice.agreement - once.agreement == pytest.approx(small + 1.5 * 6 * hop)
+
+
+def test_gpus_send_gradients_in_the_buckets_of_the_job():
+    shapes = [(512, 1024)] * 8
+    assert uncompressed(shapes).sizes == (16 * MIB,)
+    assert uncompressed(shapes, on_gpu=True).sizes == (4 * MIB,) * 4
+    assert half(shapes, on_gpu=True).sizes == (2 * MIB,) * 4
+    assert uncompressed([(8,), (300_000,), (400_000,)], on_gpu=True).sizes == (1_600_000, 1_200_032)
+
+
+@pytest.mark.parametrize("controller", ["MPI", "Gloo"])
+def test_bytes_of_gpus_are_moved_by_nccl(controller):
+    measured = replace(
+        MEASURED, on_gpu=True, controller=controller, curve=Curve([(4096, sure(1e-3)), (MIB, sure(1e-3))])
+    )
+    found = parts_of(measured, WAYS[0], Cluster(4, 1, FAST))
+    assert found.transfer == pytest.approx(1.5 * WAYS[0].sizes[0] * 8 / 1e10 / 0.95)
+
+
+def test_a_measured_network_does_not_hide_its_slow_hops_among_those_within_hosts():
+    # raw: of the three hops of a tree over 2 x 4 workers, two took 2 us and one took 50 us
+    measured = replace(MEASURED, workers=8, hosts=2, slots=4, controller="MPI", raw=sure(54e-6))
+    agreement = replace(uncompressed(SHAPES), sizes=(), small=0)
+    smallest = 1e-3 - 18e-6 * (1.5 * 3 + math.sqrt(6 * 14))  # without the hops of the measured one
+    few, many = (
+        parts_of(measured, agreement, Cluster(count, 4), "median").agreement - smallest for count in (8, 512)
+    )
+    assert few == pytest.approx(1.5 * 54e-6)
+    assert many == pytest.approx(1.5 * 7 * 54e-6), "128 hosts are reached in seven hops"
+    low = parts_of(measured, agreement, Cluster(512, 4), "low").agreement
+    assert low == pytest.approx(1e-3 - 18e-6 * (1.0 * 3 + math.sqrt(6 * 14)) + 9 * 18e-6)
 
 
 def test_one_worker_exchanges_nothing():
@@ -297,7 +401,8 @@ def test_more_workers_make_no_step_shorter(measured, way, workers, link):
 @given(JOBS, COUNTS, LINKS)
 def test_fewer_bytes_make_no_step_longer_if_they_cost_nothing(measured, workers, link):
     cluster = Cluster(workers, 1, link)
-    assert parts_of(measured, WAYS[1], cluster).step <= parts_of(measured, WAYS[0], cluster).step + 1e-12
+    fewer = replace(WAYS[0], sizes=WAYS[1].sizes)
+    assert parts_of(measured, fewer, cluster).step <= parts_of(measured, WAYS[0], cluster).step + 1e-12
 
 
 def test_an_endless_link_leaves_what_a_host_takes():
@@ -321,7 +426,7 @@ def test_a_check_compares_both_ways_round():
     assert here.error == pytest.approx(30e-3 / explained(MEASURED).step - 1)
 
 
-@pytest.mark.parametrize(("step", "error"), [(21e-3, 0.0), (24e-3, 0.0), (20e-3, 0.05), (52.408e-3, 1.0)])
+@pytest.mark.parametrize(("step", "error"), [(21e-3, 0.0), (24e-3, 0.0), (20e-3, 0.05), (52.008e-3, 1.0)])
 def test_a_gpu_may_hide_any_part_of_the_exchange(step, error):
     found = check_here(replace(MEASURED, on_gpu=True, step=sure(step)))
     assert found.error == pytest.approx(error, abs=1e-3)
@@ -345,8 +450,8 @@ def test_numbers_of_workers_are_powers_of_two_and_all_slots():
 
 def test_the_page_has_the_numbers_of_the_code():
     page = " ".join((ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").split())
-    gloo, mpi = (_said(SATURATION[name]) for name in ("Gloo", "MPI"))
-    assert f"Gloo {gloo}, MPI {mpi}" in page
+    gloo, mpi, nccl = (_said(SATURATION[name]) for name in ("Gloo", "MPI", "NCCL"))
+    assert f"Gloo {gloo}, MPI {mpi}, NCCL {nccl}" in page
     assert f"{_said(AGREEMENTS)} |" in page
     assert f"Links**: {_said(PAYLOAD)} of the bits" in page
     latency = USUAL_LATENCY.times(1e6)

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from support.predictions import FAST, MEASURED, WAYS, sure
+from support.predictions import FAST, MEASURED, SHAPES, WAYS, sure
 
 from hvdtrain.bench.predict import Cluster
 from hvdtrain.bench.predict_advice import advise
 from hvdtrain.bench.predict_curve import Curve
 from hvdtrain.bench.predict_link import parse_link
+from hvdtrain.bench.predict_ways import low_rank
 
 SLOW = Cluster(16, 1, parse_link("100mbit"))
 
@@ -46,9 +47,30 @@ def test_a_help_must_gain_more_than_the_error():
 def test_the_other_controller_is_weighed():
     quick = replace(MEASURED, controller="MPI")
     far = Cluster(512, 1, parse_link("100gbit/1ms"))
-    found = advise(MEASURED, WAYS[0], far, others=[MEASURED, quick])
+    found = advise(MEASURED, WAYS[0], far, others=[(MEASURED, 0.0), (quick, 0.0)])
     assert found.limit == "latency: small messages one after the other"
+    assert "horovodrun --mpi" in [one.name for one in found.helps]
     assert "horovodrun --mpi" not in [one.name for one in advise(MEASURED, WAYS[0], far).helps]
+    for errors in ((0.0, 1000.0), (1000.0, 0.0)):
+        unsure = advise(MEASURED, WAYS[0], far, others=[(quick, errors[0])], error=errors[1])
+        assert "horovodrun --mpi" not in [one.name for one in unsure.helps]
+
+
+def test_more_accumulation_than_the_job_has_is_advised():
+    local = low_rank(SHAPES, 4, sure(0.2))  # no help, so that there is room
+    for accumulate, option in ((1, "--accumulate 4,"), (4, "--accumulate 16,")):
+        found = advise(replace(MEASURED, accumulate=accumulate, ways=[WAYS[0], local]), WAYS[0], SLOW)
+        assert [one.name for one in found.helps if one.name.startswith(option)]
+
+
+def test_options_that_a_help_displaces_are_named():
+    from_local = [one.name for one in advise(MEASURED, WAYS[3], SLOW).helps]
+    assert "--compression powersgd:4 in place of --sync-every, which approximates gradients" in from_local
+    without_powersgd = replace(MEASURED, ways=[WAYS[0], WAYS[1], WAYS[3]])
+    from_fp16 = [one.name for one in advise(without_powersgd, WAYS[1], SLOW).helps]
+    assert "--sync-every 10 in place of --compression, which trains differently" in from_fp16
+    from_none = [one.name for one in advise(without_powersgd, WAYS[0], SLOW).helps]
+    assert "--sync-every 10, which trains differently" in from_none
 
 
 def test_data_and_slow_workers_are_named():

@@ -1,0 +1,35 @@
+"""What a plan leaves out that these predictions need: notes on links, and on large batches."""
+
+from collections.abc import Sequence
+
+from hvdtrain.bench.predict_link import Link
+from hvdtrain.bench.predict_record import Record
+from hvdtrain.words import counted
+
+_MIB = 2**20
+_USUAL_WINDOW = 4 * _MIB  # of a TCP connection on Linux, without settings of one's own
+
+
+def notes_on(records: Sequence[Record], links: Sequence[Link | None], counts: Sequence[int]) -> list[str]:
+    """Return the notes, each once.
+
+    Args:
+        records: the measurements.
+        links: the links that are predicted for.
+        counts: the numbers of workers that are predicted for.
+    """
+    notes = [
+        f"{link.name} is full with {link.window_bytes / _MIB:,.0f} MiB under way: TCP connections with "
+        "smaller windows take longer than predicted"
+        for link in links
+        if link is not None and link.window_bytes > _USUAL_WINDOW
+    ]
+    for record in records:
+        samples, data = record.measured.samples, record.data_samples
+        beyond = [count for count in counts if count * samples > data]
+        if beyond:
+            notes.append(
+                f"from {counted(min(beyond), 'worker')} on, one step has more samples than the training data "
+                f"({data:,})"
+            )
+    return list(dict.fromkeys(notes))
