@@ -98,7 +98,9 @@ def run_program(program: Program, found: Path) -> Any:
         text = _end_of(output)
         if code is None:
             raise EnvironmentFault(
-                f"{program.name} did not end within {program.limit_seconds:.0f} s and was ended", text
+                f"{program.name} did not end within {program.limit_seconds:.0f} s and was ended",
+                "If its steps take seconds, give a larger --seconds, from which this limit follows."
+                + (f"\n{text}" if text else ""),
             )
     if code or not found.is_file():
         how = f"with exit code {code}" if code else "without a result"

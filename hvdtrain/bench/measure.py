@@ -26,6 +26,7 @@ _FIRST_STEPS = 5  # which tell how many fit into the time
 _BLOCKS = 5  # with the other workers, and as many without
 CHUNK = 10  # steps that are timed together where programs are compared
 _LEAST_STEPS, _MOST_STEPS = CHUNK, 1000  # of a block
+_LONG_SECONDS, _LEAST_LONG_STEPS = 1.0, 3  # where steps are so long, a block may have fewer
 _ENDLESS = 10**9
 _SMALL_RATE = 1e-3  # of the learning rate, where a training skips its warm-up
 
@@ -139,8 +140,7 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
     found = [workers.allgather_object(run(_FIRST_STEPS)) for run in runs]
     first = max(statistics.median(block_seconds) for of_ranks in found for block_seconds, _ in of_ranks)
     every = session.plan().sync_every
-    steps = round(seconds / (_BLOCKS * len(runs) * max(first, 1e-6)))
-    steps = whole_rounds(min(max(steps, _LEAST_STEPS), _MOST_STEPS), every)
+    steps = whole_rounds(steps_of_block(seconds / (_BLOCKS * len(runs)), first), every)
     pairs: list[list[Block]] = []
     for _ in range(_BLOCKS):
         pairs.append([joined(workers.allgather_object(run(steps))) for run in runs])
@@ -151,7 +151,7 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
     batch = session.plan().batch.global_batch
     return Steps(
         Spread.of(medians),
-        Spread.of([seconds for block in of_job for seconds in block.chunks(-(-CHUNK // every))]),
+        Spread.of([seconds for block in of_job for seconds in block.chunks(-(-min(CHUNK, steps) // every))]),
         Spread.of([batch / mean for mean in means]),
         spread_of_parts(splits) if alone is not None or workers.size == 1 else {},
         means,
@@ -160,6 +160,17 @@ def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
         recorder.notes,
         [pair[-1] for pair in pairs] if alone is not None or workers.size == 1 else [],
     )
+
+
+def steps_of_block(seconds: float, step_seconds: float) -> int:
+    """Return how many steps a block has.
+
+    Args:
+        seconds: how long the block should last.
+        step_seconds: how long a step takes.
+    """
+    least = _LEAST_STEPS if step_seconds < _LONG_SECONDS else _LEAST_LONG_STEPS
+    return min(max(round(seconds / max(step_seconds, 1e-6)), least), _MOST_STEPS)
 
 
 def _block_of(session: Session, recorder: Recorder) -> Callable[[int], Any]:

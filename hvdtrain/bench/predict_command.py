@@ -11,10 +11,12 @@ from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import Evidence, evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_result import make_plan
+from hvdtrain.bench.predict_scope import check_predictable
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
+from hvdtrain.jobs.setup import settle
 from hvdtrain.printable import printable
 
 
@@ -71,9 +73,12 @@ def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> l
         return [] if record is None else [evidence_of(record)]
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
-    from hvdtrain.bench.predict_launch import measure_here
+    from hvdtrain.bench.predict_launch import count_gpus, measure_here
 
-    return measure_here(layers, options, _say)
+    _, config = settle(layers)  # what is wrong is said before workers are started
+    check_predictable(config)
+    gpus = 0 if config.device == "cpu" else count_gpus(config.framework)
+    return measure_here(layers, options, _say, gpus=gpus)
 
 
 def check_is_measured(layers: Sequence[Layer], source: Path) -> None:

@@ -110,7 +110,7 @@ _OPTIONS = (
     click.option("--from", "source", type=ExpandedPath(), metavar="FILE",
                  help="Measure nothing: take the measurements that an earlier plan wrote with --json."),
     click.option("-np", "--num-proc", type=click.IntRange(2), metavar="N",
-                 help="Workers of the jobs that are launched here. [this host's cores]"),
+                 help="Workers of the jobs that are launched here. [this host's GPUs, or its cores]"),
     click.option("--controller", type=click.Choice(["mpi", "gloo"]),
                  help="Controller of the jobs that are launched here. [each that Horovod was built with]"),
     click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",

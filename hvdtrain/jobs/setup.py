@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,7 +108,23 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         task_class: the task's class if the caller has it; found by its name otherwise.
     """
     _join_launch()  # first: the task's code may ask for the rank when it is loaded
-    merged = {name: value for layer in layers for name, value in layer.values.items()}
+    task_class, config = settle(layers, task_class)
+    build = ""
+    if FRAMEWORKS[config.framework].horovod:
+        build = require_horovod(config.framework).describe()
+    check_host()
+    settings = environment.prepare(stall_timeout=config.stall_timeout)
+    return JobSpec(config, task_class, build, settings, _notes_on_task(layers), given_fields(layers, config))
+
+
+def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
+    """Return the task's class and the config. It changes no environment variables and needs no Horovod.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class if the caller has it; found by its name otherwise.
+    """
+    merged = _merged(layers)
     spec = _task_of(merged)
     seed_generators(merged.get("seed", Config.model_fields["seed"].default), "import")
     task_class = task_class or load_task_class(spec)
@@ -119,14 +135,11 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
     )
     check_capabilities(config)
-    build = ""
-    if FRAMEWORKS[config.framework].horovod:
-        build = require_horovod(config.framework).describe()
-    check_host()
-    settings = environment.prepare(stall_timeout=config.stall_timeout)
-    return JobSpec(
-        config, task_class, build, settings, _notes_on_task(layers, merged), given_fields(layers, config)
-    )
+    return task_class, config
+
+
+def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
+    return {name: value for layer in layers for name, value in layer.values.items()}
 
 
 def _task_of(merged: Mapping[str, Any]) -> str:
@@ -141,8 +154,9 @@ def _task_of(merged: Mapping[str, Any]) -> str:
     return task
 
 
-def _notes_on_task(layers: Iterable[Layer], merged: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes_on_task(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
+    merged = _merged(layers)
     configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
     if merged.get("task") or not (configured or merged.get("task_options")):
         return ()

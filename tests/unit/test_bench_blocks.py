@@ -10,7 +10,7 @@ from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
 from hvdtrain.bench import job
 from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds
-from hvdtrain.bench.measure import bench_config, check_rounds
+from hvdtrain.bench.measure import bench_config, check_rounds, steps_of_block
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs.setup import JobSpec
@@ -101,3 +101,11 @@ def test_horovod_starts_without_its_timeline(monkeypatch):
         job.bench_job([], job.Request())
     assert seen[0].config.profile is None
     assert "profile is left out" in seen[0].notes[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "steps"),
+    [(2.0, 0.01, 200), (2.0, 0.5, 10), (2.0, 5.0, 3), (60.0, 5.0, 12), (2.0, 0.0, 1000)],
+)
+def test_a_block_has_fewer_steps_if_they_are_long(seconds, step, steps):
+    assert steps_of_block(seconds, step) == steps

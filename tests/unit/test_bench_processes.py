@@ -33,6 +33,7 @@ def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_pat
     with pytest.raises(EnvironmentFault, match=said) as error:
         run_program(Program("it", [python(text)], limit), tmp_path / "found.json")
     assert ("why it failed" in error.value.remedy) == ("why" in text)
+    assert ("--seconds" in error.value.remedy) == ("did not end" in said)
 
 
 def test_what_a_process_of_a_program_leaves_behind_is_ended(tmp_path):

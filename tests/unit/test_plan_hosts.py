@@ -1,6 +1,7 @@
 """The command plan: its options, its documents, what it says and refuses."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import predict_command, predict_launch, predict_worker
+from hvdtrain.bench import predict_command, predict_launch, predict_measure, predict_worker
 from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
 from hvdtrain.bench.predict_link import parse_link
@@ -390,6 +391,93 @@ def test_jobs_are_launched_over_each_controller_with_all_workers_and_half(launch
     assert [[(one.workers, one.source) for one in each.checks] for each in found] == [
         [(4, 4), (2, 4), (4, 2)]
     ] * 2
+
+
+@pytest.mark.parametrize("failing", [(4, 2), (2,)])
+def test_what_was_measured_is_kept_if_another_job_fails(failing, launches, monkeypatch):
+    run_program, said = predict_launch.run_program, []
+
+    def run(program, found):
+        if program.name in [f"the job with {count} workers over mpi" for count in failing]:
+            raise EnvironmentFault(f"{program.name} ended with exit code 1", "no shared memory")
+        return run_program(program, found)
+
+    monkeypatch.setattr(predict_launch, "run_program", run)
+    found = predict_launch.measure_here([], PlanOptions(), said.append)
+    assert len(found) == 2 - (4 in failing)
+    assert (
+        found[0].record.notes[-1]
+        == f"left out: the job with {failing[0]} workers over mpi ended with exit code 1"
+    )
+    assert [len(one.checks) for one in found] == [3, 1][: len(found)]
+    assert any("no shared memory" in text for text in said)
+    with pytest.raises(EnvironmentFault, match="4 workers over mpi") if 4 in failing else nullcontext():
+        predict_launch.measure_here([], PlanOptions(controller="mpi"), said.append)
+
+
+def test_a_host_with_gpus_has_a_worker_for_each(launches):
+    said = []
+    predict_launch.measure_here([], PlanOptions(controller="gloo"), said.append, gpus=2)
+    assert said == ["measuring 2 workers over gloo ..."]
+    with pytest.raises(UsageError, match="this host has one GPU") as error:
+        predict_launch.measure_here([], PlanOptions(), said.append, gpus=1)
+    assert "--device cpu" in error.value.remedy
+    with pytest.raises(UsageError, match="4 workers need a GPU each; this host has 2"):
+        predict_launch.measure_here([], PlanOptions(num_proc=4), said.append, gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "gpus"),
+    [("auto", {"gpus": ["a", "b"]}, 2), ("cpu", {"gpus": ["a"]}, 0), ("auto", {}, 0)],
+)
+def test_gpus_count_unless_the_job_computes_on_the_cpu(device, seen, gpus, monkeypatch):
+    given = []
+
+    def measure_here(*_, gpus):
+        given.append(gpus)
+        return [evidence_of(RECORD)]
+
+    monkeypatch.setattr(predict_launch, "probe", lambda framework, seconds: seen)
+    monkeypatch.setattr(predict_launch, "measure_here", measure_here)
+    result = invoke("--framework", "torch", "--device", device)
+    assert result.exit_code == 0, result.output
+    assert given == [gpus]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--global-batch-size", "64"], "a worker's batch shrinks"), (["--set", "batch_sise=3"], "batch_sise")],
+)
+def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, monkeypatch):
+    monkeypatch.setattr(
+        predict_launch, "measure_here", mock.Mock(side_effect=AssertionError("workers started"))
+    )
+    result = invoke("--framework", "torch", *words)
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)
+
+
+class Together:
+    """Two workers that take equally long."""
+
+    def allgather_object(self, value):
+        return [value, value]
+
+    def barrier(self):
+        """Wait for nobody."""
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.01, 17), (30.0, 5), (4.0, 6)])
+def test_encoding_is_timed_until_its_time_is_up(seconds, turns, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(predict_measure.time, "perf_counter", lambda: now[0])
+
+    def encode():
+        now[0] += seconds
+
+    found = predict_measure._seconds_of(Together(), "fp16", encode)
+    assert found.median == pytest.approx(seconds)
+    assert now[0] == pytest.approx(turns * seconds)
 
 
 def test_jobs_are_launched_over_the_controller_that_is_named(launches):
