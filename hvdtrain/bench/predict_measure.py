@@ -14,9 +14,10 @@ from hvdtrain.bench.alone import bench_module
 from hvdtrain.bench.job import notes_on
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import measure_steps
-from hvdtrain.bench.message_times import MOST_BYTES, measure_messages, words_for_size
+from hvdtrain.bench.message_times import MOST_BYTES, measure_messages
 from hvdtrain.bench.predict import Measured
 from hvdtrain.bench.predict_curve import ENDS, Curve
+from hvdtrain.bench.predict_notes import notes_on_sizes
 from hvdtrain.bench.predict_record import Record
 from hvdtrain.bench.predict_scope import Others, check_hosts, check_predictable, check_task, check_workers
 from hvdtrain.bench.predict_waiting import deviations_of, lag_of
@@ -91,12 +92,6 @@ def _measured(
     messages, _ = measure_messages(
         workers, config.framework, on_gpu=on_gpu, most_bytes=most, seconds=_MESSAGE_SECONDS
     )
-    beyond = []
-    if messages[-1].size < most:
-        beyond.append(
-            f"all-reduces of more than {words_for_size(messages[-1].size)} were left out, their time was up: "
-            "larger ones are extrapolated"
-        )
     curve = Curve([(one.size, one.horovod) for one in messages])
     ways += _other_ways(workers, config, (shapes, on_gpu), others, curve)
     ACTIVITY.enter("ending the measurement", is_long=True)
@@ -124,7 +119,8 @@ def _measured(
         ways=ways,
         accumulate=config.accumulate,
     )
-    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config), *beyond]
+    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config)]
+    notes += notes_on_sizes(messages[-1].size, most)
     samples = len(task_data.train_data)
     return Record(
         config.task, backend.info.description, others.own, measured, samples, busy_hosts(times), notes

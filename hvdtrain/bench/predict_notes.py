@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 
+from hvdtrain.bench.message_times import words_for_size
 from hvdtrain.bench.predict_link import Link
 from hvdtrain.bench.predict_record import Record
 from hvdtrain.words import counted
 
 _MIB = 2**20
 _USUAL_WINDOW = 4 * _MIB  # of a TCP connection on Linux, without settings of one's own
+
+
+def notes_on_sizes(largest: int, wanted: int) -> list[str]:
+    """Return a note if sums were not measured up to the size that was wanted, in bytes."""
+    if largest >= wanted:
+        return []
+    return [
+        f"all-reduces of more than {words_for_size(largest)} were left out, their time was up: larger ones "
+        "are extrapolated"
+    ]
 
 
 def notes_on(records: Sequence[Record], links: Sequence[Link | None], counts: Sequence[int]) -> list[str]:

@@ -32,8 +32,16 @@ def test_a_launched_job_is_measured_and_predicted(tmp_path):
     assert all(way["encoding"]["median"] > 0 for way in measured["ways"][1:3])
     assert measured["curve"]["points"][-1][0] == 2**20
     assert [(check["workers"], check["source"]) for check in one["checks"]] == [(2, 2)]
+    assert (measured["accumulate"], one["data_samples"]) == (1, 1437)
     at_two = next(one for one in found["predictions"] if one["way"] == "none" and one["workers"] == 2)
-    assert at_two["step_seconds"]["median"] == pytest.approx(measured["step"]["median"], rel=0.5)
+    parts = at_two["part_seconds"]
+    for name in ("data", "compute"):
+        assert parts[name] == pytest.approx(measured[name]["median"]), f"{name} is what was measured"
+    assert parts["encoding"] == 0
+    assert min(parts["agreement"], parts["transfer"]) > 0
+    exchange = sum(parts[name] for name in ("encoding", "agreement", "transfer", "rest"))
+    expected = parts["data"] + parts["compute"] + parts["slowest"] + max(0.0, exchange)
+    assert at_two["step_seconds"]["median"] == pytest.approx(expected)
     assert {one["workers"] for one in found["predictions"]} == {2, 4, 8, 16}
     assert {one["link"] for one in found["predictions"]} == {"1gbit", "10gbit"}
 

@@ -4,16 +4,18 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from click.testing import CliRunner
-from support.predictions import MEASURED, sure
+from support.predictions import MEASURED, MIB, sure
 
 from hvdtrain.bench import predict_command, predict_launch, predict_measure, predict_worker
 from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import evidence_of, read_evidence
 from hvdtrain.bench.predict_link import parse_link
+from hvdtrain.bench.predict_notes import notes_on_sizes
 from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
 from hvdtrain.bench.predict_picture import draw_plan
 from hvdtrain.bench.predict_record import Record, record_from
@@ -31,6 +33,7 @@ from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.jobs.setup import JobSpec
 
 RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6, ["h1 was busy"], ["a note"])
 
@@ -455,6 +458,23 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
     result = invoke("--framework", "torch", *words)
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)
+
+
+def test_sums_that_were_not_measured_are_said():
+    assert notes_on_sizes(16 * MIB, 16 * MIB) == []
+    (note,) = notes_on_sizes(4 * MIB, 16 * MIB)
+    assert note.startswith("all-reduces of more than 4 MiB were left out")
+
+
+def test_a_job_on_uneven_hosts_is_refused(monkeypatch):
+    """The hosts are compared before anything is measured."""
+    workers = SimpleNamespace(size=3, local_size=2, allgather_object=lambda _: [2, 2, 1])
+    job = JobSpec(config(), None, "", {})
+    monkeypatch.setattr(predict_measure, "prepare", lambda *_: job)
+    monkeypatch.setattr(predict_measure, "started", lambda *_: nullcontext(SimpleNamespace(workers=workers)))
+    monkeypatch.setattr(predict_measure, "open_together", lambda *_: (None, None, ["h1", "h1", "h2"]))
+    with pytest.raises(UsageError, match="different numbers of workers"):
+        predict_measure.measure_job([], 1.0)
 
 
 class Together:
