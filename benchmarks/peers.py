@@ -1,28 +1,35 @@
 """Step times of hvdtrain against those of the alternatives, as whole programs that run in turn.
 
-    python benchmarks/peers.py                                  # all: about two hours on two idle cores
+    python benchmarks/peers.py                                  # all: about three hours on two idle cores
     python benchmarks/peers.py --frameworks torch --controllers gloo --models mlp gpt
     python benchmarks/peers.py --load                           # with two busy processes beside
     python benchmarks/peers.py --peers flat grouped horovod --frameworks tf   # ways to reduce, by hand
 
-Each program trains the same model with as many workers on batches of the same size, with one thread a worker,
-and prints the median of its step times. hvdtrain runs whole, with its reports and checks. The peers:
+Each program trains the same model with as many workers on batches of the same size, with one compute thread a
+worker, and writes the median of its step times. hvdtrain runs whole, with its reports and checks. The peers:
 
 - ddp: DistributedDataParallel over Gloo, by torchrun, with gradient_as_bucket_view, as in PyTorch's tutorial;
 - mwms: MultiWorkerMirroredStrategy; gradients are reduced by hand, as Keras 3 has no distributed variables;
+  with one inter-op thread it cannot communicate while it computes;
+- mwms-free: the same with as many inter-op threads as TensorFlow chooses;
 - horovod: the loop of Horovod's examples, which reduces each gradient by itself;
 - grouped, flat (TensorFlow): the same loop with all gradients in one group, and in one tensor;
 - plain: the loop without any reduction, one process for each worker.
 
-A line of the table gives the median over the alternations of the ratio of two programs that ran one after the
-other, and in brackets the least and the largest.
+PyTorch's peers read their data within the step, with a DataLoader without workers, as its tutorials do: that
+takes 0.04 to 0.1 ms for a batch. hvdtrain reads ahead in two threads, and tf.data in one of its own. Horovod,
+Gloo and MPI have threads of their own, too.
+
+hvdtrain runs once beside each run of a peer; every other time the peer comes first. A line of the table gives
+the median over these pairs of the ratio of both, and in brackets the least and the largest. A program that
+fails, or takes longer than --limit, ends its comparison, and the exit code is 1.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -33,9 +40,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import peer_programs
-from peer_programs import MODELS
+from peer_programs import FREE, MODELS, RESULT
 
-PEERS = {"torch": ("ddp", "horovod"), "tf": ("mwms", "grouped")}
+from hvdtrain.bench.launch import Program, run_program
+from hvdtrain.errors import EnvironmentFault
+
+PEERS = {"torch": ("ddp", "horovod"), "tf": ("mwms", "mwms-free", "grouped")}
 OTHERS = {"torch": ("plain",), "tf": ("horovod", "flat", "plain")}
 PROGRAM = Path(peer_programs.__file__)
 ENVIRON = {
@@ -54,8 +64,8 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def launches(program: str, controller: str, workers: int, command: list[str]) -> list[tuple[list[str], dict]]:
-    """Return the commands that make up a program's run, with what each adds to the environment."""
+def launches(program: str, controller: str, workers: int, command: list[str]) -> list[list[str]]:
+    """Return the commands that make up a program's run; each begins with what it adds to the environment."""
     if program == "ddp":
         launcher = [
             sys.executable,
@@ -64,47 +74,35 @@ def launches(program: str, controller: str, workers: int, command: list[str]) ->
             "--standalone",
             f"--nproc-per-node={workers}",
         ]
-        return [([*launcher, *command], {})]
+        return [[*launcher, *command]]
     if program == "plain":
-        return [([sys.executable, *command], {"HOROVOD_CONTROLLER": "gloo"})] * workers
-    if program == "mwms":
+        return [["env", "HOROVOD_CONTROLLER=gloo", sys.executable, *command]] * workers
+    if program.startswith("mwms"):
         hosts = [f"127.0.0.1:{port}" for port in free_ports(workers)]
         configs = [
             {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": i}} for i in range(workers)
         ]
-        return [([sys.executable, *command], {"TF_CONFIG": json.dumps(config)}) for config in configs]
-    return [(["horovodrun", f"--{controller}", "-np", str(workers), sys.executable, *command], {})]
+        environ = ["-u", "TF_NUM_INTEROP_THREADS"] if program.endswith(FREE) else []
+        return [
+            ["env", *environ, f"TF_CONFIG={json.dumps(config)}", sys.executable, *command]
+            for config in configs
+        ]
+    return [["horovodrun", f"--{controller}", "-np", str(workers), sys.executable, *command]]
 
 
 def milliseconds(
     framework: str, program: str, model: str, controller: str, args: argparse.Namespace
 ) -> float:
-    """Run a program; return the median of rank 0's step times.
+    """Run a program; return the median of rank 0's step times. Nothing of it is left running.
 
     Raises:
-        RuntimeError: If it fails.
+        EnvironmentFault: If it fails, or takes longer than the limit.
     """
-    folder = tempfile.mkdtemp(prefix="peers-")
-    command = [str(PROGRAM), framework, program, model, str(args.steps), folder]
-    running = []
-    try:
-        for words, environ in launches(program, controller, args.workers, command):
-            everything = {**os.environ, **ENVIRON, **environ}
-            pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            running.append(subprocess.Popen(words, env=everything, text=True, **pipe))
-        outputs = [one.communicate(timeout=args.limit)[0] for one in running]
-    finally:
-        for one in running:
-            if one.poll() is None:
-                one.kill()
-                one.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-    found = [
-        line.partition("RESULT ")[2] for text in outputs for line in text.splitlines() if "RESULT " in line
-    ]
-    if not found:
-        raise RuntimeError(f"{framework} {program} {model} {controller} failed:\n{''.join(outputs)[-3000:]}")
-    return statistics.median(map(float, found))
+    with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
+        command = [str(PROGRAM), framework, program, model, str(args.steps), folder]
+        commands = launches(program, controller, args.workers, command)
+        name = f"{framework} {program} {model} {controller}"
+        return float(run_program(Program(name, commands, args.limit, ENVIRON), Path(folder) / RESULT))
 
 
 @contextlib.contextmanager
@@ -119,23 +117,37 @@ def load(count: int) -> Iterator[None]:
             one.wait()
 
 
-def compare(framework: str, model: str, controller: str, args: argparse.Namespace) -> None:
-    """Run hvdtrain and its peers in turn, and print a line for each peer."""
-    known = (*PEERS[framework], *OTHERS[framework])
-    peers = [peer for peer in known if peer in (args.peers or PEERS[framework])]
-    times: dict[str, list[float]] = {program: [] for program in ("hvdtrain", *peers)}
-    for _ in range(args.alternations):
-        for program, found in times.items():
-            found.append(milliseconds(framework, program, model, controller, args))
-    mine = statistics.median(times["hvdtrain"])
-    for peer in peers:
-        ratios = sorted(a / b for a, b in zip(times["hvdtrain"], times[peer], strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
-        other = statistics.median(times[peer])
-        print(
-            f"| {framework} | {model} | {controller} | {mine:.2f} | {peer} | {other:.2f} | {spread} |",
-            flush=True,
-        )
+def compare(framework: str, peer: str, model: str, controller: str, args: argparse.Namespace) -> None:
+    """Run hvdtrain and a peer in turn, every other time the peer first, and print a line.
+
+    Raises:
+        EnvironmentFault: If one of them fails.
+    """
+    times: dict[str, list[float]] = {"hvdtrain": [], peer: []}
+    for turn in range(args.alternations):
+        for program in times if turn % 2 == 0 else reversed(times):
+            times[program].append(milliseconds(framework, program, model, controller, args))
+    ratios = sorted(a / b for a, b in zip(times["hvdtrain"], times[peer], strict=True))
+    mine, other = (statistics.median(found) for found in times.values())
+    spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    print(
+        f"| {framework} | {model} | {controller} | {mine:.2f} | {peer} | {other:.2f} | {spread} |", flush=True
+    )
+
+
+def compare_all(args: argparse.Namespace) -> int:
+    """Compare all that the arguments ask for; return how many comparisons failed."""
+    failed = 0
+    for framework in args.frameworks:
+        known = (*PEERS[framework], *OTHERS[framework])
+        peers = [peer for peer in known if peer in (args.peers or PEERS[framework])]
+        for model, controller, peer in itertools.product(args.models, args.controllers, peers):
+            try:
+                compare(framework, peer, model, controller, args)
+            except EnvironmentFault as error:
+                failed += 1
+                print(error, file=sys.stderr, flush=True)
+    return failed
 
 
 def main() -> None:
@@ -155,7 +167,7 @@ def main() -> None:
     args = parser.parse_args()
     began = time.perf_counter()
     print(
-        f"{args.workers} workers with 1 thread each, {args.steps} steps, {args.alternations} alternations",
+        f"{args.workers} workers with 1 compute thread each, {args.steps} steps, {args.alternations} pairs",
         end="",
     )
     print(
@@ -165,11 +177,10 @@ def main() -> None:
     print("| framework | model | controller | hvdtrain ms | peer | peer ms | ratio |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with load(2 if args.load else 0):
-        for framework in args.frameworks:
-            for model in args.models:
-                for controller in args.controllers:
-                    compare(framework, model, controller, args)
+        failed = compare_all(args)
     print(f"\n{time.perf_counter() - began:.0f} s")
+    if failed:
+        sys.exit(f"{failed} comparisons failed")
 
 
 if __name__ == "__main__":

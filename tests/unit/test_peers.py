@@ -1,0 +1,104 @@
+"""benchmarks/peers.py: in which order programs run, and what becomes of those that fail."""
+
+import argparse
+import importlib.util
+import sys
+import time
+
+import psutil
+import pytest
+from support.documents import ROOT
+
+from hvdtrain.errors import EnvironmentFault
+
+FOLDER = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("peers", FOLDER / "peers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(**values) -> argparse.Namespace:
+    usual = {"alternations": 4, "steps": 20, "limit": 30.0, "workers": 2, "peers": None}
+    return argparse.Namespace(**usual | values)
+
+
+def test_every_other_pair_begins_with_the_peer(peers, monkeypatch, capsys):
+    order = []
+
+    def milliseconds(framework, program, *_):
+        order.append(program)
+        return len(order)
+
+    monkeypatch.setattr(peers, "milliseconds", milliseconds)
+    peers.compare("torch", "ddp", "mlp", "gloo", arguments())
+    assert order == ["hvdtrain", "ddp", "ddp", "hvdtrain"] * 2
+    # each ratio is that of two neighbours: 1/2, 4/3, 5/6, 8/7
+    assert capsys.readouterr().out == "| torch | mlp | gloo | 4.50 | ddp | 4.50 | 0.99 (0.50-1.33) |\n"
+
+
+def test_a_program_that_fails_ends_its_comparison_alone(peers, monkeypatch, capsys):
+    def milliseconds(framework, program, *_):
+        if program == "ddp":
+            raise EnvironmentFault("torch ddp mlp gloo ended with exit code 1")
+        return 1.0
+
+    monkeypatch.setattr(peers, "milliseconds", milliseconds)
+    given = arguments(frameworks=["torch"], models=["mlp"], controllers=["gloo"])
+    assert peers.compare_all(given) == 1
+    shown = capsys.readouterr()
+    assert "horovod | 1.00 | 1.00 (1.00-1.00)" in shown.out
+    assert "ended with exit code 1" in shown.err
+
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+PROGRAM = """
+import pathlib, subprocess, sys, time
+*_, steps, folder = sys.argv
+{work}
+pathlib.Path(folder, "milliseconds").write_text("2.5")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "end", "said"),
+    [
+        ("print('x' * 10**6)", "", None),
+        ("", "sys.exit(3)", "exit code 3"),
+        (f"subprocess.Popen([*{SLEEP!r}, folder]); time.sleep(60)", "", "did not end within 2 s"),
+    ],
+)
+def test_nothing_is_left_of_programs(work, end, said, peers, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(work=work, end=end))
+    peers.PROGRAM = program
+    peers.launches = lambda *given: [[sys.executable, *given[-1]]] * 2
+    if said is None:
+        assert peers.milliseconds("torch", "plain", "mlp", "gloo", arguments()) == 2.5
+    else:
+        with pytest.raises(EnvironmentFault, match=said):
+            peers.milliseconds("torch", "plain", "mlp", "gloo", arguments(limit=2.0))
+    until = time.monotonic() + 10  # processes that were killed may take a moment to end
+    while (left := running(program)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+
+
+def running(program) -> list[str]:
+    words = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    return [
+        text for text in words if "/peers-" in text and ("time.sleep(60)" in text or str(program) in text)
+    ]
+
+
+def test_mwms_has_one_inter_op_thread_or_as_many_as_it_likes(peers):
+    bound, free = (peers.launches(name, "gloo", 2, ["program"]) for name in ("mwms", "mwms-free"))
+    assert len(bound) == len(free) == 2
+    assert "TF_NUM_INTEROP_THREADS" not in bound[0]
+    assert free[0][:3] == ["env", "-u", "TF_NUM_INTEROP_THREADS"]
