@@ -197,9 +197,8 @@ def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, f
     if cluster.link is not None and cluster.hosts > 1:
         crossing = max(local, getattr(cluster.link.latency, end))
     ring, tree = _ring_seconds(cluster, local, crossing), _tree_seconds(cluster, local, crossing)
-    if (
-        measured.hosts > 1 and end != "low"
-    ):  # a mean over the hops of a tree, of which those within hosts are short
+    if measured.hosts > 1 and end != "low":
+        # what was measured is a mean over the hops of a tree, of which those within hosts are short
         tree = _tree_seconds(cluster, 0.0, local * tree_hops(before) / tree_hops(measured.hosts))
     agreeing = tree if measured.controller == "MPI" else ring
     least = ring if measured.is_ring else min(2 * tree, ring)
