@@ -38,10 +38,10 @@ WORKERS = (2, 4, 8, 16, 32, 64)
 LINKS = ("1gbit", "10gbit", "25gbit", "100gbit")
 WAYS = {
     "none": uncompressed(SHAPES),
-    "fp16": half(SHAPES, ENCODING["fp16"].times(COMPUTE_SECONDS)),
+    "fp16": half(SHAPES, encoding=ENCODING["fp16"].times(COMPUTE_SECONDS)),
     "batch x 4": uncompressed(SHAPES),
     "sync-every 10": local_steps(SHAPES, 10, 1),
-    "powersgd:4": low_rank(SHAPES, 4, ENCODING["powersgd:4"].times(COMPUTE_SECONDS)),
+    "powersgd:4": low_rank(SHAPES, 4, encoding=ENCODING["powersgd:4"].times(COMPUTE_SECONDS)),
 }
 # Okabe and Ito's colours, which are told apart with each kind of colour blindness
 BLACK, BLUE, ORANGE, GREEN, RED = "#222", "#0072b2", "#e69f00", "#009e73", "#d55e00"

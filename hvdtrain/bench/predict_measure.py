@@ -87,7 +87,7 @@ def _measured(
     steps = measure_steps(job, backend, task_data, seconds=seconds, splits=True)
     on_gpu = not backend.info.description.endswith(" on the CPU")
     shapes = list(model.parameter_shapes.values())
-    ways = [uncompressed(shapes, on_gpu)]
+    ways = [uncompressed(shapes, on_gpu=on_gpu)]
     most = min(max(sum(ways[0].sizes), _LEAST_BYTES), MOST_BYTES)
     messages, _ = measure_messages(
         workers, config.framework, on_gpu=on_gpu, most_bytes=most, seconds=_MESSAGE_SECONDS
@@ -141,7 +141,7 @@ def _other_ways(
     summing = _seconds_of(workers, "fp16", encoding.half_sum_of(shapes, on_gpu))
     in_fp32 = curve.smallest().median + curve.volume_seconds(half(shapes).sizes[0]).median
     slower = Spread(*(max(0.0, getattr(summing, end) - in_fp32) for end in ENDS))
-    ways = [half(shapes, on_gpu, rounding, slower)]
+    ways = [half(shapes, on_gpu=on_gpu, encoding=rounding, summing=slower)]
     encode = encoding.low_rank_of(shapes, others.rank, on_gpu)
     ways.append(low_rank(shapes, others.rank, _seconds_of(workers, "PowerSGD", encode)))
     if others.every is not None:

@@ -43,7 +43,7 @@ class Way:
         return sum(self.sizes) / self.every
 
 
-def uncompressed(shapes: Shapes, on_gpu: bool = False) -> Way:
+def uncompressed(shapes: Shapes, *, on_gpu: bool = False) -> Way:
     """Return the way of a job without compression: one buffer, in which the metrics travel, too.
 
     Args:
@@ -53,7 +53,9 @@ def uncompressed(shapes: Shapes, on_gpu: bool = False) -> Way:
     return Way(NONE, _buckets(shapes, on_gpu), small=0)
 
 
-def half(shapes: Shapes, on_gpu: bool = False, encoding: Spread = NOTHING, summing: Spread = NOTHING) -> Way:
+def half(
+    shapes: Shapes, *, on_gpu: bool = False, encoding: Spread = NOTHING, summing: Spread = NOTHING
+) -> Way:
     """Return the way of fp16: buffers of half the bytes."""
     sizes = tuple(size // 2 for size in _buckets(shapes, on_gpu))
     return Way(FP16, sizes, encoding=encoding, summing=summing)
