@@ -8,6 +8,7 @@ from hvdtrain.bench.predict_curve import (
     AGREEMENTS,
     Curve,
     agreement_hops,
+    halving_volume_factor,
     ring_hops,
     sum_hops,
     tree_hops,
@@ -224,6 +225,9 @@ def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> floa
     inside = getattr(measured.curve.volume_seconds(size), end) * ratio
     if cluster.link is None or cluster.hosts == 1:
         return float(inside)
-    sent = volume_factor(cluster.workers) * size
+    # with several workers on each host, han sums within hosts first; the low end is a ring
+    is_halved = measured.transport == "MPI" and cluster.slots == 1 and end != "low"
+    factor = halving_volume_factor if is_halved else volume_factor
+    sent = factor(cluster.workers) * size
     outside = getattr(cluster.link.seconds_for(sent, measured.transport), end)
     return float(max(inside, outside) + getattr(_OVERLAP, end) * min(inside, outside))

@@ -17,6 +17,16 @@ def volume_factor(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
+def halving_volume_factor(workers: int) -> float:
+    """Return how many times a buffer's bytes the busiest worker sends or receives if MPI halves and doubles.
+
+    If the number of workers is no power of two, the others' data goes to them first and the sum back last
+    (Rabenseifner's algorithm), while they do nothing else.
+    """
+    power = 2 ** (workers.bit_length() - 1)
+    return volume_factor(power) + (0 if power == workers else 2)
+
+
 def ring_hops(workers: int) -> int:
     """Return the messages that follow one another in a ring all-reduce: 2(N-1)."""
     return 2 * (workers - 1)

@@ -11,10 +11,10 @@ from hvdtrain.bench.spread import Spread
 # of 1538 bytes on the wire, 1448 are a message's; some interfaces and shapers count fewer of the others
 PAYLOAD = Spread(0.95, 0.94, 0.96)
 USUAL_LATENCY = Spread(50e-6, 20e-6, 100e-6)  # from program to program over TCP, in one data centre
-# how many times as long the bytes take as the link needs for them; benchmarks/README.md has the measurement
+# how many times as long the bytes take as the link needs for them: see benchmarks/README.md and docs/bench.md
 SATURATION = {
-    "Gloo": Spread(1.0, 1.0, 1.2),
-    "MPI": Spread(1.4, 1.0, 1.7),
+    "Gloo": Spread(1.0, 1.0, 1.5),
+    "MPI": Spread(1.4, 1.0, 1.9),
     "NCCL": Spread(1.0, 1.0, 1.7),  # not measured: between a ring that fills the link and the worst of MPI
 }
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}

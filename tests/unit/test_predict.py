@@ -15,6 +15,7 @@ from hvdtrain.bench.predict_curve import (
     AGREEMENTS,
     Curve,
     agreement_hops,
+    halving_volume_factor,
     ring_hops,
     sum_hops,
     tree_hops,
@@ -134,6 +135,20 @@ def test_the_6_m_mlp_needs_what_speed_of_its_links_says():
     for workers, seconds in ((2, 0.215), (16, 0.404)):
         sent = volume_factor(workers) * 4 * 6.3e6
         assert Link("1gbit", 1e9).seconds_for(sent, "Gloo").median == pytest.approx(seconds, rel=0.03)
+
+
+def test_mpi_sends_more_if_the_hosts_with_a_worker_each_are_no_power_of_two():
+    assert [halving_volume_factor(n) for n in (1, 2, 3, 4, 6)] == [0, 1, 3, 1.5, 3.5]
+    link = Link("100mbit", 1e8)
+    for workers, slots, times in ((3, 1, 3 / (4 / 3)), (4, 1, 1), (6, 2, 1)):
+        cluster = Cluster(workers, slots, link)
+        gloo, mpi = (
+            parts_of(replace(MEASURED, controller=name), MEASURED.ways[0], cluster, "median").transfer
+            for name in ("Gloo", "MPI")
+        )
+        assert mpi / gloo == pytest.approx(1.4 * times, rel=0.1)
+        low = parts_of(replace(MEASURED, controller="MPI"), MEASURED.ways[0], cluster, "low").transfer
+        assert low < 1.01 * gloo
 
 
 def test_a_curve_is_followed_between_its_sizes_and_beyond():
