@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
+from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 
+_NEEDS_MPI = f"Install Open MPI and build Horovod with it ({BUILD_COMMAND})"
 _MOST_BYTES = 2**31 - 1  # Horovod counts the bytes of a tensor in 32 bits
 
 
@@ -31,26 +33,30 @@ def check_adasum(config: Config, workers: Workers, on_gpu: bool) -> None:
     """
     if config.outer_optimizer != "adasum" or workers.size == 1:
         return
+    everywhere = True
     others = "--outer-optimizer average or nesterov"
     if workers.controller != "MPI":
         refused = f"{workers.controller}: Horovod has it over MPI alone"
-        remedy = f"Start the job with horovodrun --mpi, or use {others}."
+        build = installed_build()
+        start = "Start the job with horovodrun --mpi" if build is None or build.mpi else _NEEDS_MPI
+        remedy = f"{start}, or use {others}."
     elif workers.size & (workers.size - 1):
         refused = f"{workers.size} workers: they are combined two by two, so they must be 2, 4, 8 and so on"
         remedy = f"Start another number of workers, or use {others}."
     elif on_gpu:
         refused = "GPUs: there Horovod averages the workers of a host, and has Adasum between hosts alone"
         remedy = f"Use --device cpu, or {others}."
+        everywhere = False  # other workers may be on CPUs
     else:
         return
-    raise ConfigError(f"outer_optimizer adasum cannot be used with {refused}", remedy, everywhere=not on_gpu)
+    raise ConfigError(f"outer_optimizer adasum cannot be used with {refused}", remedy, everywhere=everywhere)
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
     """Check that Horovod can combine parameters.
 
     Args:
-        sizes: bytes of each, by its path.
+        sizes: bytes of each as it is sent, by its path.
 
     Raises:
         ConfigError: If one is too large.

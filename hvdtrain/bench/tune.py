@@ -41,7 +41,9 @@ def settings_to_try(
     """
     found: list[tuple[str, Any]] = []
     if workers > 1 and build and build.mpi:
-        of_mpi = mpi_settings(workers, hosts, os.environ)
+        is_open_mpi = build.mpi.startswith("Open MPI")
+        by_nccl = build.nccl and given.get("device") != "cpu"
+        of_mpi = mpi_settings(workers, hosts, os.environ) if is_open_mpi and not by_nccl else []
         other = [("controller", "mpi" if controller == "gloo" else "gloo")]
         if given.get("outer_optimizer") == "adasum":  # Horovod has it over MPI alone
             other = []

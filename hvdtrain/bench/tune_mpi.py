@@ -48,10 +48,9 @@ def mpi_settings(workers: int, hosts: int, environ: Mapping[str, object]) -> lis
         sums = [*(["flat"] if workers > hosts else []), "ring", "recursive_doubling"]
     elif workers > 2:  # two send as much in each way
         sums = ["ring"]
-    found: list[tuple[str, object]] = []
-    if hosts > 1 and not _has(environ, _TCP):
-        found.append((SOCKETS, _SOCKET_BYTES))
-    return found + [(ALL_REDUCE, value) for value in sums if not _has(environ, _COLLECTIVES)]
+    found: list[tuple[str, object]] = [(SOCKETS, _SOCKET_BYTES)] if hosts > 1 else []
+    found += [(ALL_REDUCE, value) for value in sums]
+    return [setting for setting in found if not any(name in environ for name in _VARIABLES[setting])]
 
 
 def variables_of(name: str, value: object) -> Mapping[str, str]:
@@ -66,9 +65,6 @@ def without_mpi(environ: Mapping[str, str], name: str | None = None) -> dict[str
         environ: the environment.
         name: the setting that is left out; None for all.
     """
-    prefixes = {ALL_REDUCE: (_COLLECTIVES,), SOCKETS: (_TCP,), None: (_COLLECTIVES, _TCP)}[name]
-    return {one: value for one, value in environ.items() if not one.startswith(prefixes)}
-
-
-def _has(environ: Mapping[str, object], prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in environ)
+    settings = [setting for setting in _VARIABLES if name in (None, setting[0])]
+    names = {variable for setting in settings for variable in _VARIABLES[setting]}
+    return {variable: value for variable, value in environ.items() if variable not in names}

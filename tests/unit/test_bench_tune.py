@@ -149,9 +149,12 @@ def test_mpi_is_tried_where_it_can_act_and_before_it_is_compared(four_cores, mon
     assert of_mpi(4, hosts=2) == ["262144", "flat", "ring", "recursive_doubling", "gloo"]
     assert of_mpi(3, controller="gloo") == ["mpi", "ring"]
     assert of_mpi(2, outer_optimizer="adasum", sync_every=1) == []
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", "eth0")
+    monkeypatch.setenv("OMPI_MCA_coll_hcoll_enable", "0")
+    assert of_mpi(4, hosts=2) == ["262144", "flat", "ring", "recursive_doubling", "gloo"]
     monkeypatch.setenv("OMPI_MCA_coll_han_priority", "0")
     assert of_mpi(4, hosts=2) == ["262144", "gloo"]
-    monkeypatch.setenv("OMPI_MCA_btl_tcp_links", "2")
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_sndbuf", "65536")
     assert of_mpi(4, hosts=2) == ["gloo"]
 
 

@@ -24,7 +24,7 @@ class Adasum:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self._parts = {field.path: native(field.variable) for field in fields}
-        check_sizes({path: v.shape.num_elements() * v.dtype.size for path, v in self._parts.items()})
+        check_sizes({path: _sent_bytes(variable) for path, variable in self._parts.items()})
         self._starts = {
             path: tf.Variable(v, trainable=False, name="start") for path, v in self._parts.items()
         }
@@ -36,11 +36,15 @@ class Adasum:
 
     def combine(self) -> None:
         """Collective. Let each parameter move by what the workers' movements combine to; traced."""
-        for path, variable in self._parts.items():
+        for number, (path, variable) in enumerate(self._parts.items()):
             start = self._starts[path].read_value()
             moved = _known(variable.read_value() - start)
-            combined = hvd.allreduce(moved, op=hvd.Adasum, name=f"hvdtrain.adasum.{path}")
+            combined = hvd.allreduce(moved, op=hvd.Adasum, name=f"hvdtrain.adasum.{number}")
             variable.assign(start + tf.cast(combined, start.dtype))
+
+
+def _sent_bytes(variable: Tensor) -> int:
+    return int(variable.shape.num_elements() * max(variable.dtype.size, tf.float32.size))
 
 
 def _known(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class Adasum:
             taken |= {(view.data_ptr(), view.numel()) for view in views}
             if views:
                 self._parts[field.path] = views
-        check_sizes({path: sum(v.nbytes for v in views) for path, views in self._parts.items()})
+        check_sizes({path: sum(_sent_bytes(v) for v in views) for path, views in self._parts.items()})
         self._starts: dict[str, list[torch.Tensor]] = {}
 
     def begin(self) -> None:
@@ -37,15 +37,19 @@ class Adasum:
     def combine(self) -> None:
         """Collective. Let each parameter move by what the workers' movements combine to."""
         waits = []
-        for path, views in self._parts.items():
+        for number, (path, views) in enumerate(self._parts.items()):
             moved = _joined(torch._foreach_sub(views, self._starts[path]))
-            handle = hvd.allreduce_async_(moved, op=hvd.Adasum, name=f"hvdtrain.adasum.{path}")
+            handle = hvd.allreduce_async_(moved, op=hvd.Adasum, name=f"hvdtrain.adasum.{number}")
             waits.append(lambda handle=handle: hvd.synchronize(handle))
         for (path, views), combined in zip(self._parts.items(), wait_for_all(waits), strict=True):
             parts = combined.split_with_sizes([view.numel() for view in views])
             for view, start, part in zip(views, self._starts[path], parts, strict=True):
                 view.copy_(start + part.view(view.shape))
         self._starts = {}
+
+
+def _sent_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * torch.promote_types(tensor.dtype, torch.float32).itemsize
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
