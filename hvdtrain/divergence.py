@@ -1,6 +1,6 @@
 """The error of a loss that is not finite: where it arose, and in which data."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 
 from hvdtrain.backends.base import StepMetrics
@@ -41,7 +41,7 @@ def local_divergence(
     plan: TrainingPlan,
     step: StepInfo,
     metrics: StepMetrics,
-    own: Iterable[tuple[StepInfo, StepMetrics]],
+    diverged: Sequence[tuple[StepInfo, StepMetrics]],
 ) -> NonFiniteLossError:
     """Collective. Return the error of a loss that is not finite on a worker in its local steps.
 
@@ -50,16 +50,11 @@ def local_divergence(
         plan: how the run is done.
         step: the local steps as one.
         metrics: their sums over all workers.
-        own: each local step with this worker's own metrics.
+        diverged: the first local step of this worker whose loss is not finite, with its metrics, if any.
     """
-    found = next(
-        (
-            (at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at))
-            for at, its in own
-            if is_diverged(its)
-        ),
-        None,
-    )
+    found = None
+    for at, its in diverged[:1]:
+        found = at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at)
     workers = session.backend.workers
     gathered = workers.allgather_object((workers.host, found))
     bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]

@@ -1,11 +1,12 @@
-"""What the loop does with the metrics of local steps: it keeps them until the workers are equal again."""
+"""What the loop does with the metrics of local steps: it keeps those of the first that diverged."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import PendingMetrics, StepMetrics
-from hvdtrain.divergence import local_divergence
+from hvdtrain.divergence import is_diverged, local_divergence
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.metrics import DelayedMetrics, StepInfo
 from hvdtrain.session import Session
@@ -24,8 +25,9 @@ class LocalResults:
         self._session = session
         self._plan = plan
         self._delayed = DelayedMetrics()
-        self._own: list[tuple[StepInfo, StepMetrics]] = []
-        self._before: list[tuple[StepInfo, StepMetrics]] = []  # those that were synchronised last
+        self._first: StepInfo | None = None
+        self._diverged: list[tuple[StepInfo, StepMetrics]] = []  # the first one, if any
+        self._diverged_before: list[tuple[StepInfo, StepMetrics]] = []  # of those that were synchronised last
         self._has_synchronized = False
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
@@ -33,7 +35,8 @@ class LocalResults:
 
         So the host is never more than a step ahead of the device, as in other jobs.
         """
-        self._own += self._delayed.push(step, pending)
+        self._first = self._first or step
+        self._take(self._delayed.push(step, pending))
 
     def synchronize(self, last: StepInfo) -> tuple[StepInfo, StepMetrics]:
         """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
@@ -43,12 +46,12 @@ class LocalResults:
         Args:
             last: the last of the local steps.
         """
-        self._own += self._delayed.flush()
+        self._take(self._delayed.flush())
         # a framework may compile it when it is done first
         with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
             metrics = self._session.backend.synchronize().read()
         self._has_synchronized = True
-        first = self._own[0][0]
+        first = self._first or last
         step = replace(
             last,
             samples_before=first.samples_before,
@@ -56,7 +59,7 @@ class LocalResults:
             clock_seconds=time.perf_counter(),
         )
         self._session.state.last_step = step
-        self._own, self._before = [], self._own
+        self._first, self._diverged, self._diverged_before = None, [], self._diverged
         return step, metrics
 
     def divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
@@ -66,4 +69,9 @@ class LocalResults:
             step: these steps as one.
             metrics: their sums over all workers.
         """
-        return local_divergence(self._session, self._plan, step, metrics, self._before)
+        return local_divergence(self._session, self._plan, step, metrics, self._diverged_before)
+
+    def _take(self, found: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
+        """Keep the first step whose loss is not finite, of any number of them."""
+        if not self._diverged:
+            self._diverged = [pair for pair in found if is_diverged(pair[1])][:1]

@@ -41,6 +41,11 @@ _OF_TRAINING = {
     *("sync_every", "outer_optimizer"),
     *("check_data", "on_changed_data", "profile"),  # chosen for one job
 }
+# of these, what a task has by default could refuse an evaluation or change what it does
+_NOT_BY_DEFAULT = (
+    *("global_batch_size", "accumulate"),
+    *("sync_every", "outer_optimizer", "compression", "profile"),
+)
 _MAX_SHOWN = 500  # characters of a task's name
 
 
@@ -110,7 +115,8 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
             f"If you trust it, add: --task {shlex.quote(shown)}",
         )
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
-    values |= {"global_batch_size": None, "accumulate": 1}  # not those of the task's defaults either
+    # nor those of the task's defaults
+    values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
     values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
     values["initial_parameters"] = "model"  # they are about to be replaced
     values["parameter_groups"] = []  # options of training's optimizer

@@ -71,7 +71,8 @@ def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
         flags = signals.poll()
         if flags.stop and not reported:
             reported = True
-            session.report.say(f"{signals.why} {where_it_stood(session)}; stopping after this step")
+            when = "this step" if session.config.sync_every is None else "the workers have synchronised"
+            session.report.say(f"{signals.why} {where_it_stood(session)}; stopping after {when}")
             session.report.write_summary(summarise(session, "stopped", signals.why))
         return flags
 

@@ -18,7 +18,7 @@ def follow_workers(session: Session) -> None:
     if (
         before in (0, now)
         or not config.rescale_epochs
-        or config.global_batch_size
+        or (config.global_batch_size and config.sync_every is None)
         or not state.progress.samples
     ):
         return

@@ -45,6 +45,16 @@ def test_what_was_of_that_training_alone_is_left_out():
     assert (config.global_batch_size, config.accumulate) == (None, 1)
 
 
+def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
+    """Synchronised batch norm and local steps cannot be had together, but a training had one of them."""
+    made = manifest(sync_batch_norm=True)
+    of_task = {"sync_every": 4, "outer_optimizer": "adasum", "compression": "powersgd:4", "profile": "2-3"}
+    layers = checkpoint_config.layers_of(Checkpoint(Path("c"), made), [])
+    config = resolve([Layer("defaults of the task", of_task), *layers])
+    assert (config.sync_every, config.outer_optimizer, config.compression) == (None, "average", "none")
+    assert (config.profile, config.sync_batch_norm) == (None, True)
+
+
 def test_threads_and_processes_are_those_of_this_machine():
     config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000, device="gpu"))
     assert (config.read_workers, config.threads, config.read_threads, config.device) == (0, None, 2, "auto")

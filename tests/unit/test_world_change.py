@@ -57,6 +57,16 @@ def test_the_peak_follows_the_workers_over_rescale_epochs(tmp_path):
     assert peaks == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.3])
 
 
+def test_with_local_steps_a_fixed_global_batch_has_a_peak_that_follows_the_workers(tmp_path):
+    fields = {"global_batch_size": 12, "base_batch_size": 3, "sync_every": 2}
+    session = session_of(tmp_path, 4, **fields)
+    before = peak(session)
+    resize(session, 2, samples=300)
+    assert session.state.rescale == Rescale(peak=before, samples=300)
+    assert peak(session) == pytest.approx(before)
+    assert session.plan().learning_rate.peak == pytest.approx(2 * before)
+
+
 def test_a_second_change_begins_where_the_first_has_come_to(tmp_path):
     session = session_of(tmp_path, 1)
     resize(session, 3, samples=300)
