@@ -17,11 +17,14 @@ from hvdtrain.bench.launch import (
     worker_command,
     write_specification,
 )
+from hvdtrain.bench.measure import check_rounds
 from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.peer import check_carried
 from hvdtrain.bench.sweep import check_slots, limit_of
 from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
+from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
 
 _REPEAT = 5
@@ -48,6 +51,9 @@ def run_against(layers: list[Layer], options: BenchOptions, say: Callable[[str],
     if program == "plain" and workers > 1:
         raise UsageError("a plain loop has one worker", f"Leave -np {workers} out.")
     check_slots((workers,), None, may_share=False)
+    task_class, config = settle(layers)  # what is wrong is said before a program is started
+    check_rounds(config)
+    check_carried(config, task_class)
     own: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     with interruptible(), exchange_folder(shared=False) as folder:

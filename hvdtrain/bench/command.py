@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.bench.job import Request, bench_job
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.picture import check_picture, draw
@@ -15,6 +16,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
+from hvdtrain.jobs.setup import check_may_be_elastic
 from hvdtrain.printable import printable
 
 
@@ -26,9 +28,11 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         options: the options of the command.
 
     Raises:
-        UsageError: If options contradict each other, or a launcher started what launches workers itself.
+        UsageError: If options contradict each other, a launcher started what launches workers itself, or it
+            started an elastic job.
         HvdtrainError: as training would raise it.
     """
+    check_may_be_elastic(None)
     try:
         options.check()
     except UsageError as error:
@@ -40,7 +44,8 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
             check_picture(options.picture)
     if not options.launches:
         request = Request(options.seconds, options.split, options.all_reduce, options.max_bytes)
-        result = bench_job(layers, request)
+        with said_if_interrupted(_say):
+            result = bench_job(layers, request)
         if result is not None:
             _tell(result.describe(), result.to_document(), options)
         return
@@ -48,18 +53,23 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     if options.sweep:
         from hvdtrain.bench.sweep import run_sweep
 
-        swept = run_sweep(layers, options, _say)
+        with said_if_interrupted(_say):
+            swept = run_sweep(layers, options, _say)
         _tell(swept.describe(), swept.to_document(), options)
     elif options.tune is not None:
         from hvdtrain.bench.tune_job import run_tune
 
-        tuned = run_tune(layers, options, _say)
-        config = {options.tune: tuned.to_yaml()} if tuned.is_faster else {}
+        with said_if_interrupted(_say):
+            tuned = run_tune(layers, options, _say)
+        config = {options.tune: tuned.to_yaml()} if tuned.is_written else {}
         _tell(tuned.describe(options.tune), tuned.to_document(), options, config)
+        if tuned.interruption is not None:
+            raise tuned.interruption
     else:
         from hvdtrain.bench.against import run_against
 
-        compared = run_against(layers, options, _say)
+        with said_if_interrupted(_say):
+            compared = run_against(layers, options, _say)
         _tell(compared.describe(), compared.to_document(), options)
 
 

@@ -127,6 +127,11 @@ class BenchOptions:
         """
         if self.tune is not None and self.tune.exists():
             raise UsageError(f"--tune {self.tune}: it exists", "Give a file that does not exist.")
+        if self.tune is not None and self.tune.suffix not in (".yaml", ".yml"):
+            raise UsageError(
+                f"--tune {self.tune}: the file is a job's config, whose name must end in .yaml or .yml",
+                f"For example: --tune {self.tune.with_suffix('.yaml')}",
+            )
         for path in (self.json_path, self.picture, self.tune):
             if path is None:
                 continue

@@ -146,14 +146,28 @@ def parts_of(measured: Measured, way: Way, cluster: Cluster, end: str = "median"
     bare = _bare_parts(measured, way, cluster, end)
     if cluster.workers == 1:
         return bare
-    rest = rest_of(measured)
-    kept = {"median": rest, "low": min(0.0, rest), "high": max(0.0, rest)}[end]
-    return replace(bare, rest=kept / way.every)
+    return replace(bare, rest=getattr(rest_of(measured), end) / way.every)
 
 
-def rest_of(measured: Measured) -> float:
-    """Return what the measured step has beside what its parts explain."""
-    return measured.step.median - explained(measured).step
+def rest_of(measured: Measured) -> Spread:
+    """Return what the measured step has beside what its parts explain.
+
+    The ends are those of the shortest and the longest block, and nothing if that lies beyond them.
+    """
+    parts = explained(measured).step
+    rest = measured.step.median - parts
+    return Spread(rest, min(0.0, rest, measured.step.low - parts), max(0.0, rest, measured.step.high - parts))
+
+
+def alone_share(measured: Measured) -> float:
+    """Return by what a worker's own parts are multiplied at their low ends, 1 at most.
+
+    It is less than 1 if the shortest block of the measured step is shorter than what its workers need on
+    their own: then they were disturbed while they were measured on their own.
+    """
+    waiting = wait_for_slowest(measured.deviations, measured.workers)
+    alone = measured.data.low + measured.compute.low + measured.lag.low + waiting.low
+    return min(1.0, measured.step.low / alone) if alone > 0 else 1.0
 
 
 def explained(measured: Measured) -> Parts:
@@ -164,7 +178,8 @@ def explained(measured: Measured) -> Parts:
 
 def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Parts:
     workers = cluster.workers
-    data, compute = (getattr(part, end) for part in (measured.data, measured.compute))
+    share = alone_share(measured) if end == "low" else 1.0
+    data, compute = (share * getattr(part, end) for part in (measured.data, measured.compute))
     if workers == 1:
         return Parts(data, compute)
     waiting = wait_for_slowest(measured.deviations, workers, way.every)
@@ -175,7 +190,7 @@ def _bare_parts(measured: Measured, way: Way, cluster: Cluster, end: str) -> Par
     return Parts(
         data=data,
         compute=compute,
-        slowest=getattr(measured.lag, end) + getattr(waiting, end),
+        slowest=share * (getattr(measured.lag, end) + getattr(waiting, end)),
         encoding=(getattr(way.encoding, end) + getattr(way.summing, end) * more_bytes) / way.every,
         agreement=(way.agreements * (small + at_once) + messages * of_sum) / way.every,
         transfer=sum(transfers) / way.every,

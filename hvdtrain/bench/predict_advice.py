@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hvdtrain.bench.predict import Cluster, Measured, Parts, parts_of
 from hvdtrain.bench.predict_curve import ENDS
 from hvdtrain.bench.predict_ways import NONE, Way
-from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.spread import Spread, in_digits
 
 _GOOD = 0.9  # of a step, what computing takes if nothing limits a job
 _LEAST_GAIN = 1.05
@@ -56,7 +56,7 @@ class Advice:
         first = f"limited by {self.limit}, {self.share:.0%} of a step"
         if not self.helps:
             return [first, "would help most: nothing that is sure to gain more than the error of the checks"]
-        said = [f"{one.name}: {one.gain.low:.2g} to {one.gain.high:.2g} times as fast" for one in self.helps]
+        said = [f"{one.name}: {_range(one.gain)} times as fast" for one in self.helps]
         return [first, f"would help most: {said[0]}", *(f"then: {text}" for text in said[1:])]
 
 
@@ -154,6 +154,11 @@ def _other_controllers(now: Case, others: Sequence[tuple[Measured, float]], erro
             if found.gain.low >= _LEAST_GAIN + max(error, own_error):
                 helps.append(found)
     return helps
+
+
+def _range(gain: Spread) -> str:
+    """Return both ends in words; one number if they are equal."""
+    return " to ".join(dict.fromkeys(in_digits(end, 2) for end in (gain.low, gain.high)))
 
 
 def _gain(before: Case, after: Case) -> Spread:

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.bench.predict_cluster import check_cluster
 from hvdtrain.bench.predict_evidence import Evidence, evidence_of, read_evidence
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_result import make_plan
-from hvdtrain.bench.predict_scope import check_predictable
+from hvdtrain.bench.predict_scope import check_predictable, check_task
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
-from hvdtrain.jobs.setup import settle
+from hvdtrain.jobs.setup import check_may_be_elastic, settle
 from hvdtrain.printable import printable
 
 
@@ -30,10 +31,12 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
         options: the options of the command.
 
     Raises:
-        UsageError: If options contradict each other, or the job has what a plan does not predict.
+        UsageError: If options contradict each other, the job has what a plan does not predict, or the
+            launcher started an elastic job.
         EnvironmentFault: If a file cannot be written.
         HvdtrainError: as training would raise it.
     """
+    check_may_be_elastic(None)
     launch = stated_launch()
     launched = launched_rank() is not None or (launch is not None and launch.size > 1)
     options.check(launched=launched)
@@ -41,7 +44,8 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
         options.check_files()
         if options.picture is not None:
             check_picture(options.picture)
-    evidence = _evidence(layers, options, launched=launched)
+    with said_if_interrupted(_say):
+        evidence = _evidence(layers, options, launched=launched)
     if not evidence:
         return
     plan = make_plan(evidence, options)
@@ -68,15 +72,16 @@ def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> l
         from hvdtrain.bench.predict_measure import measure_job
 
         record = measure_job(
-            layers, options.seconds, lambda hosts, slots: check_cluster(hosts, slots, options)
+            layers, options.train_seconds, lambda hosts, slots: check_cluster(hosts, slots, options)
         )
         return [] if record is None else [evidence_of(record)]
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     from hvdtrain.bench.predict_launch import count_gpus, measure_here
 
-    _, config = settle(layers)  # what is wrong is said before workers are started
+    task_class, config = settle(layers)  # what is wrong is said before workers are started
     check_predictable(config)
+    check_task(config, task_class)
     gpus = 0 if config.device == "cpu" else count_gpus(config.framework)
     return measure_here(layers, options, _say, gpus=gpus)
 

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.bench.predict import alone_share
 from hvdtrain.bench.predict_forecast import Check, check_here, check_other, largest_error
 from hvdtrain.bench.predict_record import VERSION, Record, record_from
+from hvdtrain.bench.spread import in_digits
 from hvdtrain.errors import UsageError
 from hvdtrain.words import counted
 
@@ -25,13 +27,28 @@ class Evidence:
     checks: Sequence[Check]
 
     @property
+    def warnings(self) -> list[str]:
+        """Why figures may be wrong: what disturbed the measurement, and parts that do not fit the step."""
+        measured = self.record.measured
+        found = list(self.record.warnings)
+        shortest = in_digits(measured.step.low * 1e3, 3)
+        text = (
+            f"the shortest steps of the job ({shortest} ms) are shorter than what its workers took on their "
+            "own, so something disturbed the measurement and ranges are wide: measure on an idle machine"
+        )
+        if alone_share(measured) < 1 and text not in found:  # as a document of a plan has it
+            found.append(text)
+        return found
+
+    @property
     def error(self) -> float:
         """The largest error of the checks."""
         return largest_error(self.checks)
 
     def to_document(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        return {**self.record.to_document(), "checks": [asdict(check) for check in self.checks]}
+        document = {**self.record.to_document(), "warnings": self.warnings}
+        return {**document, "checks": [asdict(check) for check in self.checks]}
 
 
 def evidence_of(record: Record, other: Record | None = None) -> Evidence:
@@ -70,9 +87,9 @@ def read_evidence(path: Path) -> list[Evidence]:
             raise ValueError("it has no measurement")
     except OSError as error:
         raise UsageError(f"--from {path}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         raise UsageError(
-            f"--from {path}: it is not what plan --json writes ({type(error).__name__}: {error})",
+            f"--from {path}: it is not a document that plan --json writes",
             "Measure again: python -m hvdtrain plan --json FILE ...",
         ) from None
     return evidence

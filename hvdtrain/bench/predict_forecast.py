@@ -8,7 +8,7 @@ from hvdtrain.bench.predict_curve import ENDS
 from hvdtrain.bench.predict_ways import Way
 from hvdtrain.bench.spread import Spread
 
-MOST_WORKERS = 512  # unless the user names a number of hosts
+MOST_WORKERS = 64  # unless the user names a number of hosts
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def counts_for(hosts: int | None, slots: int, *, measured_network: bool) -> list
     """Return the numbers of workers to predict for: 2, 4, 8 and so on, and all slots of all hosts.
 
     Args:
-        hosts: the largest number of hosts; None for as many as 512 workers need.
+        hosts: the largest number of hosts; None for as many as ``MOST_WORKERS`` need.
         slots: workers of a host.
         measured_network: whether the network is the one that was measured: then one host tells nothing.
     """

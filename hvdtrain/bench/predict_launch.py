@@ -82,11 +82,11 @@ def _job(
     """Return a job that measures, and the file in which it writes what it found."""
     path, to = (folder / f"{name}-{controller}-{count}.json" for name in ("job", "found"))
     write_specification(
-        path, {"layers": layers_to_json(layers), "seconds": options.seconds, "found": str(to)}
+        path, {"layers": layers_to_json(layers), "seconds": options.train_seconds, "found": str(to)}
     )
     launcher = horovodrun(count, f"localhost:{count}", controller)
     command = [*launcher, sys.executable, "-m", "hvdtrain.bench.predict_worker", str(path)]
-    limit = _FACTOR * options.seconds + _MORE_SECONDS
+    limit = _FACTOR * options.train_seconds + _MORE_SECONDS
     return Program(f"the job with {count} workers over {controller}", [command], limit), to
 
 

@@ -12,6 +12,7 @@ from hvdtrain.bench.predict_link import Link, Links, parse_link
 from hvdtrain.cli_options import ExpandedPath
 from hvdtrain.errors import UsageError
 
+_SECONDS = 20.0
 USUAL_LINKS = tuple(map(parse_link, ("1gbit", "10gbit", "100gbit")))
 
 
@@ -20,10 +21,10 @@ class PlanOptions:
     """What the options of ``plan`` say, beside those of the job.
 
     Attributes:
-        hosts: the largest number of hosts; None for 512 workers.
+        hosts: the largest number of hosts; None for 64 workers.
         slots: workers of a host; None for as many as were measured.
         link: the links to predict for; None for the usual ones, or for the network that was measured.
-        seconds: how long each measurement trains, roughly.
+        seconds: how long each measurement trains, roughly; None for the default.
         source: the JSON document of an earlier plan, whose measurements are taken.
         num_proc: the workers of the jobs that are launched here.
         controller: "mpi", "gloo" or None for each that there is.
@@ -34,12 +35,17 @@ class PlanOptions:
     hosts: int | None = None
     slots: int | None = None
     link: tuple[Link, ...] | None = None
-    seconds: float = 20.0
+    seconds: float | None = None
     source: Path | None = None
     num_proc: int | None = None
     controller: str | None = None
     json_path: Path | None = None
     picture: Path | None = None
+
+    @property
+    def train_seconds(self) -> float:
+        """How long each measurement trains, roughly."""
+        return _SECONDS if self.seconds is None else self.seconds
 
     def check(self, *, launched: bool) -> None:
         """Check what one option alone does not tell.
@@ -55,6 +61,11 @@ class PlanOptions:
                 f"--from {self.source} measures nothing, but a launcher has started this process",
                 "Run it without the launcher: python -m hvdtrain plan --from FILE ...",
                 everywhere=True,
+            )
+        if self.source is not None and self.seconds is not None:
+            raise UsageError(
+                f"--seconds is how long to measure, and --from {self.source} measures nothing",
+                "Leave --seconds out, or measure again without --from.",
             )
         for name, given in (("-np", self.num_proc), ("--controller", self.controller)):
             if given is not None and (launched or self.source is not None):
@@ -99,14 +110,14 @@ def take_plan_options(options: Mapping[str, Any]) -> tuple[PlanOptions, dict[str
 
 _OPTIONS = (
     click.option("--hosts", type=click.IntRange(1, 4096), metavar="N",
-                 help="Predict for up to N hosts. [as many as 512 workers need]"),
+                 help="Predict for up to N hosts. [as many as 64 workers need]"),
     click.option("--slots", type=click.IntRange(1, 128), metavar="N",
                  help="Workers of a host. [as many as were measured on one]"),
     click.option("--link", type=Links(), metavar="LINKS",
                  help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
                       "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
-    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, metavar="SECONDS",
-                 help="How long each measurement trains, roughly. [20]"),
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
+                 help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
     click.option("--from", "source", type=ExpandedPath(), metavar="FILE",
                  help="Measure nothing: take the measurements that an earlier plan wrote with --json."),
     click.option("-np", "--num-proc", type=click.IntRange(2), metavar="N",

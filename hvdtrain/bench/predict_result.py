@@ -14,7 +14,7 @@ from hvdtrain.bench.predict_link import Link
 from hvdtrain.bench.predict_notes import notes_on
 from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
 from hvdtrain.bench.predict_record import VERSION
-from hvdtrain.bench.spread import Spread
+from hvdtrain.bench.spread import Spread, in_digits
 from hvdtrain.words import counted
 
 _FEW = 3.0  # of half a range, what its last digit should stand for at most
@@ -72,9 +72,9 @@ class Table:
         ]
         most = self.rows[-1][0].cluster.workers
         first, *others = self.advice.describe()
-        return [
-            f"  {self.title}", *lines, f"    {most} workers: {first}", *(f"      {line}" for line in others)
-        ]  # fmt: skip
+        busy = "; measured on a busy machine, see the warnings" if self.evidence.warnings else ""
+        lines += [f"    {most} workers: {first}", *(f"      {line}" for line in others)]
+        return [f"  {self.title}{busy}", *lines]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Plan:
     def describe(self) -> str:
         """Return it as the text that is shown."""
         record = self.evidence[0].record
-        samples = f"{record.measured.samples:,.6g} samples of each worker in a step"
+        samples = f"{in_digits(record.measured.samples, 6)} samples of each worker in a step"
         lines = [f"plan: {record.task} with {record.device}, {samples}; the job's way: {record.own_way}"]
         for one in self.evidence:
             lines += _measurement(one)
@@ -107,7 +107,9 @@ class Plan:
             lines += table.describe()
         measured = (text for one in self.evidence for text in one.record.notes)
         notes = dict.fromkeys((*measured, *self.notes, *_NOTES))
-        warnings = dict.fromkeys(text for one in self.evidence for text in one.record.warnings)
+        warnings = dict.fromkeys(
+            f"over {one.record.measured.controller}: {text}" for one in self.evidence for text in one.warnings
+        )
         return "\n".join([
             *lines, *(f"  note: {text}" for text in notes), *(f"  warning: {text}" for text in warnings)
         ])  # fmt: skip
@@ -177,8 +179,8 @@ def _measurement(evidence: Evidence) -> list[str]:
     for check in evidence.checks:
         source = "its parts" if check.source == check.workers else f"{check.source} workers"
         lines.append(
-            f"    check: {check.workers} workers from {source}: predicted {check.predicted * 1e3:.3g} ms, "
-            f"measured {check.measured * 1e3:.3g} ms"
+            f"    check: {check.workers} workers from {source}: predicted "
+            f"{in_digits(check.predicted * 1e3, 3)} ms, measured {in_digits(check.measured * 1e3, 3)} ms"
         )
     return [*lines, f"    ranges are widened by {evidence.error:.0%}"]
 
@@ -215,7 +217,7 @@ def _rounded(value: float, place: int) -> str:
 
 def _percent(share: Spread) -> str:
     said = (
-        f"{100 * one:.0f}" if one >= _LEAST_WHOLE else f"{100 * one:.1g}"
+        f"{100 * one:.0f}" if one >= _LEAST_WHOLE else in_digits(100 * one, 1)
         for one in (share.median, share.low, share.high)
     )
     return "{} % ({}-{})".format(*said)

@@ -73,7 +73,7 @@ class Result:
             "part_seconds": {name: part.to_dict() for name, part in self.steps.parts.items()},
             "all_reduce": [_message(one) for one in self.messages],
             "all_reduce_beside": self.beside,
-            "warnings": list(self.warnings),
+            "warnings": self._all_warnings(),
             "notes": list(self.notes),
         }
 
@@ -97,8 +97,21 @@ class Result:
         lines += [f"  {name:<{width}}  {text}" for name, text in rows]
         lines += _message_table(self.messages, self.beside)
         lines += [f"  note: {text}" for text in self.notes]
-        lines += [f"  warning: {text}" for text in self.warnings]
+        lines += [f"  warning: {text}" for text in self._all_warnings()]
         return "\n".join(lines)
+
+    def _all_warnings(self) -> list[str]:
+        """Return why figures may be wrong, parts that cannot be included."""
+        mean = Spread.of(self.steps.blocks).median
+        wrong = [_PARTS[name] for name, part in self.steps.parts.items() if not _can_be(part.median / mean)]
+        if not wrong:
+            return list(self.warnings)
+        return [
+            *self.warnings,
+            f"{' and '.join(wrong)} cannot be more than all of a step or less than nothing: steps with the "
+            "other workers and without them were not disturbed alike, so the parts are not trustworthy; "
+            "measure again on an idle machine, or with more --seconds",
+        ]
 
     def _part_rows(self) -> list[tuple[str, str]]:
         """Return the mean step and its parts, which add up to it; nothing if they were not measured."""
@@ -129,7 +142,14 @@ def _in_ms(seconds: Spread) -> str:
 def _part(part: Spread, mean_seconds: float) -> str:
     is_nothing = part.low == part.high == 0
     noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
-    return f"{_in_ms(part)}, {part.median / mean_seconds:.0%} of it{noise}"
+    share = part.median / mean_seconds
+    doubt = "" if _can_be(share) else "; not trustworthy"
+    return f"{_in_ms(part)}, {share:.0%} of it{noise}{doubt}"
+
+
+def _can_be(share: float) -> bool:
+    """Return whether a part can have this share of a step, as it is shown in whole percents."""
+    return 0 <= round(100 * share) <= 100
 
 
 def _message(one: MessageTime) -> dict[str, Any]:

@@ -40,3 +40,8 @@ class Spread:
     def to_dict(self) -> dict[str, float]:
         """Return it for a JSON document."""
         return asdict(self)
+
+
+def in_digits(value: float, digits: int) -> str:
+    """Return a number with so many digits that count, and without an exponent."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"

@@ -13,6 +13,7 @@ from hvdtrain.bench.launch import (
     worker_command,
     write_specification,
 )
+from hvdtrain.bench.measure import check_rounds
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.result import VERSION, told
 from hvdtrain.bench.spread import Spread
@@ -20,6 +21,7 @@ from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.words import counted
 
@@ -44,7 +46,12 @@ class SweptCount:
     @property
     def speed(self) -> Spread:
         """Samples/s of all workers together."""
-        return _speed(self.documents)
+        return _spread_of("samples_per_second", self.documents)
+
+    @property
+    def step(self) -> Spread:
+        """Seconds of the mean step, from which the samples/s come."""
+        return _spread_of("mean_step_seconds", self.documents)
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,10 @@ class Sweep:
         """Return it as the text that is shown."""
         first = self.rows[0]
         title = f"sweep: {first.documents[0]['task']} with {first.documents[0]['device']}"
-        lines = [title, f"  {'workers':>7}  {'samples/s':>28}  {'step in ms':>24}  efficiency"]
+        lines = [title, f"  {'workers':>7}  {'samples/s':>28}  {'mean step in ms':>24}  efficiency"]
         for row in self.rows:
-            steps = Spread.of([d["step_seconds"]["median"] for d in row.documents]).times(1e3)
             lines.append(
-                f"  {row.workers:>7}  {row.speed.describe(0):>28}  {steps.describe():>24}  "
+                f"  {row.workers:>7}  {row.speed.describe(0):>28}  {row.step.times(1e3).describe():>24}  "
                 f"{row.efficiency.median:.0%} ({row.efficiency.low:.0%} to {row.efficiency.high:.0%})"
             )
         lines.append(f"  efficiency: samples/s of a worker, relative to {counted(first.workers, 'worker')}")
@@ -79,6 +85,7 @@ class Sweep:
                 {
                     "workers": row.workers,
                     "samples_per_second": row.speed.to_dict(),
+                    "mean_step_seconds": row.step.to_dict(),
                     "efficiency": row.efficiency.to_dict(),
                     "jobs": list(row.documents),
                 }
@@ -96,10 +103,12 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
         say: is called with what is going on.
 
     Raises:
-        UsageError: If there are fewer slots than workers.
+        UsageError: If there are fewer slots than workers, or the job would be refused.
         EnvironmentFault: If a job fails.
     """
     hosts = check_slots(options.sweep, options.hosts)
+    _, config = settle(layers)  # what is wrong is said before workers are started
+    check_rounds(config)
     request = {"seconds": options.seconds, "splits": options.split, "messages": False}
     found: dict[int, list[dict[str, Any]]] = {count: [] for count in options.sweep}
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
@@ -136,10 +145,10 @@ def limit_of(options: BenchOptions) -> float:
 def swept_counts(found: dict[int, list[dict[str, Any]]]) -> list[SweptCount]:
     """Return what jobs found, with the efficiency relative to the smallest number of workers."""
     least = min(found)
-    base = _speed(found[least]).median / least
+    base = _spread_of("samples_per_second", found[least]).median / least
     rows = []
     for count, documents in found.items():
-        speed = _speed(documents)
+        speed = _spread_of("samples_per_second", documents)
         rows.append(SweptCount(count, documents, speed.times(1 / (count * base))))
     return rows
 
@@ -171,8 +180,8 @@ def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True
     return hosts
 
 
-def _speed(documents: Sequence[dict[str, Any]]) -> Spread:
-    """Return the spread over jobs; of one job, that over its blocks."""
+def _spread_of(name: str, documents: Sequence[dict[str, Any]]) -> Spread:
+    """Return the spread of a figure over jobs; of one job, that over its blocks."""
     if len(documents) == 1:
-        return Spread(**documents[0]["samples_per_second"])
-    return Spread.of([document["samples_per_second"]["median"] for document in documents])
+        return Spread(**documents[0][name])
+    return Spread.of([document[name]["median"] for document in documents])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ from hvdtrain.bench.tune_mpi import mpi_settings, variables_of
 from hvdtrain.bench.tuning import Setting, Trial, Tuning
 from hvdtrain.compression import LOW_RANK
 from hvdtrain.config import Layer
-from hvdtrain.errors import EnvironmentFault
+from hvdtrain.errors import EnvironmentFault, Interrupted
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.host.cores import threads_per_worker
+from hvdtrain.words import counted
 
 REPEAT = 3  # pairs of runs for each setting
 _LEAST_GAIN = 0.02  # of the step
@@ -80,6 +82,8 @@ def tune(
 ) -> Tuning:
     """Try settings one after the other, each beside the best one before it, and keep those that gain.
 
+    A signal ends it; what was found by then is returned.
+
     Args:
         layers: the job's config values, weakest source first.
         tries: names and values to try.
@@ -92,6 +96,7 @@ def tune(
 
     Raises:
         EnvironmentFault: If the job fails as it is.
+        Interrupted: If a signal comes before anything is found.
     """
     best, trials = start, list[Trial]()
     runs: list[dict[str, Any]] = []
@@ -100,21 +105,39 @@ def tune(
         runs.append(measure(setting))
         return runs[-1]
 
+    gain, interruption = None, None
+    most = 1 + 2 * repeat * (len(tries) + 1)
+    say(
+        f"{counted(len(tries), 'setting')} to try, each in {counted(repeat, 'pair')} of runs; "
+        "first the job as it is ..."
+    )
+    begun = time.monotonic()
     first_loss = float(run(best)["first_loss"])  # also fails early if the job does not run
-    for name, value in tries:
-        if variables_of(name, value) and best.controller == "gloo":
-            continue
-        say(f"{name} {value} ...")
-        trial = _try(name, value, _Beside(run, best, first_loss, repeat))
-        trials.append(trial)
-        if trial.kept:
-            best = best.changed(name, value)
-    gain = None
-    if best != start:
-        say("all that was kept ...")
-        gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
+    seconds = time.monotonic() - begun
+    say(f"it took {seconds:.0f} s: up to {most} runs take about {_in_words(seconds * most)}")
+    try:
+        for name, value in tries:
+            if variables_of(name, value) and best.controller == "gloo":
+                continue
+            say(f"{name} {value} ...")
+            trial = _try(name, value, _Beside(run, best, first_loss, repeat))
+            trials.append(trial)
+            say(f"  {trial.describe()}")
+            if trial.kept:
+                best = best.changed(name, value)
+        if best != start:
+            say("all that was kept ...")
+            gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
+    except Interrupted as error:
+        if not trials:
+            raise
+        interruption = error
     warnings = [one["warnings"][0] for one in runs if one.get("warnings")]
-    return Tuning(layers, workers, trials, best, gain, warnings, len(runs), hosts)
+    return Tuning(layers, workers, trials, best, gain, warnings, len(runs), hosts, interruption)
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else counted(round(seconds / 60), "minute")
 
 
 @dataclass(frozen=True)

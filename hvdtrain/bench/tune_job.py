@@ -12,6 +12,7 @@ from hvdtrain.bench.launch import (
     worker_command,
     write_specification,
 )
+from hvdtrain.bench.measure import check_rounds
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.sweep import check_slots, limit_of
 from hvdtrain.bench.tune import REPEAT, settings_to_try, tune
@@ -21,6 +22,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
 
 _WORKERS = 2
@@ -35,7 +37,8 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
         say: is called with what is going on.
 
     Raises:
-        UsageError: If no framework is given, or there are fewer cores or slots than workers.
+        UsageError: If no framework is given, there are fewer cores or slots than workers, or the job would
+            be refused.
         EnvironmentFault: If the job fails as it is.
     """
     given = merged(layers)
@@ -43,6 +46,8 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     workers = options.num_proc or _WORKERS
     slots = check_slots((workers,), options.hosts, may_share=False)
+    _, config = settle(layers)  # what is wrong is said before workers are started
+    check_rounds(config)
     hosts = slots if options.hosts else f"localhost:{workers}"
     tries = settings_to_try(workers, installed_build(), given, options.controller, _hosts_of(workers, hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:

@@ -9,6 +9,7 @@ from hvdtrain.bench.result import VERSION
 from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.tune_mpi import variables_of, without_mpi
 from hvdtrain.config import EITHER_OR, Layer
+from hvdtrain.errors import Interrupted
 from hvdtrain.yaml_reader import write_yaml
 
 _ROUNDS = {"compression", "precision"}
@@ -80,6 +81,7 @@ class Tuning:
         warnings: what may have falsified a run, for each of which this is known.
         runs: how many runs there were.
         hosts: the user's hosts and slots; None for this host.
+        interruption: the signal that ended it before all was tried; None if none did.
     """
 
     layers: list[Layer]
@@ -90,11 +92,17 @@ class Tuning:
     warnings: Sequence[str] = ()
     runs: int = 0
     hosts: str | None = None
+    interruption: Interrupted | None = None
 
     @property
     def is_faster(self) -> bool:
         """Whether all that was kept makes the job faster beyond the spread."""
         return self.gain is not None and self.gain.high < 1
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there is a config to write: also what was kept before a signal came."""
+        return self.is_faster or (self.interruption is not None and any(one.kept for one in self.trials))
 
     def to_yaml(self) -> str:
         """Return the job's config with the fields that won."""
@@ -115,11 +123,17 @@ class Tuning:
             lines.append(
                 "note: what changes the curve is not in the file: try it by hand, and compare the curves"
             )
-        if self.gain is None:
+        if self.interruption is not None:
+            lines.append(f"interrupted ({self.interruption}): nothing else was tried")
+            if not self.is_written:
+                return "\n".join([*lines, "nothing of these is kept: no file is written"])
+            lines.append("what was kept did not run together beside the job as it was: check it with bench")
+        elif self.gain is None:
             return "\n".join([*lines, "nothing changes more than the spread: the job stays as it is"])
-        lines.append(f"all that was kept: {self.gain.describe()} of the step of the job as it was")
-        if not self.is_faster:
-            return "\n".join([*lines, "together it gains no more than the spread: no file is written"])
+        else:
+            lines.append(f"all that was kept: {self.gain.describe()} of the step of the job as it was")
+            if not self.is_faster:
+                return "\n".join([*lines, "together it gains no more than the spread: no file is written"])
         if rounding := sorted(_ROUNDS & self.best.fields.keys()):
             lines.append(f"note: {', '.join(rounding)} rounds numbers: compare the curves before you keep it")
         return "\n".join([*lines, f"written to {path}; start the job with:", f"  {self.command(path)}"])
@@ -144,6 +158,7 @@ class Tuning:
             "environment": dict(self.best.environ),
             "controller": self.best.controller,
             "is_faster": self.is_faster,
+            "interrupted": self.interruption is not None,
             "warnings": list(self.warnings),
             "runs": self.runs,
             "trials": [

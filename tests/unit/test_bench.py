@@ -2,9 +2,11 @@
 
 import json
 import math
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.errors import EnvironmentFault, Interrupted, UsageError
 
 
 def test_a_spread_is_the_median_and_the_range():
@@ -174,6 +176,25 @@ def test_a_part_that_is_not_above_the_noise_is_marked(part, said):
     assert ("not above the noise" in text) == said
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (Spread(0.0111, 0.009, 0.012), "11.10 (9.00 to 12.00) ms, 111% of it; not trustworthy"),
+        (Spread(-0.0035, -0.004, 0.001), "-35% of it; not above the noise; not trustworthy"),
+        (Spread(0.01004, 0.01, 0.011), ""),
+        (Spread(-0.00004, -0.001, 0.001), ""),
+    ],
+)
+def test_a_part_that_cannot_be_is_not_trustworthy(part, said):
+    found = replace(RESULT, steps=replace(STEPS, parts={"compute": part}))
+    text, (busy, *others) = found.describe(), found.to_document()["warnings"]
+    assert said in text
+    assert ("not trustworthy" in text) == bool(said)
+    assert busy == "h1 was busy"
+    assert len(others) == bool(said)
+    assert all(one.startswith("computing cannot be more than all of a step") for one in others)
+
+
 def test_one_worker_is_shown_no_waiting_for_others():
     parts = {"compute": Spread(0.01, 0.01, 0.01), "slowest": Spread(0.0, 0.0, 0.0)}
     alone = replace(RESULT, workers=1, steps=replace(STEPS, parts=parts), messages=[])
@@ -202,7 +223,7 @@ def documents(*speeds: float, **others) -> list[dict]:
     told = {
         "task": "digits",
         "device": "PyTorch on the CPU",
-        "step_seconds": spread,
+        "mean_step_seconds": spread,
         "warnings": [],
         **others,
     }
@@ -235,6 +256,13 @@ def test_a_warning_names_the_program_whose_runs_it_is_about():
     assert "warning: ddp, 1 of 2 runs: h1 was busy" in text
     assert "of 2 pairs; fewer than 3 pairs do not tell the spread, but see the warnings" in text
     assert "warning: hvdtrain" not in text
+
+
+def test_a_step_of_a_sweep_has_the_range_of_its_speed():
+    one = documents(100.0, mean_step_seconds=Spread(0.32, 0.25, 0.4).to_dict())
+    assert "320.00 (250.00 to 400.00)" in sweep.Sweep(sweep.swept_counts({1: one})).describe()
+    (row,) = sweep.swept_counts({1: one + documents(90.0)})
+    assert row.step == Spread.of([0.32, 0.01])
 
 
 def test_efficiency_is_relative_to_the_smallest_number_of_workers():
@@ -390,6 +418,7 @@ def test_options_that_contradict_each_other_are_refused(options, said):
     ("options", "said"),
     [
         ({"tune": Path(__file__)}, "it exists"),
+        ({"tune": Path("tuned.txt")}, "whose name must end in .yaml or .yml"),
         ({"json_path": Path("/missing/a.json")}, "there is no folder /missing"),
         ({"json_path": Path("/tmp")}, "/tmp is a folder"),
         ({"picture": Path("/proc/self/a.png")}, "/proc/self/a.png cannot be written"),
@@ -400,15 +429,18 @@ def test_files_that_cannot_be_written_are_refused_early(options, said):
         command.run_bench([], BenchOptions(**options))
 
 
-@pytest.mark.parametrize("is_faster", [False, True])
-def test_a_config_is_written_if_it_is_faster(is_faster, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("interruption", [None, Interrupted(signal.SIGTERM)])
+def test_a_config_is_written_if_it_is_faster(is_written, interruption, tmp_path, monkeypatch):
     found = SimpleNamespace(
-        is_faster=is_faster, to_yaml=lambda: "threads: 1\n", describe=str, to_document=lambda: {"runs": 1}
-    )
+        is_written=is_written, interruption=interruption, to_yaml=lambda: "threads: 1\n", describe=str,
+        to_document=lambda: {"runs": 1},
+    )  # fmt: skip
     monkeypatch.setattr("hvdtrain.bench.tune_job.run_tune", lambda *_: found)
     file, document = tmp_path / "t.yaml", tmp_path / "t.json"
-    command.run_bench([], BenchOptions(tune=file, json_path=document))
-    assert file.exists() == is_faster
+    with pytest.raises(Interrupted) if interruption else nullcontext():
+        command.run_bench([], BenchOptions(tune=file, json_path=document))
+    assert file.exists() == is_written
     assert json.loads(document.read_text()) == {"runs": 1}
 
 

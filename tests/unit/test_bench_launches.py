@@ -33,7 +33,7 @@ class Launches:
         self.told.append(told)
         spread = {"median": 0.01, "low": 0.01, "high": 0.01}
         return {
-            "first_loss": self.loss, "chunk_seconds": spread, "step_seconds": spread,
+            "first_loss": self.loss, "chunk_seconds": spread, "mean_step_seconds": spread,
             "samples_per_second": {"median": 100.0, "low": 100.0, "high": 100.0}, "warnings": ["busy"],
             "task": "digits", "device": "TensorFlow on the CPU", "controller": "MPI", "version": 1,
         }  # fmt: skip

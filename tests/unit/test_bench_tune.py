@@ -1,5 +1,6 @@
 """Tuning: what is tried, what is kept, and what is written."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from hvdtrain.bench.tune import settings_to_try, tune
 from hvdtrain.bench.tuning import Setting, merged
 from hvdtrain.config import Layer
 from hvdtrain.config_layers import resolve
-from hvdtrain.errors import EnvironmentFault
+from hvdtrain.errors import EnvironmentFault, Interrupted
 
 MPI, GLOO = SimpleNamespace(mpi="Open MPI 5.0.11", nccl=False), SimpleNamespace(mpi=None, nccl=False)
 LAYERS = [Layer("job.yaml", {"framework": "torch", "epochs": 3}), Layer("options", {"steps": 50})]
@@ -250,3 +251,54 @@ def test_later_layers_replace_alternatives():
     found = merged(layers)
     assert found == {"task_options": {"x": {"y": 1, "z": 2}}}, "as the job that was measured has it"
     assert resolve([Layer("c", {"framework": "torch"}), *layers]).task_options == found["task_options"]
+
+
+def test_how_long_it_takes_and_each_result_are_said_as_they_come(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(tune_module.time, "monotonic", lambda: now[0])
+    machine, said = Machine({("threads", 1): 0.5}), []
+
+    def measure(setting: Setting) -> dict:
+        now[0] += 10.0
+        return machine(setting)
+
+    tries = [("threads", 1), ("compile", True)]
+    tune(LAYERS, tries, measure, workers=2, start=Setting(), say=said.append)
+    assert said[:3] == [
+        "2 settings to try, each in 3 pairs of runs; first the job as it is ...",
+        "it took 10 s: up to 19 runs take about 3 minutes",
+        "threads 1 ...",
+    ]
+    assert said[3].startswith("  threads 1")
+    assert said[3].endswith("0.50 (0.50 to 0.50)  kept")
+    assert said[5].startswith("  compile True")
+
+
+def interrupted_after(runs: int, machine: Machine):
+    def measure(setting: Setting) -> dict:
+        if len(machine.runs) == runs:
+            raise Interrupted(signal.SIGTERM)
+        return machine(setting)
+
+    return tune(LAYERS, [("threads", 1), ("compile", True)], measure, workers=2, start=Setting())
+
+
+def test_what_was_found_before_a_signal_is_kept():
+    found = interrupted_after(9, Machine({("threads", 1): 0.5}))
+    assert (found.is_written, found.is_faster, len(found.trials)) == (True, False, 1)
+    assert found.interruption.exit_code == 128 + signal.SIGTERM
+    text = found.describe("t.yaml")
+    assert "interrupted (SIGTERM): nothing else was tried" in text
+    assert "what was kept did not run together beside the job as it was" in text
+    assert "written to t.yaml; start the job with:" in text
+    assert found.to_document()["interrupted"] is True
+    assert yaml.safe_load(found.to_yaml())["threads"] == 1
+
+
+def test_a_signal_before_anything_was_kept_leaves_no_file():
+    found = interrupted_after(9, Machine({}))
+    assert not found.is_written
+    assert found.describe("t.yaml").endswith("nothing of these is kept: no file is written")
+    for runs in (0, 3):
+        with pytest.raises(Interrupted):
+            interrupted_after(runs, Machine({}))

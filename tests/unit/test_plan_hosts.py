@@ -71,7 +71,8 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
         assert f"  {title} between hosts" in text
     assert text.count("16 workers: limited by") == 4
-    assert text.count("h1 was busy") == text.count("a note") == 1
+    assert [text.count(f"warning: over {name}: h1 was busy") for name in ("Gloo", "MPI")] == [1, 1]
+    assert text.count("a note") == 1
     document = json.loads(to.read_text())
     assert [one["workers"] for one in document["predictions"]][:: len(MEASURED.ways)] == [2, 4, 8, 16] * 4
     first = document["predictions"][0]
@@ -110,7 +111,7 @@ def test_checks_need_two_numbers_of_workers():
 def test_a_disturbed_measurement_of_half_the_workers_is_said():
     other = replace(RECORD, measured=replace(MEASURED, workers=4, slots=4), warnings=[])
     plan = make_plan([evidence_of(other, RECORD)], PlanOptions(hosts=2))
-    assert "  warning: measurement of 2 workers: h1 was busy" in plan.describe()
+    assert "  warning: over Gloo: measurement of 2 workers: h1 was busy" in plan.describe()
 
 
 def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
@@ -124,7 +125,7 @@ def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
     ("hosts", "slots", "options", "said"),
     [
         (2, 1, PlanOptions(link=()), "sums over the network of 2 hosts do not tell"),
-        (1, 2, PlanOptions(slots=4), "--slots 4: how fast so many workers"),
+        (1, 2, PlanOptions(slots=4), "--slots 4: measured with 2 workers of a host"),
         (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 worker each: there is nothing to predict"),
         (2, 2, PlanOptions(hosts=1), "there is nothing to predict"),
         (2, 4, PlanOptions(slots=2), "2 hosts were measured with 4 workers each"),
@@ -135,6 +136,8 @@ def test_what_a_measurement_does_not_tell_is_refused(hosts, slots, options, said
     with pytest.raises(UsageError, match=said) as error:
         check_cluster(hosts, slots, options)
     assert error.value.everywhere
+    if options.slots == 4:
+        assert error.value.remedy.startswith("Give --slots 1 to 2 or leave it out")
 
 
 def test_links_that_need_large_windows_are_said():
@@ -162,7 +165,7 @@ def test_on_one_host_there_is_one_table(measured):
     result = invoke("--from", str(measured), "--hosts", "1")
     assert result.exit_code == 0, result.output
     assert result.output.count("workers  hosts") == 2  # one for each controller
-    assert "  Gloo, one host\n" in result.output
+    assert "  Gloo, one host; measured on a busy machine, see the warnings\n" in result.output
 
 
 @pytest.mark.parametrize(
@@ -187,8 +190,11 @@ def test_no_more_digits_are_said_than_the_range_supports(spread, said):
 def test_other_files_are_refused(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match="it is not what plan --json writes"):
+    with pytest.raises(UsageError, match="it is not a document that plan --json writes"):
         read_evidence(path)
+    with pytest.raises(UsageError) as error:
+        read_evidence(path)
+    assert "Error" not in str(error.value), "no names of Python"
 
 
 def test_files_of_other_versions_are_refused(measured):
@@ -328,6 +334,7 @@ def test_wrong_options_are_refused_in_words(words, said):
         (PlanOptions(num_proc=2), True, "-np is for jobs that plan launches itself"),
         (PlanOptions(controller="mpi"), True, "--controller is for jobs"),
         (PlanOptions(source=Path("a.json"), num_proc=2), False, "-np is for jobs"),
+        (PlanOptions(source=Path("a.json"), seconds=20.0), False, "--seconds is how long to measure"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, launched, said):
@@ -449,9 +456,18 @@ def test_gpus_count_unless_the_job_computes_on_the_cpu(device, seen, gpus, monke
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--global-batch-size", "64"], "a worker's batch shrinks"), (["--set", "batch_sise=3"], "batch_sise")],
+    [
+        (["--global-batch-size", "64"], "a worker's batch shrinks"),
+        (["--set", "batch_sise=3"], "batch_sise"),
+        (["--compression", "bf16"], "compression bf16 exchanges parts of gradients"),
+        (["--compression", "bf16", "--sync-every", "2"], "sync_every"),
+        (["--task", "task.py:OwnStep"], "the task's own torch_step"),
+    ],
 )
-def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, monkeypatch):
+def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, monkeypatch, tmp_path):
+    own = "class OwnStep:\n    def torch_step(self, model, batch):\n        pass\n"
+    (tmp_path / "task.py").write_text(own)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         predict_launch, "measure_here", mock.Mock(side_effect=AssertionError("workers started"))
     )

@@ -6,10 +6,11 @@ import pytest
 from support.predictions import FAST, MEASURED, SHAPES, WAYS, sure
 
 from hvdtrain.bench.predict import Cluster
-from hvdtrain.bench.predict_advice import advise
+from hvdtrain.bench.predict_advice import Advice, Help, advise
 from hvdtrain.bench.predict_curve import Curve
 from hvdtrain.bench.predict_link import parse_link
 from hvdtrain.bench.predict_ways import low_rank
+from hvdtrain.bench.spread import Spread
 
 SLOW = Cluster(16, 1, parse_link("100mbit"))
 
@@ -93,3 +94,11 @@ def test_what_is_hidden_does_not_limit():
     found = advise(hidden, WAYS[0], Cluster(4, 1, parse_link("1gbit")))
     assert found.limit == "the network's bandwidth"
     assert 0 < found.share < 1
+
+
+def test_gains_are_said_without_exponents_and_once_if_they_are_equal():
+    helps = [Help("a", Spread(9.0, 3.0, 412.0)), Help("b", Spread(1.41, 1.4, 1.42)), Help("c", sure(2e7))]
+    text = "\n".join(Advice("latency", 0.9, helps).describe())
+    assert "a: 3 to 410 times as fast" in text
+    assert "b: 1.4 times as fast" in text
+    assert "c: 20,000,000 times as fast" in text

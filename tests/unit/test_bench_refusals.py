@@ -1,0 +1,120 @@
+"""What bench and plan refuse before they launch anything, and what they say of signals and busy machines."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.predictions import MEASURED, sure
+
+from hvdtrain.bench import against, command, predict_command, sweep, tune_job
+from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench.predict_evidence import evidence_of
+from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench.predict_record import Record, record_from
+from hvdtrain.bench.predict_result import make_plan
+from hvdtrain.bench.spread import Spread
+from hvdtrain.config import Layer
+from hvdtrain.errors import Interrupted, UsageError
+
+COMMANDS = [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}, {}]
+RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6)
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def fails(*_):
+        raise AssertionError("a program was started")
+
+    for module in (against, sweep, tune_job):
+        monkeypatch.setattr(module, "run_program", fails)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
+def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:1")
+    for options in COMMANDS:
+        with pytest.raises(UsageError, match="only training can be an elastic job"):
+            command.run_bench([], BenchOptions(**options))
+    for options in (PlanOptions(), PlanOptions(source=Path("plan.json"))):
+        with pytest.raises(UsageError, match="only training can be an elastic job") as error:
+            predict_command.run_plan([Layer("options", {"framework": "torch"})], options)
+    assert error.value.everywhere
+
+
+@pytest.mark.parametrize("options", COMMANDS[:3])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"compression": "bf16", "sync_every": 2}, "sync_every"),
+        ({"sync_every": 2000}, "bench times whole synchronisations"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, said, nothing_starts):
+    layers = [Layer("options", {"framework": "torch", **values})]
+    with pytest.raises(UsageError, match=said):
+        command.run_bench(layers, BenchOptions(**options))
+
+
+@pytest.mark.parametrize("values", [{"compression": "fp16"}, {"sync_every": 4}])
+def test_what_another_program_does_not_have_is_refused_before_it_starts(values, nothing_starts):
+    layers = [Layer("options", {"framework": "torch", **values})]
+    with pytest.raises(UsageError, match="--against cannot compare equal work"):
+        command.run_bench(layers, BenchOptions(against="ddp"))
+
+
+@pytest.mark.parametrize("error", [Interrupted(signal.SIGINT), KeyboardInterrupt()])
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, capsys):
+    def ends(*_, **__):
+        raise error
+
+    for module in ("sweep", "against", "tune_job"):
+        monkeypatch.setattr(f"hvdtrain.bench.{module}.run_{module.removesuffix('_job')}", ends)
+    monkeypatch.setattr(command, "bench_job", ends)
+    monkeypatch.setattr(predict_command, "_evidence", ends)
+    if rank is not None:
+        monkeypatch.setenv("HOROVOD_RANK", rank)
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+    for options in COMMANDS if rank is None else [{}]:
+        with pytest.raises(type(error)):
+            command.run_bench([], BenchOptions(**options))
+        assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")
+    with pytest.raises(type(error)):
+        predict_command.run_plan([], PlanOptions())
+    assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")
+
+
+def test_the_controller_that_was_disturbed_is_named():
+    over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI"), warnings=["h1 was busy"])
+    options = PlanOptions(hosts=2)
+    lines = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], options).describe().splitlines()
+    assert "  Gloo, 1gbit between hosts" in lines
+    assert "  MPI, 1gbit between hosts; measured on a busy machine, see the warnings" in lines
+    assert [line for line in lines if "h1" in line] == ["  warning: over MPI: h1 was busy"]
+
+
+def test_the_same_computing_that_takes_longer_over_a_controller_is_noted():
+    def notes(seconds: float) -> list[str]:
+        over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI", compute=sure(seconds)))
+        plan = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], PlanOptions(hosts=2))
+        return [note for note in plan.notes if note.startswith("computing took")]
+
+    (note,) = notes(41e-3)
+    assert note.startswith("computing took 20 ms over Gloo and 41 ms over MPI, which are measured one after")
+    assert notes(21e-3) == []
+
+
+def test_parts_that_do_not_fit_the_measured_step_are_said():
+    measured = replace(MEASURED, step=Spread(25e-3, 11.2e-3, 30e-3))
+    evidence = evidence_of(replace(RECORD, measured=measured))
+    plan = make_plan([evidence], PlanOptions(hosts=2))
+    said = (
+        "warning: over Gloo: the shortest steps of the job (11.2 ms) are shorter than what its workers took"
+    )
+    assert plan.describe().count(said) == 1
+    again = evidence_of(record_from(json.loads(json.dumps(evidence.to_document()))))
+    assert again.warnings == evidence.warnings
+    assert evidence_of(RECORD).warnings == []
