@@ -33,8 +33,8 @@ def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
     if options.slots is not None and options.slots > slots:
         known = f"1 to {slots}" if slots > 1 and hosts == 1 else f"{slots}"
         raise UsageError(
-            f"--slots {options.slots}: measured with {counted(slots, 'worker')} of a host, and how fast each "
-            "computes beside more of them is unknown",
+            f"--slots {options.slots}: {counted(slots, 'worker')} of a host are measured here, and how fast "
+            "each computes beside more of them is unknown",
             f"Give --slots {known} or leave it out, or measure with {options.slots} workers of a host.",
             everywhere=True,
         )

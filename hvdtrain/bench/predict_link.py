@@ -73,8 +73,8 @@ def parse_link(text: str) -> Link:
     seconds = float(found[3]) * _SECONDS[found[4].lower()] if found and found[3] else None
     if not 0 < bits <= _MOST_BITS or (seconds is not None and not 0 < seconds <= _MOST_LATENCY):
         raise ValueError(
-            f"{text!r} is not a link such as 1gbit, or 10gbit/50us with its latency: bits a second are "
-            f"given in kbit, mbit or gbit, and a latency, above 0 and up to {_MOST_LATENCY:g} s, in us, ms, s"
+            f"{text!r} is not a link such as 1gbit, or 10gbit/50us with its latency: the units are kbit, "
+            f"mbit and gbit a second, and us, ms and s for a latency above 0, at most {_MOST_LATENCY:g} s"
         )
     latency = USUAL_LATENCY if seconds is None else Spread(seconds, seconds, seconds)
     return Link(text.strip().lower(), bits, latency)

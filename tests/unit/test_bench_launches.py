@@ -1,15 +1,17 @@
 """What bench launches: the programs of a sweep, a comparison and a tuning, with what they are told."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
+import yaml
 
-from hvdtrain.bench import against, sweep, tune_job
+from hvdtrain.bench import against, command, sweep, tune_job
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.worker import layers_from_json, layers_to_json
 from hvdtrain.config import Layer
-from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.errors import ConfigError, Interrupted, UsageError
 
 LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
 
@@ -114,6 +116,32 @@ def test_settings_reach_the_jobs_that_are_tuned(monkeypatch):
     assert changed[1].environ == {"HOROVOD_CYCLE_TIME": "5"}
     assert layers_from_json(launches.told[5][0]["layers"])[2].values == {"threads": 1}
     assert len(launches.told) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_what_a_tuning_has_found(number, monkeypatch, tmp_path, capsys):
+    launches = Launches(monkeypatch, tune_job)
+    run = launches.run
+
+    def interrupted(program, found):
+        if len(launches.programs) == 8:
+            signal.raise_signal(number)
+        values = json.loads(Path(program.commands[0][-1]).read_text())["layers"]
+        seconds = 0.005 if "threads" in str(values) else 0.01
+        return run(program, found) | {"chunk_seconds": {"median": seconds}}
+
+    monkeypatch.setattr(tune_job, "run_program", interrupted)
+    monkeypatch.setattr(tune_job, "settings_to_try", lambda *_: [("threads", 1), ("compile", True)])
+    file, document = tmp_path / "t.yaml", tmp_path / "t.json"
+    with pytest.raises(Interrupted) as error:
+        command.run_bench(LAYERS, BenchOptions(tune=file, json_path=document))
+    assert error.value.exit_code == 128 + number
+    assert yaml.safe_load(file.read_text()) == {"framework": "tf", "batch_size": 8, "threads": 1}
+    found = json.loads(document.read_text())
+    assert (found["interrupted"], [one["kept"] for one in found["trials"]]) == (True, [True])
+    said = capsys.readouterr()
+    assert f"interrupted ({number.name}): nothing else was tried" in said.out
+    assert "nothing was written" not in said.err
 
 
 def test_a_tuning_on_several_hosts_starts_there(monkeypatch, tmp_path):

@@ -125,7 +125,7 @@ def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
     ("hosts", "slots", "options", "said"),
     [
         (2, 1, PlanOptions(link=()), "sums over the network of 2 hosts do not tell"),
-        (1, 2, PlanOptions(slots=4), "--slots 4: measured with 2 workers of a host"),
+        (1, 2, PlanOptions(slots=4), "--slots 4: 2 workers of a host are measured here"),
         (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 worker each: there is nothing to predict"),
         (2, 2, PlanOptions(hosts=1), "there is nothing to predict"),
         (2, 4, PlanOptions(slots=2), "2 hosts were measured with 4 workers each"),
@@ -316,6 +316,7 @@ def test_options_of_the_job_and_of_plan_are_told_apart(handed_on):
     ("words", "said"),
     [
         (["--link", "fast"], "'fast' is not a link such as 1gbit"),
+        (["--link", "1GB/s"], "the units are kbit, mbit and gbit a second, and us, ms and s"),
         (["--hosts", "0"], "0 is not in the range"),
         (["-np", "1"], "1 is not in the range"),
         (["--host", "4"], "No such option '--host'. Did you mean '--hosts'?"),
