@@ -24,23 +24,22 @@ _CHANGES_CURVE = [("compression", f"{LOW_RANK}:4")]  # and is measured, but neve
 
 
 def settings_to_try(
-    workers: int,
+    on_hosts: Sequence[int],
     build: InstalledBuild | None,
     given: Mapping[str, Any],
     controller: str | None = None,
-    hosts: int = 1,
 ) -> list[tuple[str, Any]]:
     """Return names and values of what is tried, in order.
 
     What the job has already is left out, and what means nothing for it.
 
     Args:
-        workers: number of workers.
+        on_hosts: how many workers each host has.
         build: how Horovod was built.
         given: the fields that the user set.
         controller: the user's choice; None for horovodrun's, which is MPI if there is.
-        hosts: on how many hosts the workers are.
     """
+    workers, hosts = sum(on_hosts), len(on_hosts)
     found: list[tuple[str, Any]] = []
     if workers > 1 and build and build.mpi:
         is_open_mpi = build.mpi.startswith("Open MPI")
@@ -56,12 +55,12 @@ def settings_to_try(
     if workers > 1:
         found += [("HOROVOD_CYCLE_TIME", value) for value in (0.2, 5)]
     cores = len(os.sched_getaffinity(0))
-    found += [("threads", count) for count in sorted({1, max(1, cores // workers), cores})]
+    found += [("threads", count) for count in sorted({1, max(1, cores // max(on_hosts)), cores})]
     compression = str(given.get("compression") or "none")
     if workers > 1 and not given.get("sync_every") and not compression.startswith(LOW_RANK):
         found += [("compression", "fp16"), ("compression", "bf16"), *_CHANGES_CURVE]
     found += [("precision", "bf16"), ("compile", True)]
-    now = {**os.environ, "threads": threads_per_worker(workers), **_set_values(given)}
+    now = {**os.environ, "threads": threads_per_worker(max(on_hosts)), **_set_values(given)}
     return [(name, value) for name, value in found if str(now.get(name)) != str(value)]
 
 
@@ -105,7 +104,7 @@ def tune(
         runs.append(measure(setting))
         return runs[-1]
 
-    gain, interruption = None, None
+    gain, interruption, problem = None, None, ""
     most = 1 + 2 * repeat * (len(tries) + 1)
     say(
         f"{counted(len(tries), 'setting')} to try, each in {counted(repeat, 'pair')} of runs; "
@@ -127,13 +126,16 @@ def tune(
                 best = best.changed(name, value)
         if best != start:
             say("all that was kept ...")
-            gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
+            try:
+                gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
+            except EnvironmentFault as error:
+                problem = f"all that was kept was not measured together: {_reason(error)}"
     except Interrupted as error:
         if not trials:
             raise
         interruption = error
     warnings = [one["warnings"][0] for one in runs if one.get("warnings")]
-    return Tuning(layers, workers, trials, best, gain, warnings, len(runs), hosts, interruption)
+    return Tuning(layers, workers, trials, best, gain, warnings, len(runs), hosts, interruption, problem)
 
 
 def _in_words(seconds: float) -> str:
@@ -182,8 +184,12 @@ def _try(name: str, value: Any, beside: _Beside) -> Trial:
     try:
         ratio = beside.ratio_of(beside.other.changed(name, value))
     except EnvironmentFault as error:
-        reason = next((line for line in reversed(error.remedy.splitlines()) if line.strip()), "")
-        return Trial(name, value, None, False, f"not measured: {error.problem}. {reason.strip()}".strip())
+        return Trial(name, value, None, False, f"not measured: {_reason(error)}")
     is_faster = ratio.high < 1 and ratio.median <= 1 - _LEAST_GAIN and beside.repeat > 1
     changes = (name, value) in _CHANGES_CURVE
     return Trial(name, value, ratio, is_faster and not changes, offered=is_faster and changes)
+
+
+def _reason(error: EnvironmentFault) -> str:
+    last = next((line for line in reversed(error.remedy.splitlines()) if line.strip()), "")
+    return f"{error.problem}. {last.strip()}".strip()

@@ -1,7 +1,6 @@
 """Tuning a job: its runs are launched here."""
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 from hvdtrain.bench.launch import (
@@ -24,6 +23,7 @@ from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.words import counted
 
 _WORKERS = 2
 
@@ -44,12 +44,16 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
     given = merged(layers)
     if not given.get("framework"):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
-    workers = options.num_proc or _WORKERS
+    all_slots = sum(host.slots for host in parse_host_list(options.hosts)) if options.hosts else _WORKERS
+    workers = options.num_proc or all_slots
     slots = check_slots((workers,), options.hosts, may_share=False)
     _, config = settle(layers)  # what is wrong is said before workers are started
     check_rounds(config)
     hosts = slots if options.hosts else f"localhost:{workers}"
-    tries = settings_to_try(workers, installed_build(), given, options.controller, _hosts_of(workers, hosts))
+    on_hosts = _filled(workers, hosts)
+    if options.hosts:
+        say(f"{counted(workers, 'worker')} on {counted(len(on_hosts), 'host')}")
+    tries = settings_to_try(on_hosts, installed_build(), given, options.controller)
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
         runs = [0]
 
@@ -78,7 +82,10 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
         )
 
 
-def _hosts_of(workers: int, hosts: str) -> int:
-    """Return on how many hosts workers are, which fill one after the other."""
-    free = accumulate(host.slots for host in parse_host_list(hosts))
-    return 1 + sum(slots < workers for slots in free)
+def _filled(workers: int, hosts: str) -> list[int]:
+    """Return how many workers are on each host that has any: hosts fill one after the other."""
+    found = []
+    for host in parse_host_list(hosts):
+        found.append(min(host.slots, workers))
+        workers -= found[-1]
+    return [count for count in found if count]

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 ALL_REDUCE, SOCKETS = "mpi_allreduce", "mpi_socket_bytes"
-_COLLECTIVES, _TCP = "OMPI_MCA_coll_", "OMPI_MCA_btl_tcp_"
-_FLAT = {f"{_COLLECTIVES}han_priority": "0"}  # below that of coll/tuned
+ALL_REDUCE_VARIABLES, _TCP = "OMPI_MCA_coll_", "OMPI_MCA_btl_tcp_"
+_FLAT = {f"{ALL_REDUCE_VARIABLES}han_priority": "0"}  # below that of coll/tuned
 _SOCKET_BYTES = 2**18
 
 
 def _algorithm(name: str) -> dict[str, str]:
-    chosen = {f"{_COLLECTIVES}tuned_use_dynamic_rules": "1"}
-    return {**_FLAT, **chosen, f"{_COLLECTIVES}tuned_allreduce_algorithm": name}
+    chosen = {f"{ALL_REDUCE_VARIABLES}tuned_use_dynamic_rules": "1"}
+    return {**_FLAT, **chosen, f"{ALL_REDUCE_VARIABLES}tuned_allreduce_algorithm": name}
 
 
 # by the name and the value that are shown: the variables that have it

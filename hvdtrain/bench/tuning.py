@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.bench.result import VERSION
 from hvdtrain.bench.spread import Spread
-from hvdtrain.bench.tune_mpi import variables_of, without_mpi
+from hvdtrain.bench.tune_mpi import ALL_REDUCE_VARIABLES, variables_of, without_mpi
 from hvdtrain.config import EITHER_OR, Layer
 from hvdtrain.errors import Interrupted
 from hvdtrain.yaml_reader import write_yaml
@@ -82,6 +82,7 @@ class Tuning:
         runs: how many runs there were.
         hosts: the user's hosts and slots; None for this host.
         interruption: the signal that ended it before all was tried; None if none did.
+        problem: why all that was kept was not measured together, if it was not.
     """
 
     layers: list[Layer]
@@ -93,6 +94,7 @@ class Tuning:
     runs: int = 0
     hosts: str | None = None
     interruption: Interrupted | None = None
+    problem: str = ""
 
     @property
     def is_faster(self) -> bool:
@@ -102,7 +104,8 @@ class Tuning:
     @property
     def is_written(self) -> bool:
         """Whether there is a config to write: also what was kept before a signal came."""
-        return self.is_faster or (self.interruption is not None and any(one.kept for one in self.trials))
+        is_partial = self.interruption is not None or bool(self.problem)
+        return self.is_faster or (is_partial and any(one.kept for one in self.trials))
 
     def to_yaml(self) -> str:
         """Return the job's config with the fields that won."""
@@ -128,6 +131,8 @@ class Tuning:
             if not self.is_written:
                 return "\n".join([*lines, "nothing of these is kept: no file is written"])
             lines.append("what was kept did not run together beside the job as it was: check it with bench")
+        elif self.problem:
+            lines.append(f"warning: {self.problem}; check it with bench")
         elif self.gain is None:
             return "\n".join([*lines, "nothing changes more than the spread: the job stays as it is"])
         else:
@@ -136,6 +141,10 @@ class Tuning:
                 return "\n".join([*lines, "together it gains no more than the spread: no file is written"])
         if rounding := sorted(_ROUNDS & self.best.fields.keys()):
             lines.append(f"note: {', '.join(rounding)} rounds numbers: compare the curves before you keep it")
+        if any(name.startswith(ALL_REDUCE_VARIABLES) for name in self.best.environ) and self.workers > 2:
+            lines.append(
+                "note: MPI then sums in another order: last bits differ, also if a run is resumed without it"
+            )
         return "\n".join([*lines, f"written to {path}; start the job with:", f"  {self.command(path)}"])
 
     def command(self, path: Any) -> str:

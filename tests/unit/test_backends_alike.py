@@ -25,6 +25,7 @@ OWN_FILES = {
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
+    "torch/all_reduce.py": {"wait_for_all"},  # operations of a TensorFlow graph wait for what they need
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables

@@ -149,17 +149,20 @@ def test_a_tuning_on_several_hosts_starts_there(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def tries(workers, build, given, controller, hosts):
-        asked.append((workers, hosts))
+    def tries(on_hosts, build, given, controller):
+        asked.append(on_hosts)
         return [("mpi_allreduce", "ring")]
 
     monkeypatch.setattr(tune_job, "settings_to_try", tries)
     options = BenchOptions(tune=Path("t.yaml"), repeat=1, num_proc=3, hosts="h1:1,h2:4")
     tune_job.run_tune(LAYERS, options, quiet)
-    assert asked == [(3, 2)]
+    assert asked == [[1, 2]]
     assert all("h1:1,h2:4" in program.commands[0] for program in launches.programs)
     assert launches.programs[1].environ["OMPI_MCA_coll_tuned_allreduce_algorithm"] == "ring"
     assert list(tmp_path.iterdir()) == []
+    said: list[str] = []
+    tune_job.run_tune(LAYERS, BenchOptions(tune=Path("t.yaml"), repeat=1, hosts="h1:1,h2:4"), said.append)
+    assert (asked[1], said[0]) == ([1, 4], "5 workers on 2 hosts"), "all of their slots"
 
 
 def test_no_folder_is_left(monkeypatch, tmp_path):

@@ -74,6 +74,31 @@ def test_a_small_gain_or_a_single_pair_is_not_kept():
     assert not tuned(Machine({("threads", 1): 0.5}), ("threads", 1), repeat=1).trials[0].kept
 
 
+def test_a_last_comparison_that_fails_loses_nothing():
+    machine = Machine({("threads", 1): 0.5})
+
+    def failing(setting):
+        if len(machine.runs) == 1 + 2 * 3:
+            raise EnvironmentFault("the job ended with exit code 3", "Look at its output.")
+        return machine(setting)
+
+    found = tuned(failing, ("threads", 1))
+    assert found.gain is None
+    assert found.is_written
+    text = found.describe("t.yaml")
+    assert "warning: all that was kept was not measured together: the job ended with exit code 3" in text
+    assert "start the job with" in text
+
+
+def test_another_order_of_sums_is_named():
+    ring = ("mpi_allreduce", "ring")
+    values = Setting().changed(*ring).environ.items()
+    for workers, is_named in ((2, False), (3, True)):
+        machine = Machine(dict.fromkeys(values, 0.8))
+        found = tune(LAYERS, [ring], machine, workers=workers, start=Setting(), repeat=2)
+        assert ("MPI then sums in another order" in found.describe("t.yaml")) == is_named
+
+
 def test_what_cannot_run_is_said():
     found = tuned(Machine({("compile", True): None}), ("compile", True), ("threads", 1))
     assert found.trials[0].problem == "not measured: the job ended with exit code 3. Install one."
@@ -106,13 +131,13 @@ def four_cores(monkeypatch):
 
 
 def test_one_worker_has_nothing_to_reduce(four_cores):
-    assert settings_to_try(1, MPI, {}) == [("threads", 1), ("precision", "bf16"), ("compile", True)]
+    assert settings_to_try([1], MPI, {}) == [("threads", 1), ("precision", "bf16"), ("compile", True)]
 
 
 def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
     def values(name: str, has_mpi: bool = True, controller: str | None = None, **given) -> list:
         build = MPI if has_mpi else GLOO
-        return [value for one, value in settings_to_try(2, build, given, controller) if one == name]
+        return [value for one, value in settings_to_try([2], build, given, controller) if one == name]
 
     assert values("controller") == ["gloo"]  # horovodrun takes MPI if there is
     assert values("controller", controller="mpi") == ["gloo"]
@@ -122,6 +147,8 @@ def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
     assert values("threads", threads=4) == [1, 2]
     assert values("threads", threads=None) == [1, 4]
     assert values("compile", compile=True) == []
+    apart = [value for name, value in settings_to_try([1, 1], MPI, {}) if name == "threads"]
+    assert apart == [1], "each has the four cores of its host"
     assert values("HOROVOD_CYCLE_TIME") == [0.2, 5]
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
     assert values("HOROVOD_CYCLE_TIME") == [0.2]
@@ -129,7 +156,7 @@ def test_what_the_job_has_is_not_tried_against_itself(four_cores, monkeypatch):
 
 def test_compressions_that_go_with_the_job_are_tried(four_cores):
     def tried(**given) -> list:
-        return [value for name, value in settings_to_try(2, MPI, given) if name == "compression"]
+        return [value for name, value in settings_to_try([2], MPI, given) if name == "compression"]
 
     assert tried() == tried(compression="none") == ["fp16", "bf16", "powersgd:4"]
     assert tried(compression="fp16") == ["bf16", "powersgd:4"]
@@ -139,7 +166,8 @@ def test_compressions_that_go_with_the_job_are_tried(four_cores):
 
 
 def of_mpi(workers: int, hosts: int = 1, controller: str | None = None, **given) -> list[str]:
-    found = settings_to_try(workers, MPI, given, controller, hosts)
+    on_hosts = [len(range(host, workers, hosts)) for host in range(hosts)]
+    found = settings_to_try(on_hosts, MPI, given, controller)
     return [str(value) for name, value in found if name.startswith("mpi") or name == "controller"]
 
 
@@ -161,9 +189,9 @@ def test_mpi_is_tried_where_it_can_act_and_before_it_is_compared(four_cores, mon
 
 def test_a_tree_of_nccl_is_tried_on_gpus(four_cores):
     nccl = SimpleNamespace(mpi=None, nccl=True)
-    assert ("NCCL_ALGO", "Tree") in settings_to_try(2, nccl, {})
-    assert ("NCCL_ALGO", "Tree") not in settings_to_try(2, nccl, {"device": "cpu"})
-    assert ("NCCL_ALGO", "Tree") not in settings_to_try(1, nccl, {})
+    assert ("NCCL_ALGO", "Tree") in settings_to_try([2], nccl, {})
+    assert ("NCCL_ALGO", "Tree") not in settings_to_try([2], nccl, {"device": "cpu"})
+    assert ("NCCL_ALGO", "Tree") not in settings_to_try([1], nccl, {})
 
 
 def test_what_is_kept_of_mpi_is_in_the_command():
