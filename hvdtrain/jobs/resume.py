@@ -141,6 +141,8 @@ def _find(
     elif not has_ema(state):
         notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
     if config.outer_optimizer != "nesterov":
+        if has_outer(state):
+            notes.append("the momentum of the outer optimizer nesterov is dropped: this job does not use it")
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")

@@ -384,3 +384,23 @@ def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
     assert start(backend, init="run").origin.startswith(said)
     expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])
     np.testing.assert_array_equal(backend.local_state()["model/a/kernel"], expected)
+
+
+OUTER = {"optimizer/outer_momentum/a/kernel": np.full((3, 4), 7, np.float32)}
+
+
+@pytest.mark.parametrize("fields", [{}, {"sync_every": 4}, {"sync_every": 4, "outer_optimizer": "adasum"}])
+def test_a_note_says_that_the_outer_momentum_is_dropped(tmp_path, fields):
+    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **OUTER}, make_record(120))
+    backend = make_backend()
+    found = start(backend, run_dir="run", resume="auto", **fields)
+    assert found.notes == (
+        "the momentum of the outer optimizer nesterov is dropped: this job does not use it",
+    )
+    assert equal(backend.local_state(), make_state(1.0))
+
+
+def test_the_outer_momentum_that_goes_on_needs_no_note(tmp_path):
+    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **OUTER}, make_record(120))
+    fields = {"sync_every": 4, "outer_optimizer": "nesterov"}
+    assert start(make_backend(**OUTER), run_dir="run", resume="auto", **fields).notes == ()
