@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 READING_DATA = "reading data for training step"
 TRAINING = "in training step"
+EVALUATING = "evaluating after step"
+SAVING = "saving after step"
 
 _PHASES = {READING_DATA: 0, TRAINING: 1}  # all else, such as evaluating, comes after the step
 _GRAPH_CALLS = "tensorflow/python/ops/script_ops.py"

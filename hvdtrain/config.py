@@ -372,6 +372,11 @@ class Config(BaseModel):
             raise ValueError(
                 "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
             )
+        if self.profile is not None and self.steps is not None and self.profile.first > self.steps:
+            raise ValueError(
+                f"profile {self.profile} begins after the last step: steps is {self.steps:,}, and the first "
+                "step to record must not be later"
+            )
         self._check_local_steps()
         return self
 

@@ -6,7 +6,7 @@ It owns when things happen and which numbers they happen with; the backend owns 
 import time
 from collections.abc import Callable, Sequence
 
-from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
+from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
@@ -25,7 +25,6 @@ from hvdtrain.step_results import (
 )
 from hvdtrain.training_plan import TrainingPlan
 
-_EVALUATING = "evaluating after step"
 _FIRST_STEPS = 2
 
 
@@ -227,7 +226,7 @@ def _evaluate(session: Session, plan: TrainingPlan, learning_rate: float) -> Non
     """Collective. Evaluate and report; a collective of a callback that fails is put off."""
     skipped = session.skipped.count
     try:
-        with ACTIVITY.during(_EVALUATING, session.state.progress.step):
+        with ACTIVITY.during(EVALUATING, session.state.progress.step):
             session.backend.sync_batch_norm_statistics()
             _evaluate_sets(session, plan, learning_rate)
     except PeerLostError:
@@ -256,7 +255,7 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
     backend, window, partial = session.backend, Window(), None
     with session.eval_feed(plan, name) as feed:
         for batch in backend.to_device(feed):
-            ACTIVITY.enter(_EVALUATING, session.state.progress.step, is_long=True)
+            ACTIVITY.enter(EVALUATING, session.state.progress.step, is_long=True)
             partial = backend.eval_step(batch, partial)
         skipped, _ = feed.take_notes()
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
@@ -271,7 +270,7 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
 
 def save(session: Session) -> None:
     """Collective. Average the moving statistics and save; rank 0 writes, in the background."""
-    with ACTIVITY.during("saving after step", session.state.progress.step):
+    with ACTIVITY.during(SAVING, session.state.progress.step):
         session.backend.sync_batch_norm_statistics()
         session.saver.save(session.backend, session.manifest())
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step

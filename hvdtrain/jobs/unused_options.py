@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hvdtrain.config import Config, Layer
+from hvdtrain.step_window import StepWindow
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.words import counted
 
@@ -166,12 +167,12 @@ def unused_options(
 def notes_on_options(
     config: Config, given: Collection[str], plan: TrainingPlan, *, own_optimizer: bool, has_eval_data: bool
 ) -> list[str]:
-    """Return a note for each option without effect, and for each part of the schedule that is not reached.
+    """Return a note for each option without effect, and for what training does not reach.
 
     The arguments are those of ``unused_options`` and ``unreached_parts``.
     """
     notes = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    return [*notes, *unreached_parts(plan), *plateau_notes(config, plan)]
+    return [*notes, *unreached_parts(plan), *plateau_notes(config, plan), *profile_notes(config, plan)]
 
 
 def unreached_parts(plan: TrainingPlan) -> list[str]:
@@ -209,6 +210,18 @@ def plateau_notes(config: Config, plan: TrainingPlan) -> list[str]:
             f"{goal.metric}, and plateau_patience is {patience}; it must be lower"
         )
     return notes
+
+
+def profile_notes(config: Config, plan: TrainingPlan) -> list[str]:
+    """Return a note if training ends before the last step that is to be recorded."""
+    window = config.profile
+    if window is None or window.last <= plan.steps:
+        return []
+    found = "nothing is recorded"
+    if window.first <= plan.steps:
+        reached = StepWindow(window.first, plan.steps).describe()
+        found = f"{reached} and what is due then are recorded"
+    return [f"profile {window}: training ends after step {plan.steps:,}: {found}"]
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.activity import READING_DATA, TRAINING
+from hvdtrain.activity import EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.profiling.recording import Recording
 from hvdtrain.profiling.self_times import self_seconds
 from hvdtrain.profiling.timeline import Timeline
@@ -43,13 +43,15 @@ class Costs:
         steps: the steps that were recorded.
         workers: the number of workers whose recordings there are.
         seconds: the recorded time, the mean over the workers.
-        costs: the largest first. They do not overlap, so that their shares add up to 1 at most.
+        costs: the largest first. They do not overlap, and their shares add up to 1.
         ready_last: in how many steps each rank was the last to have its gradients; where that was not
             measured, how often Horovod's timeline noted it as the last that was ready to reduce a tensor.
         longest_tensors: the seconds of the operations that took longest in Horovod's timeline, by tensor;
             they overlap with other costs.
         clock_uncertainty_ms: how far times of workers on different hosts are from one another at most.
         problems: what could not be recorded, in words.
+        between: evaluations and saves that lie between the steps, in words, with their seconds, the mean over
+            the workers.
     """
 
     steps: list[int]
@@ -60,6 +62,7 @@ class Costs:
     longest_tensors: dict[str, float] = field(default_factory=dict)
     clock_uncertainty_ms: float = 0.0
     problems: list[str] = field(default_factory=list)
+    between: dict[str, float] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Return the largest costs in words, one a line."""
@@ -68,6 +71,13 @@ class Costs:
         return [
             f"{cost.share:4.0%}  {cost.what}, {1e3 * cost.seconds / per_step:.3g} ms a step" for cost in shown
         ]
+
+    def between_line(self) -> str:
+        """Return which evaluations and saves the recorded time has in it, in words; empty if none."""
+        if not self.between or not self.steps:
+            return ""
+        left_ms = 1e3 * (self.seconds - sum(self.between.values())) / len(self.steps)
+        return f"in it: {' and '.join(self.between)}; without, {left_ms:.3g} ms each"
 
     def values(self) -> dict[str, Any]:
         """Return what ``costs.json`` holds."""
@@ -84,8 +94,9 @@ class Costs:
                     "share": round(cost.share, 6),
                     "ms_per_step": 1e3 * cost.seconds / per_step,
                 }
-                for cost in self.costs[:_KEPT]
+                for cost in self._kept()
             ],
+            "between_steps_ms": {what: 1e3 * seconds for what, seconds in self.between.items()},
             "ready_last": {str(rank): count for rank, count in self.ready_last.items()},
             "longest_tensors_ms_per_step": {
                 tensor: 1e3 * seconds / per_step for tensor, seconds in self.longest_tensors.items()
@@ -93,6 +104,14 @@ class Costs:
             "clock_uncertainty_ms": self.clock_uncertainty_ms,
             "problems": self.problems,
         }
+
+    def _kept(self) -> list[Cost]:
+        """Return the costs of the file: the largest, and the others as one."""
+        kept, others = self.costs[:_KEPT], self.costs[_KEPT:]
+        if not others:
+            return kept
+        seconds, share = sum(cost.seconds for cost in others), sum(cost.share for cost in others)
+        return [*kept, Cost("other", f"the {len(others):,} smallest of these costs", seconds, share)]
 
 
 def find_costs(recordings: Sequence[Recording], timeline: Timeline) -> Costs:
@@ -105,7 +124,7 @@ def find_costs(recordings: Sequence[Recording], timeline: Timeline) -> Costs:
     seconds = statistics.fmean((r.end_ns - r.begin_ns) / 1e9 for r in recordings)
     steps = sorted({step for recording in recordings for step in recording.steps})
     found: dict[tuple[str, str], list[float]] = {}
-    for kind, what, by_rank in (*_phases(recordings), *_in_steps(recordings)):
+    for kind, what, by_rank in (*_phases(recordings), *_in_steps(recordings), _listening(recordings)):
         if any(by_rank):
             found[kind, _with_rank(what, by_rank, recordings)] = by_rank
     costs = [
@@ -123,6 +142,7 @@ def find_costs(recordings: Sequence[Recording], timeline: Timeline) -> Costs:
         clock_uncertainty_ms=max(max(r.before.uncertainty_ns, r.after.uncertainty_ns) for r in recordings)
         / 1e6,
         problems=[problem for recording in recordings for problem in recording.problems],
+        between=_between(recordings),
     )
 
 
@@ -147,6 +167,28 @@ def _phases(recordings: Sequence[Recording]) -> list[CostByRank]:
     return costs
 
 
+def _listening(recordings: Sequence[Recording]) -> CostByRank:
+    """Return the time between what the training thread did, in which the recording itself notes it."""
+    by_rank = [
+        max(0, r.end_ns - r.begin_ns - sum(p.end_ns - p.begin_ns for p in r.phases)) / 1e9 for r in recordings
+    ]
+    return "other", "the recording itself, which notes what begins and ends", by_rank
+
+
+def _between(recordings: Sequence[Recording]) -> dict[str, float]:
+    """Return the evaluations and saves between the recorded steps, in words, and their seconds."""
+    seconds: dict[str, float] = {}
+    for name, what in ((EVALUATING, "the evaluation"), (SAVING, "the save")):
+        found = [p for recording in recordings for p in recording.phases if p.name == name]
+        if not found:
+            continue
+        steps = sorted({phase.step for phase in found})
+        after = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {', '.join(f'{s:,}' for s in steps)}"
+        total = sum(phase.end_ns - phase.begin_ns for phase in found) / 1e9
+        seconds[f"{what if len(steps) == 1 else f'{what}s'} after {after}"] = total / len(recordings)
+    return seconds
+
+
 def _in_steps(recordings: Sequence[Recording]) -> list[CostByRank]:
     """Return what the time in steps consists of: waiting, reducing, operations, and the rest."""
     waits = waits_by_rank(recordings)
@@ -160,6 +202,9 @@ def _in_steps(recordings: Sequence[Recording]) -> list[CostByRank]:
             waiting[wait.last_rank][place] += (wait.all_ready_ns - wait.ready_ns) / 1e9
             reducing[place] += (wait.reduced_ns - wait.all_ready_ns) / 1e9
         waited = sum(by_rank[place] for by_rank in waiting.values()) + reducing[place]
+        if waited > in_steps:  # clocks of two hosts are compared with an error
+            for by_rank in (*waiting.values(), reducing):
+                by_rank[place] *= in_steps / waited
         left = max(0.0, in_steps - waited)
         own = self_seconds(recording)
         total = sum(own.values())

@@ -189,6 +189,8 @@ def _lines(costs: Costs, where: Path | None) -> list[str]:
     each = f", {1e3 * costs.seconds / count:.3g} ms each" if count else ""
     lines = [f"profile of {steps} with {workers}{each}; the largest shares of the workers' time:"]
     lines += [f"  {line}" for line in costs.lines()]
+    if between := costs.between_line():
+        lines.append(f"  {between}")
     if tensor := longest_tensor(costs):
         lines.append(f"  longest in Horovod: {tensor}")
     if where is not None:

@@ -374,6 +374,11 @@ def test_every_offence_is_said_at_once():
             {"framework": "tf", "compile": True, "sync_batch_norm": True},
             "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm",
         ),
+        (
+            {"profile": "30-40", "steps": 20},
+            "profile 30-40 begins after the last step: steps is 20, and the first step to record must not be "
+            "later",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_named(fields, said):

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,11 +16,14 @@ from support.profiles import DAMAGED, MS, check_trace, horovod_events
 
 from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.recording import Busy, Operation, Operations
+from hvdtrain.config import Config
 from hvdtrain.loop import run
 from hvdtrain.profiling.recording import Recording
 from hvdtrain.profiling.step_profile import StepProfile
 from hvdtrain.step_window import StepWindow
-from hvdtrain.training_plan import Progress
+from hvdtrain.training_plan import Progress, TrainingPlan
+
+DIGITS = 1437  # training samples of the default task
 
 
 class FakeRecorder:
@@ -315,3 +320,17 @@ def test_without_a_profile_nothing_of_it_is_loaded():
     loaded = {name for name in eval(found) if name.startswith("hvdtrain")}
     assert loaded == {"hvdtrain.profiling", "hvdtrain.profiling.profile"}
     assert "cProfile" not in found
+
+
+@pytest.mark.parametrize("page", ["profile.md", "speed.md"])
+def test_documented_profiles_have_no_evaluation_in_them(page):
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    found = re.findall(r"horovodrun -np (\d+) .*--steps (\d+) --profile (\S+)", text)
+    assert found
+    for workers, steps, window in found:
+        config = Config(framework="torch", steps=int(steps), profile=window)
+        batch = TrainingPlan.of(config, int(workers), DIGITS).batch.global_batch
+        for number in range(config.profile.first, config.profile.last + 1):
+            assert number < config.steps
+            assert not config.eval_every.due(number, batch * (number - 1), batch * number, DIGITS)
+            assert not config.save_every.due(number, batch * (number - 1), batch * number, DIGITS)

@@ -7,10 +7,11 @@ import pytest
 from support.fakes import on_every_rank
 from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events, recording
 
+from hvdtrain.activity import EVALUATING, READING_DATA, SAVING
 from hvdtrain.backends.recording import KERNEL, Operation
 from hvdtrain.profiling.clocks import ClockOffset, measure_offset, offset_of, to_common
 from hvdtrain.profiling.costs import find_costs
-from hvdtrain.profiling.recording import Recording, file_of, read_recording, write_whole
+from hvdtrain.profiling.recording import Phase, Recording, file_of, read_recording, write_whole
 from hvdtrain.profiling.self_times import self_seconds
 from hvdtrain.profiling.timeline import Timeline, read_timeline
 from hvdtrain.profiling.trace import build_trace
@@ -86,6 +87,42 @@ def test_costs_are_shares_of_all_workers_time():
     assert len(costs.lines()) == 5
     assert costs.values()["step_ms"] == 10
     assert costs.clock_uncertainty_ms == pytest.approx(0.1)
+
+
+def test_costs_add_up_to_all_of_the_time():
+    slow = recording(1, 6)
+    slow.phases[0] = slow.phases[0]._replace(end_ns=slow.phases[0].end_ns - MS // 2)
+    found = shares([recording(0, 6), slow])
+    assert found["the recording itself, which notes what begins and ends (most on rank 1)"] == 0.0125
+    assert sum(found.values()) == pytest.approx(1)
+
+
+def test_costs_add_up_where_clocks_tell_of_waiting_beyond_a_step():
+    ahead = recording(1, 6)
+    ahead.marks = [mark._replace(ready_ns=mark.ready_ns + 9 * MS) for mark in ahead.marks]
+    assert sum(shares([recording(0, 4), ahead]).values()) == pytest.approx(1)
+
+
+def test_costs_of_which_a_file_has_no_line_are_one(monkeypatch):
+    monkeypatch.setattr("hvdtrain.profiling.costs._KEPT", 2)
+    values = find_costs(TWO, Timeline()).values()
+    assert [cost["what"] for cost in values["costs"]][2:] == ["the 4 smallest of these costs"]
+    assert sum(cost["share"] for cost in values["costs"]) == pytest.approx(1)
+
+
+def test_what_lies_between_the_steps_is_said():
+    pair = [recording(0, 6), recording(1, 6)]
+    for one in pair:
+        at = one.phases[2].begin_ns
+        one.phases[2] = Phase(EVALUATING, 20, at, at + MS // 2)
+        one.phases.insert(3, Phase(READING_DATA, 21, at + MS // 2, at + MS))
+    one.phases.insert(3, Phase(SAVING, 20, at + MS // 2, at + MS // 2))
+    costs = find_costs(pair, Timeline())
+    assert costs.between_line() == (
+        "in it: the evaluation after step 20 and the save after step 20; without, 9.75 ms each"
+    )
+    assert costs.values()["between_steps_ms"]["the evaluation after step 20"] == pytest.approx(0.5)
+    assert find_costs(TWO, Timeline()).between_line() == ""
 
 
 def test_a_cost_of_one_worker_names_it():
