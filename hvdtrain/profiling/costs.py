@@ -2,11 +2,13 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.activity import EVALUATING, READING_DATA, SAVING, TRAINING
+from hvdtrain.backends.recording import MESSAGES
+from hvdtrain.profiling.messages import describe_message
 from hvdtrain.profiling.recording import Recording
 from hvdtrain.profiling.self_times import self_seconds
 from hvdtrain.profiling.timeline import Timeline
@@ -48,6 +50,7 @@ class Costs:
             measured, how often Horovod's timeline noted it as the last that was ready to reduce a tensor.
         longest_tensors: the seconds of the operations that took longest in Horovod's timeline, by tensor;
             they overlap with other costs.
+        longest: the first of them in words; empty if there is none.
         clock_uncertainty_ms: how far times of workers on different hosts are from one another at most.
         problems: what could not be recorded, in words.
         between: evaluations and saves that lie between the steps, in words, with their seconds, the mean over
@@ -60,6 +63,7 @@ class Costs:
     costs: list[Cost]
     ready_last: dict[int, int] = field(default_factory=dict)
     longest_tensors: dict[str, float] = field(default_factory=dict)
+    longest: str = ""
     clock_uncertainty_ms: float = 0.0
     problems: list[str] = field(default_factory=list)
     between: dict[str, float] = field(default_factory=dict)
@@ -101,6 +105,7 @@ class Costs:
             "longest_tensors_ms_per_step": {
                 tensor: 1e3 * seconds / per_step for tensor, seconds in self.longest_tensors.items()
             },
+            "longest_in_horovod": self.longest,
             "clock_uncertainty_ms": self.clock_uncertainty_ms,
             "problems": self.problems,
         }
@@ -132,13 +137,15 @@ def find_costs(recordings: Sequence[Recording], timeline: Timeline) -> Costs:
         for (kind, what), by_rank in found.items()
     ]
     waits = waits_by_rank(recordings)
+    tensors = dict(list(timeline.seconds_by_tensor().items())[:SHOWN])
     return Costs(
         steps=steps,
         workers=len(recordings),
         seconds=seconds,
         costs=sorted(costs, key=lambda cost: -cost.seconds),
         ready_last=last_ranks(waits) if any(waits.values()) else timeline.last_ready(),
-        longest_tensors=dict(list(timeline.seconds_by_tensor().items())[:SHOWN]),
+        longest_tensors=tensors,
+        longest=describe_message(next(iter(tensors)), timeline, MESSAGES) if tensors else "",
         clock_uncertainty_ms=max(max(r.before.uncertainty_ns, r.after.uncertainty_ns) for r in recordings)
         / 1e6,
         problems=[problem for recording in recordings for problem in recording.problems],
@@ -233,8 +240,7 @@ def _with_rank(what: str, by_rank: Sequence[float], recordings: Sequence[Recordi
 
 
 def longest_tensor(costs: Costs) -> str:
-    """Return the tensor whose operations took longest, in words; empty if the timeline has none."""
-    found: Mapping[str, float] = costs.longest_tensors
-    for tensor, seconds in found.items():
-        return f"{tensor}, {1e3 * seconds / (len(costs.steps) or 1):.3g} ms a step"
+    """Return what took longest in Horovod, in words; empty if the timeline has nothing."""
+    for seconds in costs.longest_tensors.values():
+        return f"{costs.longest}, {1e3 * seconds / (len(costs.steps) or 1):.3g} ms a step"
     return ""

@@ -141,6 +141,28 @@ def test_tensorflow_sends_no_vector_as_fp16(monkeypatch):
     assert begun == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
 
 
+def test_tensorflow_notes_the_parameters_of_each_message(monkeypatch):
+    """A vector that travels with gradients is none of them."""
+    monkeypatch.setattr(tensorflow_reduction, "MESSAGES", {})
+    monkeypatch.setattr(tensorflow_reduction.hvd, "allreduce", lambda tensor, **_: tensor)
+    variables = {f"v{n}": keras.Variable(np.ones((1 << 18,), np.float32)) for n in range(3)}
+    reducer = tensorflow_reduction.AllReduce(FixedSize(2), overlaps=True)
+    reducer.attach(variables)
+
+    @tf.function
+    def finish():
+        with tf.name_scope("scope"):
+            reducer.finish([tf.ones(1 << 17)] * 3)
+        return reducer.finish_with([tf.ones(1 << 18)] * 3, tf.ones(4))
+
+    finish()
+    assert tensorflow_reduction.MESSAGES == {
+        "scope/hvdtrain.gradients.0": ("v0", "v2"),
+        "hvdtrain.gradients.0": ("v1", "v2"),
+        "hvdtrain.gradients.1": ("v0", "v0"),
+    }
+
+
 def weights_of(*values):
     return {str(place): torch.nn.Parameter(torch.full((2,), value)) for place, value in enumerate(values)}
 

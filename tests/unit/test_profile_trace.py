@@ -10,7 +10,7 @@ from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events,
 from hvdtrain.activity import EVALUATING, READING_DATA, SAVING
 from hvdtrain.backends.recording import KERNEL, Operation
 from hvdtrain.profiling.clocks import ClockOffset, measure_offset, offset_of, to_common
-from hvdtrain.profiling.costs import find_costs
+from hvdtrain.profiling.costs import find_costs, longest_tensor
 from hvdtrain.profiling.recording import Phase, Recording, file_of, read_recording, write_whole
 from hvdtrain.profiling.self_times import self_seconds
 from hvdtrain.profiling.timeline import Timeline, read_timeline
@@ -139,6 +139,45 @@ def test_without_marks_the_timeline_tells_who_was_late():
     assert costs.ready_last == {1: 1}
     assert any("and waiting for other workers" in cost.what for cost in costs.costs)
     assert costs.longest_tensors == {"a": pytest.approx(0.0025)}
+
+
+TORCH, TF = "allreduce.hvdtrain.gradients.conv1/kernel.", "hvdtrain.gradients."
+ENDS = {TORCH.removeprefix("allreduce.") + "0": ("b", "c"), TF + "0": ("b", "c")}
+
+
+def reduced(*tensors: str, shape: str = "[9453, 16]") -> Timeline:
+    spans = []
+    for number, tensor in enumerate(tensors):
+        events = horovod_events(tensor)
+        for event in events:
+            if "dtype" in event.get("args", {}) and shape:
+                event["args"]["shape"] = shape
+            if event["ph"] == "E" and number:
+                event["ts"] -= 100 * number  # the first takes longest
+        spans += read_timeline(events).spans
+    return Timeline(spans)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "shape", "said"),
+    [
+        ([f"{TORCH}0"], "[9453, 16]", "all gradients, which travel together, 605 kB"),
+        ([f"{TF}0"], "[9453, 16]", "all gradients, which travel together, 605 kB"),
+        ([f"{TF}0", "hvdtrain.metrics"], "[250000,  16]", "all gradients, which travel together, 16 MB"),
+        ([f"{TORCH}0", f"{TORCH}1"], "[5]", "the gradients from b to c, 20 B"),
+        ([f"{TF}0", f"{TF}1"], "[5]", "the gradients from b to c, 20 B"),
+        ([f"{TORCH}1", f"{TORCH}0"], "[]", f"gradients ({TORCH}1), 4 B"),
+        ([f"{TF}0", "allgather.hvdtrain.gradient.table"], "", "the gradients from b to c"),
+        (["allreduce.hvdtrain.bf16.conv1/kernel"], "", "gradients as bf16"),
+        (["hvdtrain.metrics"], "[7]", "hvdtrain.metrics, 28 B"),
+    ],
+)
+def test_a_message_of_many_gradients_is_not_called_by_one_of_them(monkeypatch, tensors, shape, said):
+    monkeypatch.setattr("hvdtrain.profiling.costs.MESSAGES", ENDS)
+    costs = find_costs(TWO, reduced(*tensors, shape=shape))
+    assert costs.values()["longest_in_horovod"] == said
+    assert longest_tensor(costs) == f"{said}, 1.25 ms a step"
+    assert longest_tensor(find_costs(TWO, Timeline())) == ""
 
 
 def test_one_worker_waits_for_none():

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.flat import make_buckets
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
@@ -40,9 +41,11 @@ class AllReduce:
         self._fp16 = fp16
         self._scaled = scaled
         self._overlaps = overlaps
+        self._names: list[str] = []
 
     def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Do nothing: the graph begins each all-reduce when it can."""
+        """Keep the names: the graph begins each all-reduce when it can."""
+        self._names = list(parameters)
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sum of each gradient over workers."""
@@ -52,7 +55,9 @@ class AllReduce:
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
         for number, bucket in enumerate(make_buckets(given, overlaps)):
-            sums |= bucket.parted(self._reduce(bucket.joined(given), f"hvdtrain.gradients.{number}"))
+            name = f"hvdtrain.gradients.{number}"
+            self._note_message(name, [int(index) - len(gradients) for index in bucket.names])
+            sums |= bucket.parted(self._reduce(bucket.joined(given), name))
         for name, gradient in given.items():
             if name not in sums:  # its shape is only known when the graph runs
                 sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{name}")
@@ -81,6 +86,13 @@ class AllReduce:
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
+
+    def _note_message(self, name: str, places: Sequence[int]) -> None:
+        """Note which parameters' gradients a message has, by their places from the end: -1 is the last."""
+        named = [self._names[place] for place in sorted(places) if -place <= len(self._names)]
+        if named:  # a vector that travels with them stands before the first
+            scope = tf.compat.v1.get_default_graph().get_name_scope()
+            MESSAGES[f"{scope}/{name}" if scope else name] = named[0], named[-1]
 
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
         # Without a mark of its own, TensorFlow merges the all-reduces of gradients that are equal on

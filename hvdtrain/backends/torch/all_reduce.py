@@ -9,6 +9,7 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
 from hvdtrain.errors import TaskError
@@ -158,6 +159,9 @@ class AllReduce:
         if overlaps is None:
             overlaps = any(parameter.is_cuda for parameter in dense.values())
         self._buckets = make_buckets(dense, overlaps)
+        for number, bucket in enumerate(self._buckets):
+            last, first = next(iter(bucket.parameters)), next(reversed(bucket.parameters))
+            MESSAGES[self._name_of(number)] = first, last
         if vector is not None:
             kind = vector.dtype, vector.device
             carriers = [n for n, b in enumerate(self._buckets) if (b.flat.dtype, b.flat.device) == kind]
@@ -196,7 +200,7 @@ class AllReduce:
         bucket.take_in(gradients)
         if vector is not None:
             bucket.room.copy_(vector)
-        name = f"hvdtrain.gradients.{self._first_name}.{number}"
+        name = self._name_of(number)
         flat = bucket.flat
         if not (self._fp16 and flat.is_floating_point()):
             handle = hvd.allreduce_async_(flat, op=hvd.Sum, name=name)
@@ -210,6 +214,9 @@ class AllReduce:
     @property
     def _first_name(self) -> str:
         return next(iter(self._parameters))
+
+    def _name_of(self, number: int) -> str:
+        return f"hvdtrain.gradients.{self._first_name}.{number}"
 
     def _forget(self) -> None:
         self._begun.clear()
