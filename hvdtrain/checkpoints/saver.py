@@ -198,7 +198,11 @@ class BackgroundSaver(NoSaver):
             state = pending.read()
             self._check_finite(state)
             self._check_folder()
-            path = self._write_with_room(state, manifest)
+            try:
+                path = self._write_with_room(state, manifest)
+            except FileNotFoundError:  # the run directory was moved or removed meanwhile
+                self._check_folder()
+                path = self._write_with_room(state, manifest)
         except Exception as error:
             self._outcome = error
             return

@@ -69,7 +69,7 @@ def name_of(step: int) -> str:
 def write(
     folder: Path, state: PortableState, manifest: Manifest, check: Callable[[], None] = lambda: None
 ) -> Path:
-    """Write a checkpoint into ``folder``, which is made if need be. Atomic: all of it, or nothing.
+    """Write a checkpoint into ``folder``, made if need be in a directory that exists. All or nothing.
 
     Args:
         folder: where checkpoints lie.
@@ -84,7 +84,8 @@ def write(
         OSError: If it cannot be written; nothing of it is left, and older ones are untouched.
     """
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        # a run directory that was removed just now is for its owner to make anew
+        folder.mkdir(exist_ok=True)
         _sync(folder.parent)
     remove_leftovers(folder)
     path = folder / name_of(manifest.step)

@@ -105,6 +105,7 @@ def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choi
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker
+        output.parent.mkdir(parents=True, exist_ok=True)
         made = storage.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None

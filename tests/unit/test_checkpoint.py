@@ -131,8 +131,11 @@ def test_a_checkpoint_is_named_by_its_step(step, name):
     assert storage.name_of(step) == name
 
 
-def test_the_folder_is_made_with_its_parents(tmp_path):
-    assert saved(tmp_path / "run" / "checkpoints").is_dir()
+def test_the_folder_is_made_but_not_a_run_directory_that_is_gone(tmp_path):
+    assert saved(tmp_path / "checkpoints").is_dir()
+    with pytest.raises(FileNotFoundError):
+        saved(tmp_path / "run" / "checkpoints")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_manifest_is_json_with_size_and_checksum_of_the_other_files(tmp_path):

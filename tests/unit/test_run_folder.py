@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvdtrain.checkpoints import saver
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EnvironmentFault, SaveError
 from hvdtrain.jobs.run_lock import LOCK_FILE
@@ -80,6 +81,25 @@ def test_a_run_directory_that_is_removed_is_made_anew_with_all_that_was_logged(t
     assert checkpoints_in(run / "checkpoints")[-1].name == "step-00000020"
     assert (run / LOCK_FILE).stat().st_size > 0
     assert capsys.readouterr().out.count("was removed while training; it is made anew, without") == 1
+
+
+def test_a_run_directory_that_is_removed_just_before_a_checkpoint_is_written(
+    train, tmp_path, monkeypatch, capsys
+):
+    write, run = saver.storage.write, tmp_path / "run"
+
+    def late(*args):
+        monkeypatch.setattr(saver.storage, "write", write)
+        run.rename(tmp_path / "removed")
+        return write(*args)
+
+    monkeypatch.setattr(saver.storage, "write", late)
+    summary = train(**OPTIONS)
+    assert summary.status == "completed"
+    assert len(checkpoints_in(run / "checkpoints")) == 4
+    output = capsys.readouterr().out
+    assert "was removed while training; it is made anew, without" in output
+    assert "cannot write" not in output
 
 
 def test_a_log_that_is_removed_is_made_anew(train, tmp_path, capsys):

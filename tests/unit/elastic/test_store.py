@@ -88,11 +88,11 @@ def test_its_end_ends_who_waits_and_nobody_can_connect(store):
     time.sleep(0.2)
     since = time.monotonic()
     store.close()
-    assert time.monotonic() - since < 0.1
+    assert time.monotonic() - since < 2
     for thread in threads:
         thread.join(5)
     assert len(ends) == 4
-    assert max(ends) - since < 0.5
+    assert max(ends) - since < 2
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", store.port), timeout=1)
 

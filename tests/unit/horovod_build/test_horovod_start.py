@@ -24,9 +24,9 @@ def driver_service(horovod):
     return horovod("horovod.runner.driver.driver_service")
 
 
-def named(driver_service, monkeypatch, capsys, slots, *found) -> str:
+def named(driver_service, monkeypatch, capsys, slots, *found, seconds: float = 0.5) -> str:
     """What is said if these ranks are found, one after the other, and the last of them from then on."""
-    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.5")
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", str(seconds))
     answers = list(found)
     thread = driver_service.name_missing_workers(
         slots, lambda: answers.pop(0) if len(answers) > 1 else answers[0]
@@ -51,7 +51,7 @@ def test_without_known_slots_the_ranks_are_named(driver_service, monkeypatch, ca
 @pytest.mark.parametrize("found", [[{0}, {0, 1, 2, 3}], [{0}, {0, 1}, set()], [{1}, None]], ids=str)
 def test_nothing_is_said_of_workers_that_arrive(driver_service, monkeypatch, capsys, found):
     """The store is emptied when all have met; over MPI, a worker says that they have."""
-    assert named(driver_service, monkeypatch, capsys, SLOTS, *found) == ""
+    assert named(driver_service, monkeypatch, capsys, SLOTS, *found, seconds=8) == ""
 
 
 def wait_for(reports, expected) -> None:
