@@ -21,7 +21,8 @@ _SPEAK_AFTER_SECONDS = 0.5
 _MOST_SECONDS = 4.0
 _REMEDY = (
     "A worker is stopped or starved, still imports, or its host has no connection to the others; horovodrun "
-    "names it.\n  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
+    "names it.\n  Or the hosts have different builds of Horovod: `python -m hvdtrain doctor` compares them.\n"
+    "  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
     "launchers, waits longer."
 )
 

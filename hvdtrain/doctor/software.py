@@ -54,7 +54,7 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
                 for title, name in _PACKAGES.items()
                 if _belongs_to(title, frameworks)
             },
-            "Horovod": build.describe() if build else "",
+            "Horovod": build.identify() if build else "",
             "MPI": mpirun.result(),
         },
         "python": sys.executable,

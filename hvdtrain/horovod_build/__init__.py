@@ -7,13 +7,20 @@ so that the start of a job pays for `require_horovod` alone. See docs/horovod.md
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.horovod_build.installed import InstalledBuild, installed_build, require_horovod
+from hvdtrain.horovod_build.installed import InstalledBuild, check_patches, installed_build, require_horovod
 
 if TYPE_CHECKING:
     from hvdtrain.horovod_build.building import build_horovod
     from hvdtrain.horovod_build.plan import BuildRequest
 
-__all__ = ["BuildRequest", "InstalledBuild", "build_horovod", "installed_build", "require_horovod"]
+__all__ = [
+    "BuildRequest",
+    "InstalledBuild",
+    "build_horovod",
+    "check_patches",
+    "installed_build",
+    "require_horovod",
+]
 
 _HOMES = {"BuildRequest": "plan", "build_horovod": "building"}
 

@@ -18,6 +18,7 @@ from hvdtrain.horovod_build.frameworks import (
     package_folder,
     same_version,
 )
+from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 
 BUILD_COMMAND = "python -m hvdtrain build-horovod"
 
@@ -66,6 +67,15 @@ class InstalledBuild:
         parts += ["Gloo"] if self.gloo else []
         parts += ["NCCL"] if self.nccl else []
         return f"{self.version} for {built_for}; {', '.join(parts)}"
+
+    def identify(self) -> str:
+        """Return ``describe()`` and the digest of the patches: builds that differ in them may not agree."""
+        return f"{self.describe()}; patches {self.patches}" if self.patches else self.describe()
+
+    @property
+    def command(self) -> str:
+        """The command that builds Horovod again, for the same devices."""
+        return BUILD_COMMAND + (" --gpu nccl" if self.nccl else "")
 
     def built_for(self, framework: str) -> str | None:
         """Return the version of "torch" or "tf" that it was built for, or None without that extension."""
@@ -149,21 +159,48 @@ def require_horovod(framework: str) -> InstalledBuild:
             f"Horovod is not installed in this Python environment ({title} {installed.version} is).",
             f"Build and install it (a few minutes, once):\n  {BUILD_COMMAND}",
         )
-    command = BUILD_COMMAND + (" --gpu nccl" if build.nccl else "")
     whose = "" if build.patches else " It is not a build of hvdtrain."
     built_for = build.built_for(framework)
     if built_for is None:
         raise HorovodBuildError(
             f"The installed Horovod ({build.describe()}) has no extension for {title}.{whose}",
-            f"Build it for everything that is installed:\n  {command}",
+            f"Build it for everything that is installed:\n  {build.command}",
         )
     if not same_version(built_for, installed.version):
         raise HorovodBuildError(
             f"The installed Horovod was built for {title} {built_for}, "
             f"but {title} {installed.version} is installed.{whose}",
-            f"Build it again for what is installed:\n  {command}",
+            f"Build it again for what is installed:\n  {build.command}",
         )
     return build
+
+
+def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
+    """Check that a build of hvdtrain has the patches of this hvdtrain. Local: no collective.
+
+    Elastic jobs start Horovod again and again in one process, which some patches mend: with others, workers
+    may crash. A Horovod that hvdtrain did not build has none, and is not checked.
+
+    Args:
+        build: the installed build.
+        elastic: whether the job is elastic.
+
+    Returns:
+        What to tell the user; empty if the patches are the same.
+
+    Raises:
+        HorovodBuildError: If they are others and the job is elastic.
+    """
+    own = patches_digest(horovod_patches())
+    if build.patches in ("", own):
+        return ""
+    found = f"built with patches {build.patches}, and this hvdtrain has patches {own}"
+    if elastic:
+        raise HorovodBuildError(
+            f"The installed Horovod was {found}. In an elastic job its workers may crash.",
+            f"Build it with the patches of this hvdtrain:\n  {build.command}",
+        )
+    return f"the installed Horovod was {found}; build it again: {build.command}"
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:

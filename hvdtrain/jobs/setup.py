@@ -26,7 +26,7 @@ from hvdtrain.errors import (
     UsageError,
 )
 from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.horovod_build import installed_build, require_horovod
+from hvdtrain.horovod_build import check_patches, installed_build, require_horovod
 from hvdtrain.host import environment
 from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
@@ -69,6 +69,7 @@ class JobSpec:
         settings: environment variables that hvdtrain set.
         notes: what to tell the user before training.
         given: the config fields that the user set.
+        build_identity: the Horovod build in the words in which workers compare theirs.
     """
 
     config: Config
@@ -77,6 +78,7 @@ class JobSpec:
     settings: Mapping[str, str]
     notes: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    build_identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,15 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     """
     _join_launch()  # first: the task's code may ask for the rank when it is loaded
     task_class, config = settle(layers, task_class)
-    build = ""
+    notes = _notes_on_task(layers)
+    build = identity = ""
     if FRAMEWORKS[config.framework].horovod:
-        build = require_horovod(config.framework).describe()
+        found = require_horovod(config.framework)
+        build, identity = found.describe(), found.identify()
+        notes += tuple(filter(None, [check_patches(found, elastic=is_elastic())]))
     check_host()
     settings = environment.prepare(stall_timeout=config.stall_timeout)
-    return JobSpec(config, task_class, build, settings, _notes_on_task(layers), given_fields(layers, config))
+    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity)
 
 
 def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
@@ -406,7 +411,7 @@ def model_values(model: ModelInfo) -> dict[str, Any]:
 def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
     """Return what must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
-    versions = {"Python": python, "Horovod": job.build, **versions_with(backend)}
+    versions = {"Python": python, "Horovod": job.build_identity, **versions_with(backend)}
     return {
         **job.config.model_dump(mode="json"),
         **{f"version of {name}": version for name, version in versions.items()},

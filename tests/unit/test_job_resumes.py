@@ -18,11 +18,13 @@ from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
+from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.run_report import RunReport
 
+BUILD = InstalledBuild("0.28.1", "2.13.0", None, None, gloo=True, nccl=False)
 FIELDS = {
     "framework": "torch",
     "task": "small",
@@ -73,7 +75,7 @@ class Learning(FakeBackend):
 def train(tmp_path, monkeypatch):
     """Runs a job in ``tmp_path``; ``at`` holds what happens before a step."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "require_horovod", lambda framework: SimpleNamespace(describe=str))
+    monkeypatch.setattr(opening, "require_horovod", lambda framework: BUILD)
     monkeypatch.setattr(opening.environment, "prepare", dict)
 
     def start(at=None, **fields):

@@ -8,6 +8,8 @@ import pytest
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
+from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
@@ -32,12 +34,14 @@ class Small:
         raise AssertionError("models are built later")
 
 
+def build_with(patches: str) -> InstalledBuild:
+    return InstalledBuild("0.28.1", "2.13.0", None, None, gloo=True, nccl=False, patches=patches)
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """Horovod counts as installed, and nothing is set for it."""
-    monkeypatch.setattr(
-        opening, "require_horovod", lambda framework: SimpleNamespace(describe=lambda: "0.28.1")
-    )
+    monkeypatch.setattr(opening, "require_horovod", lambda framework: build_with(""))
     monkeypatch.setattr(opening.environment, "prepare", lambda **_: {"SET": "1"})
 
 
@@ -134,7 +138,60 @@ def test_what_must_be_equal_on_all_workers_is_stated():
 
 
 def test_build_and_settings_are_kept_for_the_plan():
-    assert (prepared().build, prepared().settings) == ("0.28.1", {"SET": "1"})
+    build = "0.28.1 for torch 2.13.0; not built by hvdtrain"
+    assert (prepared().build, prepared().settings) == (build, {"SET": "1"})
+
+
+OWN_PATCHES = patches_digest(horovod_patches())
+
+
+@pytest.mark.parametrize(
+    ("patches", "notes"),
+    [
+        ("", ()),
+        (OWN_PATCHES, ()),
+        (
+            "e" * 12,
+            (
+                f"the installed Horovod was built with patches {'e' * 12}, and this hvdtrain has patches "
+                f"{OWN_PATCHES}; build it again: python -m hvdtrain build-horovod",
+            ),
+        ),
+    ],
+)
+def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, notes):
+    monkeypatch.setattr(opening, "require_horovod", lambda framework: build_with(patches))
+    assert prepared().notes == notes
+
+
+@pytest.mark.parametrize(("patches", "refused"), [("", False), (OWN_PATCHES, False), ("e" * 12, True)])
+def test_an_elastic_job_is_refused_with_other_patches(monkeypatch, patches, refused):
+    """Its workers would crash at the next change of the workers."""
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "h1:1")
+    monkeypatch.setattr(opening, "require_horovod", lambda framework: build_with(patches))
+    if not refused:
+        assert prepared().notes == ()
+        return
+    with pytest.raises(HorovodBuildError, match=f"built with patches {patches}") as error:
+        prepared()
+    assert (error.value.exit_code, error.value.everywhere) == (3, False)
+    assert error.value.remedy.endswith("\n  python -m hvdtrain build-horovod")
+
+
+def test_workers_compare_the_patches_of_their_horovod(monkeypatch):
+    """The plan's line of Horovod has no digest."""
+    seen = []
+    for patches in ("d" * 12, "e" * 12):
+        monkeypatch.setattr(opening, "require_horovod", lambda framework, found=patches: build_with(found))
+        job = prepared()
+        assert patches not in job.build
+        monkeypatch.setattr(opening, "versions_with", lambda backend: {})
+        seen.append(opening.common_values(job, SimpleNamespace()))
+    differing = {
+        name: [values[name] for values in seen] for name in seen[0] if seen[0][name] != seen[1][name]
+    }
+    build = "0.28.1 for torch 2.13.0; Gloo; patches"
+    assert differing == {"version of Horovod": [f"{build} {'d' * 12}", f"{build} {'e' * 12}"]}
 
 
 def fail(self: object) -> None:

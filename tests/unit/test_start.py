@@ -58,6 +58,7 @@ def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
         "not all of the 4 workers started Horovod within 0.1 s; stopped on this host: rank 2 (process 42)\n"
         in said
     )
+    assert "different builds of Horovod: `python -m hvdtrain doctor` compares them" in said
 
 
 def test_a_start_in_time_is_left_alone(monkeypatch):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from hvdtrain.doctor.software import software_info
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import InstalledBuild, installed_build, require_horovod
+from hvdtrain.horovod_build import InstalledBuild, check_patches, installed_build, require_horovod
 
 TORCH = "2.13.0+cpu"
 TENSORFLOW = "2.21.0"
@@ -22,6 +23,27 @@ def test_a_build_of_ours_is_read_and_described(site):
     assert build.describe() == (
         "0.28.1 for torch 2.13.0+cpu and TensorFlow 2.21.0; MPI (Open MPI 5.0.11), Gloo"
     )
+
+
+def test_builds_with_other_patches_are_told_apart(site):
+    """What hosts and workers compare has the digest; what a user reads of a build has not."""
+    site.ours(extensions=["torch"])
+    build = installed_build()
+    assert build.identify() == f"{build.describe()}; patches {'e' * 12}"
+    assert software_info((), 1.0)["versions"]["Horovod"] == build.identify()
+
+
+def test_a_stock_horovod_is_identified_without_patches(site):
+    site.horovod(extensions=["torch"], pytorch=TORCH)
+    assert installed_build().identify() == installed_build().describe()
+
+
+def test_a_gpu_build_with_other_patches_is_mended_by_a_gpu_build(site):
+    site.ours(have_nccl=True)
+    assert check_patches(installed_build(), elastic=False).endswith("build-horovod --gpu nccl")
+    with pytest.raises(HorovodBuildError) as error:
+        check_patches(installed_build(), elastic=True)
+    assert error.value.remedy.endswith("build-horovod --gpu nccl")
 
 
 def test_a_build_without_an_extension_was_not_built_for_it(site):
