@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
+from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
@@ -79,7 +80,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                     break
             _profile(session, plan, results)
             ACTIVITY.enter(READING_DATA, number + 1)
-    session.profile.end(session.state.progress.step)
+    _end_profile(session)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)
@@ -91,6 +92,18 @@ def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None
     if session.profile.is_due(number) and not plan.is_done(session.state.progress):
         with results.pause_timer():
             session.profile.take(number)
+
+
+def _end_profile(session: Session) -> None:
+    """Collective if steps are being recorded. End the recording: this was the last step.
+
+    Whoever asks to stop may not wait until the trace is written, so the checkpoint is waited for first.
+    """
+    with session.profile:
+        if session.stopped and session.config.profile is not None:
+            with waiting_for_rank_zero(session.backend.workers, "writing the last checkpoint"):
+                session.saver.finish()
+        session.profile.end(session.state.progress.step)
 
 
 def _may_compile(session: Session, plan: TrainingPlan, number: int, first: int) -> bool:
