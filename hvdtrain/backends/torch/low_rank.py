@@ -5,6 +5,7 @@ share is in ``portable/low_rank.py``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -21,6 +22,7 @@ from hvdtrain.backends.portable.low_rank import (
     first_factor,
     matrix_shape,
 )
+from hvdtrain.backends.torch.all_reduce import wait_for_all
 from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.orthonormal import orthonormal
@@ -234,14 +236,7 @@ class LowRank:
             hvd.allreduce_async_(message, op=hvd.Sum, name=f"hvdtrain.low_rank.{what}.{message.dtype}")
             for message in flat
         ]
-        failure = None
-        for handle in handles:  # also after one has failed: Horovod keeps what nobody waited for
-            try:
-                hvd.synchronize(handle)
-            except Exception as error:  # Horovod's own, by any name
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
         if self.clock is not None:
             (self.clock.reduced if is_last else self.clock.resumed)()
         for message, part in zip(flat, by_type.values(), strict=True):
