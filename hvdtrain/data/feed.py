@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.bad_samples import BadSample, Fetch, LocalFetch
-from hvdtrain.data.order import BatchPlan
+from hvdtrain.data.order import BatchPlan, lies_in_warmup
 from hvdtrain.data.read_ahead import read_ahead
 from hvdtrain.task import Arrays
 
@@ -98,7 +98,7 @@ class Shard:
 
     def begins_in_warmup(self, step: int) -> bool:
         """Return whether a step begins in the warm-up; its number is within the range, from 0."""
-        return self.first_sample + step * self.plan.global_batch < self.warmup_samples
+        return lies_in_warmup(self.first_sample + step * self.plan.global_batch, self.warmup_samples)
 
     @cached_property
     def _full(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

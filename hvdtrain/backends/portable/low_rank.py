@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.config import Config
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 
@@ -134,7 +134,7 @@ def describe(
     )
 
 
-def has_warmup(config: Any) -> bool:
+def has_warmup(config: Config) -> bool:
     """Return whether the learning rate has a warm-up, during which gradients are not compressed."""
     steps = config.warmup_steps
     return bool(config.warmup_epochs if steps is None else steps)

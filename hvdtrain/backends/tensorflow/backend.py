@@ -1,7 +1,7 @@
 """TensorFlow / Keras 3 behind the Backend protocol, over ``horovod.tensorflow``.
 
-This folder is the only place that imports tensorflow and keras. ``torch/`` has the same files with the same
-names in the same order.
+Only this folder and ``bench/tensorflow/`` import tensorflow and keras when they are loaded. ``torch/`` has
+the same files with the same names in the same order.
 """
 
 import os

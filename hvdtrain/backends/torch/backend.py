@@ -1,7 +1,7 @@
 """PyTorch behind the Backend protocol, over ``horovod.torch``.
 
-This folder is the only place that imports torch. ``tensorflow/`` has the same files with the same names in
-the same order.
+Only this folder and ``bench/torch/`` import torch when they are loaded. ``tensorflow/`` has the same files
+with the same names in the same order.
 """
 
 import zlib
