@@ -161,3 +161,13 @@ def test_reducers_have_the_methods_of_their_protocol(framework):
         own = methods(found["AllReduce"])[name]
         assert signature(own) == signature(expected)
         assert is_collective(own) == is_collective(expected) == (name == "finish")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_only_low_rank_keeps_something_from_step_to_step(framework):
+    """Its ``state`` is collective; the protocol of all reducers has none, which nobody would call."""
+    classes = {}
+    for file in ("reduction", "all_reduce", "bfloat16", "low_rank"):
+        classes |= definitions(f"{framework}/{file}.py")
+    named = ("GradientReducer", "AllReduce", "BFloat16", "LowRank")
+    assert [name for name in named if {"state", "load"} & set(methods(classes[name]))] == ["LowRank"]

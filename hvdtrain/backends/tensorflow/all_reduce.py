@@ -7,7 +7,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.flat import make_buckets
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -75,13 +74,6 @@ class AllReduce:
             return self.finish(gradients), vector
         vector, *sums = self.finish([vector, *gradients])  # it is the last one of the last bucket
         return sums, vector
-
-    def state(self) -> PortableState:
-        """Return nothing: a sum keeps nothing from step to step."""
-        return {}
-
-    def load(self, state: PortableState) -> None:
-        """Restore nothing."""
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

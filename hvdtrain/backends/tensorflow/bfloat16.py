@@ -10,7 +10,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -57,13 +56,6 @@ class BFloat16:
             for index, part in zip(rounded, parts, strict=True):
                 found[index] = tf.reshape(part, gradients[index].shape)
         return found
-
-    def state(self) -> PortableState:
-        """Return nothing: a sum keeps nothing from step to step."""
-        return {}
-
-    def load(self, state: PortableState) -> None:
-        """Restore nothing."""
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

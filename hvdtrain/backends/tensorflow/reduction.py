@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import has_warmup
 from hvdtrain.backends.tensorflow.all_reduce import AllReduce
 from hvdtrain.backends.tensorflow.bfloat16 import BFloat16
@@ -35,14 +34,6 @@ class GradientReducer(Protocol):
         Args:
             gradients: one for each attached parameter, in the same order, dense.
         """
-        ...
-
-    def state(self) -> PortableState:
-        """Return what the reducer keeps from step to step, such as error feedback; may differ by rank."""
-        ...
-
-    def load(self, state: PortableState) -> None:
-        """Restore what ``state`` returned."""
         ...
 
     def describe(self) -> str:

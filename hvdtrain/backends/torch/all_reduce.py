@@ -8,7 +8,6 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
@@ -109,13 +108,6 @@ class AllReduce:
             finally:
                 hvd.synchronize(handle)
         return self._finish(gradients, vector), vector
-
-    def state(self) -> PortableState:
-        """Return nothing: a sum keeps nothing from step to step."""
-        return {}
-
-    def load(self, state: PortableState) -> None:
-        """Restore nothing."""
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

@@ -9,7 +9,6 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
 
 
@@ -66,13 +65,6 @@ class BFloat16:
             for index, part in zip(rounded, parts, strict=True):
                 found[index] = laid_out_as(self._parameters[index], part.view(gradients[index].shape))
         return found
-
-    def state(self) -> PortableState:
-        """Return nothing: a sum keeps nothing from step to step."""
-        return {}
-
-    def load(self, state: PortableState) -> None:
-        """Restore nothing."""
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import has_warmup
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.bfloat16 import BFloat16
@@ -41,14 +40,6 @@ class GradientReducer(Protocol):
         Args:
             gradients: one for each attached parameter, in the same order.
         """
-        ...
-
-    def state(self) -> PortableState:
-        """Return what the reducer keeps from step to step, such as error feedback; may differ by rank."""
-        ...
-
-    def load(self, state: PortableState) -> None:
-        """Restore what ``state`` returned."""
         ...
 
     def describe(self) -> str:
