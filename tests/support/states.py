@@ -35,7 +35,8 @@ def make_record(step: int = 120, **fields: object) -> Manifest:
 
 
 def saved(folder: Path, step: int = 120, value: float = 1.0, **fields: object) -> Path:
-    """Write a checkpoint; return its directory."""
+    """Write a checkpoint, with the directories that it is in; return its own."""
+    folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(folder, make_state(value), make_record(step, **fields))
 
 

@@ -132,9 +132,9 @@ def test_a_checkpoint_is_named_by_its_step(step, name):
 
 
 def test_the_folder_is_made_but_not_a_run_directory_that_is_gone(tmp_path):
-    assert saved(tmp_path / "checkpoints").is_dir()
+    assert storage.write(tmp_path / "checkpoints", {}, make_record()).is_dir()
     with pytest.raises(FileNotFoundError):
-        saved(tmp_path / "run" / "checkpoints")
+        storage.write(tmp_path / "run" / "checkpoints", {}, make_record())
     assert not (tmp_path / "run").exists()
 
 

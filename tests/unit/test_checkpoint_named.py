@@ -24,7 +24,6 @@ def spoil(path) -> None:
 
 @pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-00000120"])
 def test_a_checkpoint_is_found_by_its_directory_its_folder_or_its_run(tmp_path, named):
-    (tmp_path / "run").mkdir()
     saved(tmp_path / "run" / "checkpoints", 100)
     saved(tmp_path / "run" / "checkpoints", 120)
     assert verification.locate(tmp_path / named).manifest.step == 120

@@ -114,6 +114,7 @@ def init(tmp_path):
     saved(tmp_path / "w" / "checkpoints", 10, 5.0)
     state = {**make_state(5.0), "model/a/bias": np.ones(9, np.float32)}
     averages = {name.replace("model", "ema"): array + 1 for name, array in state.items() if "model" in name}
+    (tmp_path / "other").mkdir()
     storage.write(tmp_path / "other" / "checkpoints", state | averages, make_record(10))
     return tmp_path
 
