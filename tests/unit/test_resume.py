@@ -364,8 +364,13 @@ def test_null_is_no_number():
 AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}
 
 
+def save_state(tmp_path, state) -> None:
+    (tmp_path / "run").mkdir()
+    storage.write(tmp_path / "run" / "checkpoints", state, make_record(120))
+
+
 def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
-    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **AVERAGES}, make_record(120))
+    save_state(tmp_path, {**make_state(1.0), **AVERAGES})
     backend = make_backend()
     assert "ema_decay" not in " ".join(start(backend, run_dir="run", resume="auto").notes)
     assert equal(backend.local_state(), make_state(1.0))
@@ -379,7 +384,7 @@ def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
 
 @pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "EMA weights of")])
 def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
-    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **averages}, make_record(120))
+    save_state(tmp_path, {**make_state(1.0), **averages})
     backend = make_backend(5.0)
     assert start(backend, init="run").origin.startswith(said)
     expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])
@@ -391,7 +396,7 @@ OUTER = {"optimizer/outer_momentum/a/kernel": np.full((3, 4), 7, np.float32)}
 
 @pytest.mark.parametrize("fields", [{}, {"sync_every": 4}, {"sync_every": 4, "outer_optimizer": "adasum"}])
 def test_a_note_says_that_the_outer_momentum_is_dropped(tmp_path, fields):
-    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **OUTER}, make_record(120))
+    save_state(tmp_path, {**make_state(1.0), **OUTER})
     backend = make_backend()
     found = start(backend, run_dir="run", resume="auto", **fields)
     assert found.notes == (
@@ -401,6 +406,6 @@ def test_a_note_says_that_the_outer_momentum_is_dropped(tmp_path, fields):
 
 
 def test_the_outer_momentum_that_goes_on_needs_no_note(tmp_path):
-    storage.write(tmp_path / "run" / "checkpoints", {**make_state(1.0), **OUTER}, make_record(120))
+    save_state(tmp_path, {**make_state(1.0), **OUTER})
     fields = {"sync_every": 4, "outer_optimizer": "nesterov"}
     assert start(make_backend(**OUTER), run_dir="run", resume="auto", **fields).notes == ()
