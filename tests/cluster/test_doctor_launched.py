@@ -8,7 +8,7 @@ import pytest
 from hosts import Cluster
 from support.jobs import CONTROLLERS
 
-SECONDS = 120
+SECONDS = 200
 
 
 @pytest.fixture(scope="module")
