@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 import hvdtrain
-from hvdtrain.bench.options import bench_options, take_options
-from hvdtrain.bench.predict_options import plan_options, take_plan_options
+from hvdtrain.bench.options import BenchOptions, bench_options, take_options
+from hvdtrain.bench.predict_options import PlanOptions, plan_options
 from hvdtrain.cli_options import NULL, ExpandedPath, FieldChoice, JobCommand, OrNull
 from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config_layers import parse_assignments, read_file
@@ -174,7 +174,7 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
     from hvdtrain.bench.command import run_bench
 
-    chosen, fields = take_options(options)
+    chosen, fields = take_options(options, BenchOptions)
     run_bench([*([read_file(config_file)] if config_file else []), *_layers(assignments, fields)], chosen)
 
 
@@ -196,7 +196,7 @@ def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
     from hvdtrain.bench.predict_command import run_plan
 
-    chosen, fields = take_plan_options(options)
+    chosen, fields = take_options(options, PlanOptions)
     run_plan([*([read_file(config_file)] if config_file else []), *_layers(assignments, fields)], chosen)
 
 

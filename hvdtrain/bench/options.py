@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from hvdtrain.cli_options import ExpandedPath
 from hvdtrain.errors import UsageError
 
+Options = TypeVar("Options")  # a dataclass
 AGAINST = ("ddp", "mwms", "plain", "horovod")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
@@ -132,18 +133,27 @@ class BenchOptions:
                 f"--tune {self.tune}: the file is a job's config, whose name must end in .yaml or .yml",
                 f"For example: --tune {self.tune.with_suffix('.yaml')}",
             )
-        for path in (self.json_path, self.picture, self.tune):
-            if path is None:
-                continue
-            if not path.parent.is_dir():
-                raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
-            if path.is_dir():
-                raise UsageError(f"{path} is a folder", "Give the name of a file.")
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise UsageError(f"{path} cannot be written", "Give a file in a folder of yours.")
+        check_writable(self.json_path, self.picture, self.tune)
 
 
-_FIELDS = tuple(field.name for field in fields(BenchOptions))
+def check_writable(*paths: Path | None) -> None:
+    """Check that files can be written.
+
+    Args:
+        paths: the files; None for one that is not asked for.
+
+    Raises:
+        UsageError: If one cannot.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", "Give the name of a file.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written", "Give a file in a folder of yours.")
 
 
 def bench_options(command: Any) -> Any:
@@ -153,10 +163,16 @@ def bench_options(command: Any) -> Any:
     return command
 
 
-def take_options(options: Mapping[str, Any]) -> tuple[BenchOptions, dict[str, Any]]:
-    """Return the options of ``bench``, and the rest, which are fields of the job."""
-    own = {name: options[name] for name in _FIELDS if options[name] is not None}
-    return BenchOptions(**own), {name: value for name, value in options.items() if name not in _FIELDS}
+def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options, dict[str, Any]]:
+    """Return a command's own options, and the rest, which are fields of the job.
+
+    Args:
+        options: the values of all options; None for what is not given.
+        of: the dataclass that has the own options.
+    """
+    names = {field.name for field in fields(of)}  # type: ignore[arg-type]
+    own = {name: options[name] for name in names if options[name] is not None}
+    return of(**own), {name: value for name, value in options.items() if name not in names}
 
 
 _OPTIONS = (

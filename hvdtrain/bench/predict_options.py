@@ -1,13 +1,12 @@
 """The options of the command ``plan``, beside those of a job."""
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hvdtrain.bench.options import check_writable
 from hvdtrain.bench.predict_link import Link, Links, parse_link
 from hvdtrain.cli_options import ExpandedPath
 from hvdtrain.errors import UsageError
@@ -81,18 +80,7 @@ class PlanOptions:
         Raises:
             UsageError: If one cannot be written.
         """
-        for path in (self.json_path, self.picture):
-            if path is None:
-                continue
-            if not path.parent.is_dir():
-                raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
-            if path.is_dir():
-                raise UsageError(f"{path} is a folder", "Give the name of a file.")
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise UsageError(f"{path} cannot be written", "Give a file in a folder of yours.")
-
-
-_FIELDS = tuple(field.name for field in fields(PlanOptions))
+        check_writable(self.json_path, self.picture)
 
 
 def plan_options(command: Any) -> Any:
@@ -100,12 +88,6 @@ def plan_options(command: Any) -> Any:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-def take_plan_options(options: Mapping[str, Any]) -> tuple[PlanOptions, dict[str, Any]]:
-    """Return the options of ``plan``, and the rest, which are fields of the job."""
-    own = {name: options[name] for name in _FIELDS if options[name] is not None}
-    return PlanOptions(**own), {name: value for name, value in options.items() if name not in _FIELDS}
 
 
 _OPTIONS = (

@@ -1,13 +1,11 @@
 """A worker of a job that ``plan`` launches: it measures what a file says, and writes what it found."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.bench.predict_measure import measure_job
-from hvdtrain.bench.worker import layers_from_json
-from hvdtrain.host.output import make_output_tolerant
+from hvdtrain.bench.worker import layers_from_json, run_worker
 
 
 def work(specification: dict[str, Any]) -> None:
@@ -18,16 +16,5 @@ def work(specification: dict[str, Any]) -> None:
         Path(specification["found"]).write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Run a worker, and end it as the command line would."""
-    make_output_tolerant()
-    try:
-        work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except BaseException as error:
-        from hvdtrain.jobs.failures import end_worker
-
-        end_worker(error, debug=False)
-
-
 if __name__ == "__main__":
-    main()
+    run_worker(work)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,12 @@ def work(specification: dict[str, Any]) -> None:
         Path(specification["found"]).write_text(json.dumps(found), encoding="utf-8")
 
 
-def main() -> None:
-    """Run a worker, and end it as the command line would."""
+def run_worker(work: Callable[[dict[str, Any]], None]) -> None:
+    """Do what the file says that the command line names, and end this worker as the command line would.
+
+    Args:
+        work: is given what the file says.
+    """
     make_output_tolerant()
     try:
         work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
@@ -72,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(work)

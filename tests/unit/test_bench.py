@@ -473,7 +473,9 @@ def test_why_there_is_no_other_call_is_said(given, said, monkeypatch):
 
 
 def test_options_that_are_not_given_have_their_defaults():
-    taken, rest = take_options({"seconds": 20.0, "sweep": None, "framework": "torch", **_none_given()})
+    taken, rest = take_options(
+        {"seconds": 20.0, "sweep": None, "framework": "torch", **_none_given()}, BenchOptions
+    )
     assert taken == BenchOptions()
     assert rest == {"framework": "torch"}
 
