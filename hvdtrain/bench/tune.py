@@ -126,10 +126,7 @@ def tune(
                 best = best.changed(name, value)
         if best != start:
             say("all that was kept ...")
-            try:
-                gain = _Beside(run, start, first_loss, repeat).ratio_of(best)
-            except EnvironmentFault as error:
-                problem = f"all that was kept was not measured together: {_reason(error)}"
+            gain, problem = _together(best, _Beside(run, start, first_loss, repeat))
     except Interrupted as error:
         if not trials:
             raise
@@ -188,6 +185,14 @@ def _try(name: str, value: Any, beside: _Beside) -> Trial:
     is_faster = ratio.high < 1 and ratio.median <= 1 - _LEAST_GAIN and beside.repeat > 1
     changes = (name, value) in _CHANGES_CURVE
     return Trial(name, value, ratio, is_faster and not changes, offered=is_faster and changes)
+
+
+def _together(best: Setting, beside: _Beside) -> tuple[Spread | None, str]:
+    """Return the step with all that was kept relative to the job as it was, or why it was not measured."""
+    try:
+        return beside.ratio_of(best), ""
+    except EnvironmentFault as error:
+        return None, f"all that was kept was not measured together: {_reason(error)}"
 
 
 def _reason(error: EnvironmentFault) -> str:
