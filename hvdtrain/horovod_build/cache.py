@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hvdtrain.horovod_build.ownership import exposure
+from hvdtrain.paths import cache_folder
 
 # The number of logs that are kept.
 LOGS_KEPT = 10
@@ -19,10 +19,7 @@ LOGS_KEPT = 10
 
 def default_cache_folder() -> Path:
     """Return $HVDTRAIN_CACHE/horovod if that is set, else hvdtrain/horovod in the user's cache folder."""
-    if os.environ.get("HVDTRAIN_CACHE"):
-        return Path(os.environ["HVDTRAIN_CACHE"]) / "horovod"
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user) / "hvdtrain" / "horovod"
+    return cache_folder() / "horovod"
 
 
 def sha256_of(path: Path) -> str:

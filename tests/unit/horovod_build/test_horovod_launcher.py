@@ -80,13 +80,15 @@ def save(*_):
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(0.05)  # a sleep may miss a signal that comes just before it
 """
 IGNORES = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(0.05)  # a sleep may miss a signal that comes just before it
 """
 
 
@@ -154,7 +156,8 @@ def tell(number, _):
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, tell)
 print("up", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(0.05)  # a sleep may miss a signal that comes just before it
 """
 
 

@@ -85,6 +85,16 @@ def test_a_stranger_gets_and_changes_nothing(server, method, key):
     assert not server.http.finished_list
 
 
+def test_a_scope_is_cleared_when_all_its_workers_have_finished_whatever_finishes_meanwhile(server):
+    server.http.scope_size.update({"local_host": 2, "cross_0": 1})
+    worker = client()
+    for path in ("/local_host/0", "/local_host/1", "/cross_0/0"):
+        server.signed(worker, "PUT", b"address", path)
+    for path in ("/local_host/0", "/cross_0/0", "/local_host/1"):
+        server.signed(worker, "DELETE", path=path)
+    assert not any(server.http.cache.values())
+
+
 def test_a_request_that_is_sent_again_is_refused(server):
     worker = client()
     old = server.signed(worker, "PUT", b"old")[3]
