@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data.blocks import blocks_of
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.order import sample_keys
 from hvdtrain.data.resize import Box, centre_box, resize_array
+from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
@@ -144,6 +146,12 @@ class Augmented:
 
     def __init__(self, source: Any, transforms: Sequence[Transform], name: str = "inputs") -> None:
         self._dataset = as_dataset(source)
+        if isinstance(self._dataset, Stream):
+            raise DataError(
+                "Augmented needs data with an index, and found a stream",
+                "Augment in hvdtrain.stream(..., decode=...).",
+            )
+        self.blocks = blocks_of(self._dataset)
         self._transforms = tuple(transforms)
         self._name = name
 

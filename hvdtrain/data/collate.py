@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data.blocks import blocks_of
 from hvdtrain.data.nesting import flatten, nesting
 from hvdtrain.data.unsupported import type_name
 from hvdtrain.errors import DataError
@@ -17,6 +18,27 @@ PAD_REMEDY = (
     "Resize, crop or pad samples in the data set, or pad each batch: "
     "hvdtrain.as_dataset(data, collate=hvdtrain.pad({'input_ids': 0, 'attention_mask': 0}))."
 )
+
+
+def collated(collate: Collate, samples: list[Any], name: Callable[[Any], Arrays]) -> Arrays:
+    """Return the batch that a user's function makes of samples.
+
+    Args:
+        collate: the function.
+        samples: the samples.
+        name: returns a batch with hvdtrain's names.
+
+    Raises:
+        DataError: If it is no batch of these samples.
+    """
+    arrays = {key: np.asarray(value) for key, value in name(collate(samples)).items()}
+    for key, array in arrays.items():
+        if array.ndim == 0 or len(array) != len(samples):
+            raise DataError(
+                f"collate was given {len(samples)} samples and returned {key!r} of shape {array.shape}",
+                "It must return arrays whose first axis is the samples.",
+            )
+    return arrays
 
 
 class CollatedDataset:
@@ -35,6 +57,7 @@ class CollatedDataset:
         self, source: Any, collate: Collate, name: Callable[[Any], Arrays], notes: tuple[str, ...] = ()
     ) -> None:
         self.notes = notes
+        self.blocks = blocks_of(source)  # the order of training follows from them
         self._columns = flatten(source) if isinstance(source, Mapping) else None
         self._nest = nesting(self._columns or ())
         self._source = source
@@ -63,15 +86,7 @@ class CollatedDataset:
         Raises:
             DataError: If it is no batch of these samples.
         """
-        batch = self._name(self._collate([self._sample(int(index)) for index in indices]))
-        arrays = {name: np.asarray(value) for name, value in batch.items()}
-        for name, array in arrays.items():
-            if array.ndim == 0 or len(array) != len(indices):
-                raise DataError(
-                    f"collate was given {len(indices)} samples and returned {name!r} of shape {array.shape}",
-                    "It must return arrays whose first axis is the samples.",
-                )
-        return arrays
+        return collated(self._collate, [self._sample(int(index)) for index in indices], self._name)
 
     def _sample(self, index: int) -> Any:
         if self._columns is None:

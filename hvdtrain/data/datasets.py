@@ -48,8 +48,11 @@ def as_dataset(
         DataError: If ``source`` is none of these, arrays differ in length, or a key does not exist.
     """
     check_supported(source)
-    names = _new_names(inputs, targets)
-    if hasattr(source, "collated"):
+    names = new_names(inputs, targets)
+    is_stream = hasattr(source, "with_collate")
+    if is_stream:
+        source, collate = source.with_collate(collate), None
+    if hasattr(source, "collated") or is_stream:
         _check_final(source, names, collate)
         return source  # type: ignore[no-any-return]
     if collate is not None:
@@ -83,8 +86,8 @@ def _arrays_of(source: Any, names: Mapping[str, str]) -> tuple[Arrays | None, tu
     return {key: as_array(key, value) for key, value in renamed(source, names).items()}, ()
 
 
-def _new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
-    """Return the names that keys are given."""
+def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
+    """Return the names that keys are given, as ``as_dataset`` has them."""
     if inputs is None or isinstance(inputs, str):
         names = {} if inputs is None else {inputs: "inputs"}
     else:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -204,7 +204,13 @@ class Feed:
     def __init__(
         self, reader: Reader, threads: int, on_bad_sample: Callable[[BadSample], None] = lambda _: None
     ) -> None:
-        self._reads = read_ahead(reader.__getitem__, len(reader), threads)
+        self._begin(read_ahead(reader.__getitem__, len(reader), threads), on_bad_sample)
+
+    def _begin(
+        self, reads: Generator[list[HostBatch], None, None], on_bad_sample: Callable[[BadSample], None]
+    ) -> None:
+        """Take batches from now on."""
+        self._reads = reads
         self._on_bad_sample = on_bad_sample
         self._bad = 0
         self._waited_seconds = 0.0

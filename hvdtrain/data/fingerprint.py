@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.blocks import order_identity
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
 from hvdtrain.wire_types import travels
@@ -32,12 +33,14 @@ class Fingerprint(BaseModel):
         size: number of samples.
         samples: for each key, the digests of the samples at ``probe_indices(size)``; None if a sample could
             not be read.
+        order: what the order of training depends on beside size and seed; empty if on nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     size: int = Field(ge=0, lt=2**63)
     samples: dict[str, list[str | None]] = {}
+    order: str = Field("", max_length=200)
 
     @model_validator(mode="after")
     def _check(self) -> "Fingerprint":
@@ -50,6 +53,11 @@ class Fingerprint(BaseModel):
                 if found is not None and len(_numbers_of(found)) not in (0, 2):
                     raise ValueError(f"{key} has the digest {found[:60]!r}")
         return self
+
+    def of_first_sample(self) -> "Fingerprint":
+        """Return what it is of the first sample alone."""
+        samples = {key: digests[:1] for key, digests in self.samples.items()}
+        return self.model_copy(update={"size": min(self.size, 1), "samples": samples})
 
 
 def probe_indices(size: int) -> list[int]:
@@ -78,6 +86,7 @@ def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS
     return Fingerprint(
         size=len(dataset),
         samples={key: [(digests.get(place) or {}).get(key) for place in range(len(indices))] for key in keys},
+        order=order_identity(dataset),
     )
 
 

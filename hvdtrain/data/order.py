@@ -105,8 +105,12 @@ class ShuffledOrder:
         result = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             inside = epochs == epoch
-            result[inside] = permute(offsets[inside], self.size, self.seed, int(epoch))
+            result[inside] = self._permuted(offsets[inside], int(epoch))
         return result
+
+    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the indices at these offsets of an epoch."""
+        return permute(offsets, self.size, self.seed, epoch)
 
     def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
         """Return the seeds for augmenting these samples, of the shape of ``indices``."""

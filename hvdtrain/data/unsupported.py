@@ -5,8 +5,8 @@ from typing import Any
 from hvdtrain.errors import DataError
 
 _STREAM = (
-    "Streams are not supported: hvdtrain shuffles and shards by index. Give arrays, or an object with "
-    "__len__ and __getitem__ that returns one sample"
+    "It is a stream: wrap it, hvdtrain.stream(data, length=...), or give arrays, or an object with __len__ "
+    "and __getitem__ that returns one sample, which allow more (docs/streams.md)"
 )
 # by package and class, which may be a base class: what to do
 _REMEDIES = {
@@ -17,7 +17,7 @@ _REMEDIES = {
     "datasets.DatasetDict": "It is a set of splits: return one of them, such as data['train']. eval_data() "
     "can return several: hvdtrain.EvalSets(validation=data['validation'], test=data['test']).",
     "datasets.IterableDatasetDict": "Load it without streaming=True and return one of its splits.",
-    "datasets.IterableDataset": f"{_STREAM}: load it without streaming=True.",
+    "datasets.IterableDataset": f"{_STREAM}, or load it without streaming=True.",
     "keras.PyDataset": "Its items are batches. Give its arrays, or an object whose __getitem__ returns one "
     "sample: hvdtrain batches, shuffles and shards it.",
     "tensorflow.DatasetV2": f"{_STREAM}. If it fits in memory: "
@@ -25,6 +25,8 @@ _REMEDIES = {
     "polars.LazyFrame": "Call its .collect().",
     "pyarrow.Table": "Give datasets.Dataset(table), or table.to_pandas().",
 }
+# that give batches, each of which would be taken for a sample
+_BATCHES = ("torch.DataLoader", "keras.PyDataset")
 
 
 def type_name(value: Any) -> str:
@@ -49,9 +51,24 @@ def check_supported(source: Any) -> None:
     """
     remedy = next((_REMEDIES[name] for name in _names(source) if name in _REMEDIES), "")
     if not remedy and hasattr(source, "__next__"):
-        remedy = f"{_STREAM}."
+        remedy = (
+            "It can be passed over only once. Give a list, or a function that returns a new one: "
+            "hvdtrain.stream(make_samples, length=...)."
+        )
     if remedy:
         raise DataError(f"data must be samples that can be indexed; found {type_name(source)}", remedy)
+
+
+def check_no_batches(source: Any) -> None:
+    """Check that what is to be a stream gives samples, as far as its class tells.
+
+    Raises:
+        DataError: If it gives batches: each would be taken for a sample.
+    """
+    if name := next((name for name in _names(source) if name in _BATCHES), None):
+        raise DataError(
+            f"a stream's items are samples; those of {type_name(source)} are batches", _REMEDIES[name]
+        )
 
 
 def check_dense(name: str, value: Any) -> None:

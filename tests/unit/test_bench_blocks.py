@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
 from hvdtrain.bench import job
 from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds

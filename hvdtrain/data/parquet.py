@@ -1,0 +1,211 @@
+"""Parquet files as a data set: read by row group, of which a few are kept decoded."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.data.blocks import Blocks
+from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
+from hvdtrain.data.shard_files import Paths, find_files, is_url, open_file
+from hvdtrain.errors import DataError
+
+_FOOTERS = 16  # that are read at the same time
+_MIXED = 8
+
+
+def open_parquet(
+    paths: Paths,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    decode: Decode | None = None,
+    shuffle_blocks: int = _MIXED,
+) -> IndexedDataset:
+    """Return the rows of Parquet files as a data set, which is read by row group.
+
+    Row groups are shuffled in each epoch, and rows within ``shuffle_blocks`` of them, so that only few row
+    groups are in memory. Each row comes once per epoch; the order depends on the seed and the files alone.
+
+    Args:
+        paths: files, folders, patterns or URLs; see docs/streams.md.
+        inputs: the column that the model is given, or several.
+        targets: the column that the loss compares with.
+        columns: the columns to read; all by default.
+        decode: a function that makes a sample of a row, which is a dict. Without it, columns of numbers are
+            used and others left out.
+        shuffle_blocks: row groups that are shuffled together; twice as many may be in memory.
+
+    Raises:
+        DataError: If the files cannot be used.
+    """
+    if shuffle_blocks < 1:
+        raise DataError(f"shuffle_blocks must be 1 or more, found {shuffle_blocks}")
+    names = list(columns) if columns is not None else None
+    return IndexedDataset(
+        ParquetRows(find_files(paths, ".parquet"), names, shuffle_blocks), inputs, targets, decode
+    )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row group: its file, its number there, and its rows."""
+
+    path: str
+    number: int
+    rows: int
+
+
+class ParquetRows(Divided):
+    """The rows of Parquet files.
+
+    Args:
+        paths: the files.
+        columns: the columns to read; None for all.
+        mixed: row groups that are shuffled together.
+
+    Raises:
+        DataError: If a file cannot be read, or its columns differ from those of the first.
+    """
+
+    def __init__(self, paths: Sequence[str], columns: list[str] | None, mixed: int) -> None:
+        with ThreadPoolExecutor(_FOOTERS) as pool:
+            footers = list(pool.map(_footer, paths))
+        first = footers[0][1]
+        for path, (_, found) in zip(paths, footers, strict=True):
+            if found != first:
+                raise DataError(
+                    f"{path} has the columns {_in_words(found)}, and {paths[0]} has {_in_words(first)}",
+                    "Files of one data set have the same columns with the same types.",
+                )
+        known = [name for name, _ in first]
+        if lost := next((name for name in columns or () if name not in known), None):
+            raise DataError(f"{paths[0]} has no column {lost!r}; it has {', '.join(known)}")
+        self._columns = columns
+        self._groups = [group for groups, _ in footers for group in groups if group.rows]
+        super().__init__((group.rows for group in self._groups), "rows")
+        self.blocks = Blocks(tuple(group.rows for group in self._groups), mixed) if self._groups else None
+        self._kept = _Kept(2 * mixed)
+
+    def describe(self, index: int) -> str:
+        """Return where a row lies."""
+        group, row = self._place(index)
+        return f"row {row} of row group {self._groups[group].number} of {self._groups[group].path}"
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several rows."""
+        rows = []
+        for index in indices:
+            group, row = self._place(index)
+            decoded = self._kept.get(group, lambda group=group: self._decoded(group))
+            rows.append({name: values[row] for name, values in decoded.items()})
+        return rows
+
+    def _decoded(self, number: int) -> dict[str, Any]:
+        """Return the columns of a row group, each as an array or a list of its values."""
+        import pyarrow.parquet as pq
+
+        group = self._groups[number]
+        where = f"row group {group.number} of {group.path}"
+        try:
+            with open_file(group.path) as file:
+                table = pq.ParquetFile(file).read_row_group(group.number, columns=self._columns)
+        except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more for damaged files
+            raise DataError(f"{where} cannot be read: {error}") from error
+        if table.num_rows != group.rows:
+            raise DataError(f"{where} has {table.num_rows:,} rows; it had {group.rows:,} when the job began")
+        return {
+            name: _values(column.combine_chunks(), f"column {name!r} in {where}")
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+
+
+class _Kept:
+    """The row groups that were decoded last; a thread waits if another one decodes what it needs."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return _Kept, (self._most,)
+
+    def get(self, number: int, decode: Any) -> dict[str, Any]:
+        with self._lock:
+            found = self._found.pop(number, None)
+            is_first = found is None
+            future = Future() if found is None else found
+            self._found[number] = future  # the newest stands last
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+        if is_first:
+            try:
+                future.set_result(decode())
+            except BaseException as error:
+                future.set_exception(error)
+                with self._lock:
+                    self._found.pop(number, None)  # another reading may succeed
+        return future.result()
+
+
+def _in_words(columns: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in columns)
+
+
+def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
+    """Return a file's row groups, and its columns with their types."""
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(f"{path} needs pyarrow", "pip install 'hvdtrain[parquet]'") from None
+    try:
+        with open_file(path) as file:
+            found = pq.ParquetFile(file)
+            rows = [found.metadata.row_group(k).num_rows for k in range(found.metadata.num_row_groups)]
+            columns = [(field.name, str(field.type)) for field in found.schema_arrow]
+    except Exception as error:
+        kind = "" if is_url(path) else " is damaged or no Parquet file"
+        raise DataError(f"{path}{kind or ' cannot be read'}: {error}") from error
+    return [_Group(path, number, count) for number, count in enumerate(rows)], columns
+
+
+def _values(column: Any, where: str) -> Any:
+    """Return a column of pyarrow as an array, or as a list of Python's values if it holds no numbers.
+
+    Raises:
+        DataError: If a value is missing: as a number it would be NaN, or turn integers into fractions.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if column.null_count and (is_list or is_number):
+        raise DataError(
+            f"{where} has {column.null_count:,} missing values",
+            "Fill in or drop rows with missing values, or leave the column out: columns=[...].",
+        )
+    if is_number:
+        return column.to_numpy(zero_copy_only=False)
+    if is_list:
+        return _lists(_values(column.flatten(), where), column)
+    return column.to_pylist()
+
+
+def _lists(values: Any, column: Any) -> Any:
+    """Return lists as one array if they have one length, and as a list of their values otherwise."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(lengths)
+    if isinstance(values, np.ndarray) and len(set(lengths.tolist())) == 1:
+        shaped: NDArray[Any] = values.reshape(len(lengths), int(lengths[0]), *values.shape[1:])
+        return shaped
+    return [values[end - length : end] for length, end in zip(lengths, ends, strict=True)]

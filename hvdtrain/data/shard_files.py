@@ -1,0 +1,228 @@
+"""The files that a data set lies in, on this host or at a URL: finding them, and reading parts of them."""
+
+import fcntl
+import glob
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from uuid import uuid4
+
+from hvdtrain.errors import DataError
+
+Paths = str | Path | Sequence[str | Path]
+
+_EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
+_OPEN_FILES = 64
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is the URL of an object store or another file system of fsspec."""
+    return "://" in path
+
+
+def find_files(paths: Paths, suffix: str) -> list[str]:
+    """Return the files that a user names, each with its whole path or URL.
+
+    Args:
+        paths: a path or URL, or several: of a file, of a folder whose files with the suffix are meant, or a
+            pattern with ``*`` or with braces, such as ``train-{000..127}.tar``.
+        suffix: how the files' names end, such as ".tar".
+
+    Raises:
+        DataError: If there are none, or a file is named twice.
+    """
+    named = [paths] if isinstance(paths, str | Path) else list(paths)
+    found = [file for one in named for text in expand_braces(str(one)) for file in _matches(text, suffix)]
+    if not found:
+        raise DataError(f"there are no {suffix} files at {', '.join(map(str, named)) or 'an empty list'}")
+    if len(set(found)) < len(found):
+        twice = next(file for place, file in enumerate(found) if file in found[:place])
+        raise DataError(f"{twice} is named twice", "Each sample comes once per epoch: name each file once.")
+    return found
+
+
+def expand_braces(text: str) -> list[str]:
+    """Return the texts that one with braces stands for: ``a-{00..02}.tar``, ``{train,extra}.tar``."""
+    match = _BRACES.search(text)
+    if match is None:
+        return [text]
+    numbers = _RANGE.fullmatch(match[1])
+    if numbers:
+        width = len(numbers[1])
+        parts = [f"{number:0{width}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+    else:
+        parts = match[1].split(",")
+    before, after = text[: match.start()], text[match.end() :]
+    return [one for part in parts for one in expand_braces(f"{before}{part}{after}")]
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        DataError: If the package for it is not installed, or it cannot be reached.
+    """
+    extra = _EXTRAS.get(url.partition("://")[0])
+    remedy = f"pip install 'hvdtrain[{extra}]'" if extra else "Install the package that it needs."
+    try:
+        from fsspec.core import url_to_fs
+
+        return cast(tuple[Any, str], url_to_fs(url))
+    except ImportError as error:
+        raise DataError(f"{url} cannot be opened: {error}", remedy) from None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{url} cannot be opened: {error}") from None
+
+
+def _matches(path: str, suffix: str) -> list[str]:
+    """Return the files that a path or URL without braces names, sorted."""
+    if is_url(path):
+        system, inside = file_system(path)
+        if any(sign in inside for sign in "*?["):
+            return sorted(system.unstrip_protocol(found) for found in system.glob(inside))
+        if not inside.endswith(suffix) and system.isdir(inside):
+            return sorted(system.unstrip_protocol(found) for found in system.glob(f"{inside}/*{suffix}"))
+        return [path]
+    path = os.path.expanduser(path)
+    if os.path.isdir(path) and not path.endswith(suffix):
+        path = os.path.join(glob.escape(path), f"*{suffix}")
+    if any(sign in path for sign in "*?[") and not os.path.exists(path):
+        return [os.path.abspath(found) for found in sorted(glob.glob(path, recursive=True))]
+    if not os.path.isfile(path):
+        raise DataError(f"{path} does not exist (looked in {os.getcwd()})")
+    return [os.path.abspath(path)]
+
+
+def open_file(path: str) -> BinaryIO:
+    """Return a file or an object of a store, opened to be read."""
+    if not is_url(path):
+        return open(path, "rb")
+    system, inside = file_system(path)
+    return cast(BinaryIO, system.open(inside, "rb"))
+
+
+def size_of(path: str) -> int:
+    """Return how many bytes a file or an object of a store has."""
+    if not is_url(path):
+        return os.stat(path).st_size
+    system, inside = file_system(path)
+    return int(system.size(inside))
+
+
+def version_of(path: str) -> str:
+    """Return a text that changes when a file does: its size and when it was changed, or the store's tag."""
+    if is_url(path):
+        system, inside = file_system(path)
+        return f"{system.size(inside)} {system.ukey(inside)}"
+    found = os.stat(path)
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Return a context in which no other process of this host has the lock; False if none can be had."""
+    with ExitStack() as opened:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX)
+            has_lock = True
+        except OSError:  # no permission, or a file system without locks
+            has_lock = False
+        yield has_lock
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Return a context with the path of a file that takes another one's place at the end, if nothing fails.
+
+    Its name is like no other's: containers that share a folder may have one number for their processes.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class RangeReader:
+    """Reads parts of files; any number of threads may use one. Pickled, it opens its files anew."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return RangeReader, ()
+
+    def read(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return parts of files: those of a store are fetched at the same time.
+
+        Args:
+            parts: of each part, the file, its first byte and the number of bytes.
+
+        Raises:
+            DataError: If a file is shorter than it was, or cannot be read.
+        """
+        found = [b""] * len(parts)
+        by_store: dict[str, list[int]] = {}
+        for place, (path, _, _) in enumerate(parts):
+            by_store.setdefault(path.partition("://")[0] if is_url(path) else "", []).append(place)
+        for store, places in by_store.items():
+            some = [parts[place] for place in places]
+            try:
+                read = self._fetch(some) if store else [self._read(*part) for part in some]
+            except OSError as error:
+                raise DataError(f"{some[0][0]} cannot be read: {error}") from error
+            for place, data in zip(places, read, strict=True):
+                found[place] = data
+        for (path, first, length), data in zip(parts, found, strict=True):
+            if len(data) != length:
+                raise DataError(
+                    f"{path} ends before byte {first + length:,}: it has changed since the job began"
+                )
+        return found
+
+    def _fetch(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        system, _ = file_system(parts[0][0])
+        paths = [system._strip_protocol(path) for path, _, _ in parts]
+        starts, ends = [first for _, first, _ in parts], [first + length for _, first, length in parts]
+        return cast(list[bytes], system.cat_ranges(paths, starts, ends, on_error="raise"))
+
+    def _read(self, path: str, first: int, length: int) -> bytes:
+        with self._lock:
+            file = self._open.pop(path, None) or _Open(path)
+            self._open[path] = file  # the newest stands last
+            if len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        return file.read(first, length)
+
+
+class _Open:
+    """A file that is open while anybody holds this object: a thread may still read one that was let go."""
+
+    def __init__(self, path: str) -> None:
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it could not be opened
+            os.close(self._number)
+
+    def read(self, first: int, length: int) -> bytes:
+        parts = []
+        while length > 0 and (part := os.pread(self._number, length, first)):
+            parts.append(part)
+            first, length = first + len(part), length - len(part)
+        return b"".join(parts)

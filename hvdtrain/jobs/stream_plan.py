@@ -1,0 +1,149 @@
+"""What a job needs of data that are streams, and what the plan promises of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
+from hvdtrain.data.stream import Stream
+from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.schedule import Cadence
+from hvdtrain.session import Session
+from hvdtrain.words import counted
+
+_INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
+
+
+def check_streams(config: Config, workers: Workers, train_data: Any, eval_data: Any) -> None:
+    """Check that a job can be done with the streams among its data. Local: no collective.
+
+    Raises:
+        ConfigError: If it needs an index or a length that a stream does not have.
+    """
+    data = {TRAINING_DATA: train_data, **{set_words(name): one for name, one in sets_of(eval_data).items()}}
+    streams = {words: one for words, one in data.items() if isinstance(one, Stream)}
+    if not streams:
+        return
+    words = next(iter(streams))
+    if workers.is_elastic:
+        raise _refused(f"the {words} is a stream, which an elastic job cannot read: its place in each shard "
+                       "depends on a fixed number of workers", _INDEXED)  # fmt: skip
+    if config.on_bad_sample == "skip":
+        raise _refused(f"on_bad_sample skip: the {words} is a stream, and the sample after it is not known",
+                       "Leave the samples out in the source, or leave on_bad_sample out.")  # fmt: skip
+    stream = streams.get(TRAINING_DATA)
+    if stream is None:
+        return
+    if config.sync_every is not None:
+        raise _refused("sync_every: local steps need an index, and the training data is a stream", _INDEXED)
+    if stream.length is None:
+        _check_unknown_length(config)
+
+
+def check_not_a_stream(dataset: Any, doing: str) -> None:
+    """Check that data has an index.
+
+    Raises:
+        UsageError: If it is a stream.
+    """
+    if any(isinstance(one, Stream) for one in sets_of(dataset).values()):
+        raise UsageError(f"{doing} needs data with an index, and found a stream", _INDEXED, everywhere=True)
+
+
+def _check_unknown_length(config: Config) -> None:
+    """Check that nothing is counted in epochs."""
+    remedy = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
+    if config.steps is None:
+        raise _refused(
+            "the training data is a stream whose length is not declared, so there are no epochs",
+            f"{remedy}, or give --steps.",
+        )
+    in_epochs = {
+        "warmup_epochs": bool(config.warmup_epochs) and config.warmup_steps is None,
+        "lr_step_epochs": config.lr_schedule == "step",
+        "lr_cycle_epochs": config.lr_schedule == "cyclic",
+    }
+    if found := next((field for field, is_used in in_epochs.items() if is_used), None):
+        raise _refused(f"{found}: the training data is a stream whose length is not declared", f"{remedy}.")
+
+
+def _refused(problem: str, remedy: str) -> ConfigError:
+    return ConfigError(problem, remedy, everywhere=True)
+
+
+def promises(session: Session, before: Manifest | None) -> str:
+    """Return which promises hold for the training data if it is a stream; empty if it is none.
+
+    Args:
+        session: the run.
+        before: of the checkpoint that the run continues from, if it does.
+    """
+    stream, config = session.train_data, session.config
+    if not isinstance(stream, Stream):
+        return ""
+    workers = session.backend.workers.size
+    parts = _lost_promise(stream, before, config, workers)
+    parts.append("each sample once per pass if each pass over the source gives the same")
+    if stream.is_dealt(workers):
+        parts.append(
+            f"{counted(stream.shards, 'shard')} are dealt to {workers} workers, and those whose shards end "
+            "first are padded with weight 0; the curve depends on the number of workers"
+        )
+    elif workers > 1:
+        why = f"has {counted(stream.shards, 'shard')}" if stream.shards else "cannot be divided"
+        parts.append(
+            f"every worker reads all of it, since it {why}, and keeps its part of each step; the order is "
+            "the same with any number of workers"
+        )
+    buffer = stream.shuffle_buffer
+    parts.append(f"shuffled within {counted(buffer, 'sample')}" if buffer else "not shuffled")
+    parts.append("resumed by reading again what was consumed")
+    if stream.length is None:
+        late = [name for name in ("save_every", "eval_every") if _goes_by_epochs(getattr(config, name))]
+        also = f": give {' and '.join(late)} in steps" if late else ""
+        parts.append(f"no length declared: what is due by epochs is due at the end{also}")
+    return "; ".join(parts)
+
+
+def _goes_by_epochs(cadence: Cadence | None) -> bool:
+    return cadence is not None and cadence.unit == "epochs"
+
+
+def _lost_promise(stream: Stream, before: Manifest | None, config: Config, workers: int) -> list[str]:
+    """Return a warning if a run goes on with shards that are dealt otherwise than before."""
+    if before is None or not (stream.is_dealt(before.workers) or stream.is_dealt(workers)):
+        return []
+    batch, last = _global_batch(config.model_dump(), workers), _global_batch(before.config, before.workers)
+    if (workers, batch) == (before.workers, last):
+        return []
+    return [
+        f"warning: resumed on {counted(workers, 'worker')} with a global batch of {batch} after "
+        f"{before.workers} with {last}: of the pass that was begun, some samples may come twice, some never"
+    ]
+
+
+def _global_batch(config: Mapping[str, Any], workers: int) -> int:
+    total = config.get("global_batch_size")
+    return int(total or workers * int(config.get("batch_size") or 0) * int(config.get("accumulate") or 1))
+
+
+def is_dealt(session: Session) -> bool:
+    """Return whether the training data are a stream whose shards are dealt to the workers."""
+    data = session.train_data
+    return isinstance(data, Stream) and data.is_dealt(session.backend.workers.size)
+
+
+def known_size(dataset: Any) -> int | None:
+    """Return the number of samples of a data set; of a stream what was declared or counted, or None."""
+    if isinstance(dataset, Stream):
+        return dataset.length or dataset.seen
+    return len(dataset)
+
+
+def notes_on_streams(config: Config, data: Mapping[str, Any]) -> list[str]:
+    """Return what to tell the user of options that have no effect on streams."""
+    if config.read_workers and any(isinstance(one, Stream) for one in data.values()):
+        return ["read_workers: streams are read by a thread of each worker"]
+    return []

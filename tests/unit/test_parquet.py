@@ -1,0 +1,152 @@
+"""Parquet by row group: the rows that were written, in a bounded number of decoded row groups."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain.data.augment import Augmented
+from hvdtrain.data.blocks import blocks_of, training_order
+from hvdtrain.data.datasets import as_dataset, fetch
+from hvdtrain.data.feed import Reader, Shard
+from hvdtrain.data.fingerprint import first_difference, take_fingerprint
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import DataError
+from hvdtrain.jobs.data_identity import JobData, is_changed
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+
+def write(folder, parts=((0, 25), (25, 40)), rows=10, **columns):
+    for number, (first, end) in enumerate(parts):
+        values = np.arange(first, end)
+        table = {
+            "x": list(np.stack([values, values + 0.5], 1).astype(np.float32)),
+            "grid": [[[float(v), 1.0], [2.0, 3.0]] for v in values],
+            "y": values,
+            "name": [f"row {v}" for v in values],
+            **{name: make(values) for name, make in columns.items()},
+        }
+        pq.write_table(pa.table(table), folder / f"part-{number}.parquet", row_group_size=rows)
+    return folder
+
+
+def test_rows_are_those_that_were_written(tmp_path):
+    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y")
+    assert len(data) == 40
+    assert data.notes == ("the column name is left out: not numbers",)
+    found = fetch(data, np.asarray([39, 0, 24, 25, 9, 10]))
+    assert found["targets"].tolist() == [39, 0, 24, 25, 9, 10]
+    assert found["inputs"][:, 1].tolist() == [39.5, 0.5, 24.5, 25.5, 9.5, 10.5]
+    assert found["grid"][0].tolist() == [[39, 1], [2, 3]]
+    assert blocks_of(data).sizes == (10, 10, 5, 10, 5)
+    assert data[7]["targets"] == 7
+
+
+def test_columns_with_blanks_in_their_names(tmp_path):
+    write(tmp_path, **{"a b": lambda values: values * 2})
+    data = hvdtrain.open_parquet(tmp_path, inputs="x", targets="a b", columns=["x", "a b"])
+    assert data[7]["targets"] == 14
+
+
+def test_blocks_are_known_through_what_wraps_the_data(tmp_path):
+    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=3)
+    assert blocks_of(Augmented(data, [])) == blocks_of(data)
+    assert blocks_of(as_dataset(data, collate=lambda samples: {})) == blocks_of(data)
+    assert blocks_of(data).mixed == 3
+
+
+def test_a_bounded_number_of_row_groups_is_kept_and_each_is_decoded_once(tmp_path, monkeypatch):
+    data = hvdtrain.open_parquet(
+        write(tmp_path, [(0, 200)]), inputs="x", columns=["x", "y"], shuffle_blocks=2
+    )
+    rows, decoded = data._records, []
+    plain = rows._decoded
+    monkeypatch.setattr(rows, "_decoded", lambda number: decoded.append(number) or plain(number))
+    rows._kept._found.clear()
+    with ThreadPoolExecutor(8) as pool:
+        for group in range(20):
+            list(pool.map(lambda _, g=group: data[10 * g + 3], range(16)))
+            assert len(rows._kept._found) <= 4
+    assert sorted(decoded) == list(range(20))
+
+
+def test_another_process_reads_the_same(tmp_path):
+    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y")
+    copy = pickle.loads(pickle.dumps(data))
+    np.testing.assert_array_equal(
+        copy.batch(np.asarray([3, 33]))["inputs"], data.batch(np.asarray([3, 33]))["inputs"]
+    )
+
+
+def test_decode_makes_samples_of_rows(tmp_path):
+    data = hvdtrain.open_parquet(write(tmp_path), decode=lambda row: (row["x"], len(row["name"])))
+    assert data[12]["targets"] == 6
+
+
+def test_lists_of_unequal_lengths_can_be_padded(tmp_path):
+    folder = write(tmp_path, ids=lambda values: [list(range(v % 4 + 1)) for v in values])
+    data = hvdtrain.open_parquet(folder, columns=["ids", "y"])
+    assert data[2]["ids"].tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match="samples of one batch must have equal shapes"):
+        data.batch(np.asarray([0, 1]))
+    padded = as_dataset(data, collate=hvdtrain.pad({"ids": 9}))
+    assert padded.collated(np.asarray([0, 1]))["ids"].tolist() == [[0, 9], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: write(f, gap=lambda v: [None, *map(float, v[1:])]),
+            "'gap' in row group 0 .* has 1 missing",
+        ),
+        (lambda f: (write(f) / "part-1.parquet").write_bytes(b"PAR1 no"), "damaged or no Parquet file"),
+        (lambda f: pq.write_table(pa.table({"x": [1]}), write(f) / "part-2.parquet"), "has the columns x"),
+        (lambda f: None, "there are no .parquet files"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path, change, message):
+    change(tmp_path)
+    with pytest.raises(DataError, match=message):
+        hvdtrain.open_parquet(tmp_path)
+
+
+def test_names_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has no column 'z'"):
+        hvdtrain.open_parquet(write(tmp_path), columns=["z"])
+    with pytest.raises(DataError, match="'name', which becomes 'inputs', does not hold numbers"):
+        hvdtrain.open_parquet(tmp_path, inputs="name")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_read_each_row_once_per_epoch_and_resume_anywhere(tmp_path, workers):
+    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=2)
+    order = training_order(data, len(data), 7)
+
+    def trained(first, last, size):
+        shards = [Shard(BatchPlan(7, size), rank, 0, first, last) for rank in range(size)]
+        readers = [Reader(data, order, shard) for shard in shards]
+        batches = [batch for reader in readers for read in range(len(reader)) for batch in reader[read]]
+        return sorted(int(t) for b in batches for t in b.arrays["targets"][b.weights > 0])
+
+    for epoch in range(2):
+        assert trained(40 * epoch, 40 * (epoch + 1), workers) == list(range(40))
+    assert sorted(trained(40, 61, 1) + trained(61, 80, workers)) == list(range(40))
+
+
+def test_a_resume_with_other_row_groups_is_a_change(tmp_path):
+    (before,) = prints(write(tmp_path))
+    (same,) = prints(tmp_path)
+    (other,) = prints(write(tmp_path, rows=5))
+    assert before == same
+    assert first_difference(before, other) is None
+    assert before.order != other.order
+    assert is_changed({"train_data": before}, JobData({}, {"train_data": other}))
+
+
+def prints(folder):
+    return [take_fingerprint(hvdtrain.open_parquet(folder, inputs="x", targets="y"))]

@@ -1,0 +1,413 @@
+"""Streams: each sample once per pass at any number of workers, uneven shards, resuming, bounded memory."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fakes import on_every_rank
+
+import hvdtrain
+from hvdtrain.data.augment import Augmented
+from hvdtrain.data.datasets import as_dataset, fetch, signature
+from hvdtrain.data.fingerprint import first_difference, take_fingerprint
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.data.stream import UNKNOWN_LENGTH
+from hvdtrain.data.stream_feed import StreamFeed
+from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.data.stream_sources import HuggingFaceSource, shuffled
+from hvdtrain.data.stream_trace import Trace, are_alike
+from hvdtrain.errors import DataError
+
+# samples of the shards: uneven, and one is empty
+SHARDS = [range(40), range(40, 43), range(43, 43), range(43, 60), range(60, 75), range(75, 83)]
+SIZE = 83
+
+
+def sample(number):
+    return {"inputs": np.full(2, number, np.float32), "targets": number}
+
+
+def from_shards(shards=SHARDS, **options):
+    return hvdtrain.stream(lambda shard: map(sample, shard), shards=shards, **options)
+
+
+def whole(size=SIZE, **options):
+    return hvdtrain.stream(lambda: map(sample, range(size)), **options)
+
+
+def steps(make, workers, last=None, global_batch=12, accumulate=1, **options):
+    """Return what all workers trained on, by step: for each the targets by rank, and check them."""
+    plan = BatchPlan(global_batch, workers, accumulate)
+
+    def read(me):
+        part = StreamPart(make(), plan, me.rank, last_sample=last, **options)
+        with StreamFeed(part, me.allgather_object) as feed:
+            return list(feed)
+
+    found = on_every_rank(["here"] * workers, read)
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    result = []
+    for batches in zip(*found, strict=True):
+        assert len({batch.step for batch in batches}) == 1
+        real = [batch.arrays["targets"][batch.weights > 0].tolist() for batch in batches]
+        assert {batch.total_weight for batch in batches} == {float(sum(map(len, real)))}
+        assert all(batch.weights.shape == (accumulate, plan.micro_batch) for batch in batches)
+        result.append(real)
+    return result
+
+
+def joined(found):
+    return [number for step in found for part in step for number in part]
+
+
+MAKES = {
+    "whole": whole,
+    "shards": from_shards,
+    "buffer": lambda: whole(shuffle_buffer=20),
+    "shards and buffer": lambda: from_shards(shuffle_buffer=7),
+    "declared": lambda: from_shards(length=SIZE),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_sample_comes_once_per_pass(make, workers):
+    found = joined(steps(make, workers, last=3 * SIZE))
+    assert len(found) == 3 * SIZE
+    for number in range(3):
+        assert sorted(found[number * SIZE : (number + 1) * SIZE]) == list(range(SIZE))
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize(
+    ("workers", "global_batch", "accumulate"), [(1, 10, 1), (2, 9, 2), (3, 7, 1), (4, 64, 2)]
+)
+def test_an_evaluation_is_one_pass_in_order(make, workers, global_batch, accumulate):
+    found = steps(make, workers, None, global_batch, accumulate)
+    assert sorted(joined(found)) == list(range(SIZE))
+    if workers == 1:
+        assert joined(found) == list(range(SIZE))
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make, workers):
+    unbroken = steps(make, workers, last=2 * SIZE + 30)
+    consumed = list(itertools.accumulate(len(joined([step])) for step in unbroken))
+    for number in (0, 3, len(unbroken) // 2, len(unbroken) - 2):
+        again = steps(make, workers, last=2 * SIZE + 30, first_sample=consumed[number], first_step=number + 1)
+        assert again == unbroken[number + 1 :]
+
+
+@pytest.mark.parametrize("global_batch", [6, 24])
+def test_another_batch_size_goes_on_at_the_same_place(global_batch):
+    first = steps(from_shards, 2, last=48)
+    rest = steps(from_shards, 2, last=SIZE, global_batch=global_batch, first_sample=48)
+    assert sorted(joined(first) + joined(rest)) == list(range(SIZE))
+
+
+def test_what_every_worker_reads_has_one_order_at_any_number_of_workers():
+    def batches(workers):
+        return [sorted(joined([step])) for step in steps(MAKES["buffer"], workers, last=100)]
+
+    assert batches(1) == batches(2) == batches(3)
+    first = joined(steps(MAKES["buffer"], 1, last=40))
+    rest = joined(steps(MAKES["buffer"], 3, last=SIZE, first_sample=40))
+    assert sorted(first + rest) == list(range(SIZE))
+
+
+def test_workers_whose_shards_end_have_padding_and_the_others_go_on():
+    found = steps(lambda: from_shards([range(30), range(30, 34)]), 2, last=34, global_batch=8)
+    lengths = sorted([[len(part) for part in step] for step in found], reverse=True)
+    assert sorted(map(max, lengths)) == [2, 4, 4, 4, 4, 4, 4, 4]
+    assert sum(min(pair) == 0 for pair in lengths) == 7
+
+
+@pytest.mark.parametrize("last_step", [1, 4, 9, 10, 11, 12, 21])
+def test_dealt_shards_end_at_a_step(last_step):
+    found = steps(from_shards, 2, last=12 * last_step, last_step=last_step)
+    assert found == steps(from_shards, 2, last=10 * SIZE)[:last_step]
+    rest = steps(from_shards, 2, last=10 * SIZE, first_sample=len(joined(found)), first_step=last_step,
+                 last_step=last_step + 5)  # fmt: skip
+    assert rest == steps(from_shards, 2, last=10 * SIZE)[last_step : last_step + 5]
+
+
+def test_fewer_shards_than_workers_are_read_by_all():
+    found = steps(lambda: from_shards(SHARDS[:2]), 3, last=43)
+    assert [len(joined([step])) for step in found] == [12, 12, 12, 7]
+    assert sorted(joined(found)) == list(range(43))
+
+
+def test_passes_and_seeds_differ_in_order():
+    found = joined(steps(MAKES["shards and buffer"], 1, last=2 * SIZE))
+    assert found[:SIZE] != found[SIZE:]
+    assert found != joined(steps(MAKES["shards and buffer"], 1, last=2 * SIZE, seed=1))
+
+
+def test_a_buffer_shuffles_and_holds_no_more_than_its_size():
+    taken = []
+    items = (taken.append(number) or number for number in range(1000))
+    out = []
+    for item in shuffled(items, 50, 3):
+        out.append(item)
+        assert len(taken) - len(out) <= 50
+    assert sorted(out) == list(range(1000))
+    assert sum(a + 1 == b for a, b in itertools.pairwise(out)) < 100
+
+
+def test_reading_ahead_is_bounded():
+    taken = []
+    source = hvdtrain.stream(
+        lambda: (taken.append(n) or sample(n) for n in itertools.count()), shuffle_buffer=10
+    )
+    part = StreamPart(source, BatchPlan(4, 1), 0, last_sample=10**9)
+    with StreamFeed(part, None) as feed:
+        for number, _ in zip(range(1, 30), feed, strict=False):
+            assert len(taken) <= 4 * number + 10 + 6 * 4 * 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("make", [whole, from_shards])
+def test_a_wrong_length_is_an_error_in_the_first_pass(make, workers):
+    for length, said in ((80, "has more than the 80 samples"), (90, "had 83 samples; 90 were declared")):
+        for last in (1000, length):  # also if training ends with the pass
+            with pytest.raises(DataError, match=f"pass 1 over the stream {said}"):
+                steps(lambda n=length: make(length=n), workers, last=last)
+    assert len(joined(steps(lambda: make(length=80), workers, last=79))) == 79
+    assert len(joined(steps(lambda: make(length=80), workers, last=80 - 12))) == 80 - 12
+    with pytest.raises(DataError, match="pass 1 over the stream has more than the 80 samples"):
+        steps(lambda: make(length=80), workers, last=160, first_sample=70)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_without_an_end_has_no_length(workers):
+    with pytest.raises(DataError, match="A source without an end has none: leave length out"):
+        steps(lambda: hvdtrain.stream(lambda: map(sample, itertools.count()), length=60), workers, last=60)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_that_is_used_up_is_an_error(workers):
+    numbers = {}
+
+    def once(shard):
+        return map(sample, numbers.setdefault(id(shard), iter(shard)))
+
+    with pytest.raises(DataError, match="pass 2 over the stream gave no sample"):
+        steps(lambda: hvdtrain.stream(once, shards=SHARDS[:2]), 1, last=1000)
+
+
+@pytest.mark.parametrize("last", [None, 5000])
+def test_workers_that_read_different_streams_are_told(last):
+    sizes = iter([80, 90])
+    with pytest.raises(
+        DataError, match=r"the workers read different streams: rank 0: .*; rank 1: .* of pass"
+    ):
+        steps(lambda: whole(next(sizes)), 2, last=last)
+
+
+@pytest.mark.parametrize("kind", ["integers", "numbers", "text"])
+def test_workers_that_read_another_order_are_told(kind):
+    """Sources of equal size, of which one worker has two samples the other way round."""
+    make = {"integers": int, "numbers": float, "text": lambda n: f"text {n}" * 50}[kind]
+    orders = [list(range(SIZE)), [*range(50), 51, 50, *range(52, SIZE)]]
+
+    def read(orders):
+        orders = iter(orders)
+        return steps(
+            lambda: hvdtrain.stream(list(map(make, next(orders))), decode=lambda _: sample(0)), 2, last=SIZE
+        )
+
+    with pytest.raises(
+        DataError, match="read different streams: up to sample 82 of pass 1, their samples or"
+    ):
+        read(orders)
+    assert read(orders[:1] * 2)
+
+
+def test_items_are_compared_but_for_rounding_and_not_decoded():
+    class Image:  # of a package that decodes an image when it is looked at
+        @property
+        def __array_interface__(self):
+            raise AssertionError
+
+    def summary(*items):
+        trace = Trace()
+        for item in items:
+            trace.add(item)
+        return trace.summary
+
+    one = {"a": np.arange(6.0), "b": [1, "x", None], "c": b"jpeg" * 1000, "d": Image(), "e": np.int64(3)}
+    assert are_alike([summary(one), summary({**one, "a": np.arange(6.0) * (1 + 1e-9)})])
+    for name, value in {"a": -np.arange(6.0), "b": [1, "x"], "c": b"jpeg" * 999, "e": np.int64(4)}.items():
+        assert not are_alike([summary(one), summary({**one, name: value})])
+    assert are_alike([summary(np.nan, 1.0), summary(np.nan, 1.0)])
+
+
+def test_the_order_of_shards_is_part_of_the_identity():
+    def digest(*names):
+        return hvdtrain.stream(list, shards=names).order_identity
+
+    one = digest("/data/a/0.tar", "/data/b/0.tar", "/data/b/1.tar")
+    assert one == digest(*map(Path, ["/x/a/0.tar", "/x/b/0.tar", "/x/b/1.tar"]))  # elsewhere on another host
+    assert one != digest("/data/b/0.tar", "/data/a/0.tar", "/data/b/1.tar")
+    assert digest("a/0", "a/1") != digest("a/1", "a/0")
+    assert digest((1, "/x/a"), 2) == digest((1, "/y/a"), 2) != digest(2, (1, "/x/a"))
+    assert digest(object(), object()) == digest(object(), object())
+
+
+def test_padding_is_the_last_samples_in_turn_also_after_a_resume():
+    """Batch norm counts padding: one sample over and over would have no variance."""
+    unbroken = rows(0)
+    short = [step for step in range(8) if unbroken[step][0].total_weight < 8]
+    assert len(short) == 7
+    for step in short:
+        for batch in unbroken[step]:
+            distinct = len(set(batch.arrays["targets"].reshape(-1).tolist()))
+            assert distinct == 4
+    consumed = np.cumsum([step[0].total_weight for step in unbroken]).astype(int).tolist()
+    for done in range(1, 8):
+        again = rows(consumed[done - 1])
+        for before, after in zip(unbroken[done:], again, strict=True):
+            for one, other in zip(before, after, strict=True):
+                np.testing.assert_array_equal(one.arrays["targets"], other.arrays["targets"])
+
+
+def rows(first_sample):
+    """Return the batches of two workers, of which one has few samples, by step."""
+
+    def read(me):
+        source = from_shards([range(30), range(30, 34)])
+        part = StreamPart(source, BatchPlan(8, 2), me.rank, last_sample=34, first_sample=first_sample)
+        with StreamFeed(part, me.allgather_object) as feed:
+            return list(feed)
+
+    return list(zip(*on_every_rank(["here"] * 2, read), strict=True))
+
+
+def test_an_error_of_the_source_comes_at_its_place():
+    def broken():
+        yield from map(sample, range(30))
+        raise ValueError("disk")
+
+    part = StreamPart(hvdtrain.stream(broken), BatchPlan(4, 1), 0, last_sample=100)
+    seen = []
+    with pytest.raises(ValueError, match="disk"), StreamFeed(part, None) as feed:
+        seen += [batch.step for batch in feed]
+
+
+def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):
+    data = as_dataset(whole(length=50))
+    assert len(data) == 50
+    assert len(whole()) == UNKNOWN_LENGTH
+    assert signature(data, "data") == {"inputs": "float32[2]", "targets": "int64[]"}
+    assert fetch(data, np.zeros(1, np.int64))["targets"].tolist() == [0]
+    with pytest.raises(DataError, match="cannot be read by its index"):
+        data[3]
+    with pytest.raises(DataError, match="Augmented needs data with an index"):
+        Augmented(data, [])
+
+
+def test_fingerprints_compare_the_first_sample_and_how_it_is_shuffled():
+    one, other = take_fingerprint(whole()), take_fingerprint(whole(shuffle_buffer=5))
+    assert first_difference(one, other) is None
+    assert one.order != other.order
+    assert first_difference(one, take_fingerprint(hvdtrain.stream(lambda: map(sample, [3])))) == (0, "inputs")
+
+
+def test_collate_makes_batches_and_decode_makes_samples():
+    lengths = hvdtrain.stream(
+        lambda: [{"ids": [1] * (n % 3 + 1)} for n in range(12)], collate=hvdtrain.pad({"ids": 0})
+    )
+    part = StreamPart(lengths, BatchPlan(6, 2), 0)
+    with StreamFeed(part, None) as feed:
+        assert next(iter(feed)).arrays["ids"].shape == (1, 3, 4)
+    decoded = hvdtrain.stream(lambda: range(5), decode=lambda n: (float(n), n), length=5)
+    assert joined(steps(lambda: decoded, 1, last=5)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hvdtrain.stream(iter([1])), "list_iterator can be passed over only once"),
+        (lambda: hvdtrain.stream(x for x in []), "generator can be passed over only once"),
+        (lambda: hvdtrain.stream(3), "int cannot be passed over"),
+        (lambda: hvdtrain.stream([1], shards=["a"]), "source is a function that opens one"),
+        (lambda: hvdtrain.stream(print, shards=[]), "shards is empty"),
+        (lambda: hvdtrain.stream([1], length=0), "length must be a whole number of 1 or more"),
+        (lambda: len(signature(hvdtrain.stream(list), "data")), "gave no sample"),
+        (lambda: as_dataset(iter([1])), "passed over only once. Give a list, or a function"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(make, message):
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", ["torch.DataLoader", "keras.PyDataset"])
+def test_what_gives_batches_is_refused(name):
+    package, kind = name.split(".")
+    batches = type(kind, (), {"__module__": f"{package}.utils", "__iter__": lambda self: iter([])})
+    with pytest.raises(DataError, match=rf"a stream's items are samples; those of .*{kind} are batches"):
+        hvdtrain.stream(batches())
+
+
+def test_a_source_that_shuffles_by_itself_is_told():
+    numbers = itertools.count()
+    data = as_dataset(hvdtrain.stream(lambda: [sample(next(numbers))]))
+    assert signature(data, "data")["inputs"] == "float32[2]"
+    assert "two passes over the stream began with different samples" in data.notes[0]
+    for make in (whole, from_shards, lambda: hvdtrain.stream([{"inputs": np.nan, "targets": "text"}])):
+        data = make()
+        data.first()
+        assert not any("two passes" in note for note in data.notes)
+
+
+def test_a_function_that_returns_one_iterator_is_refused():
+    samples = map(sample, range(5))
+    with pytest.raises(DataError, match="the same map again, used up after a pass"):
+        hvdtrain.stream(lambda: samples).first()
+
+
+def test_torch_and_hugging_face_streams():
+    torch = pytest.importorskip("torch")
+    datasets = pytest.importorskip("datasets")
+
+    class Numbers(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([{"inputs": torch.full((2,), float(n)), "targets": n} for n in range(SIZE)])
+
+    assert sorted(joined(steps(lambda: hvdtrain.stream(Numbers()), 2, last=SIZE))) == list(range(SIZE))
+    plain = datasets.Dataset.from_dict(
+        {"x": np.zeros((SIZE, 2)).tolist(), "n": list(range(SIZE)), "t": ["a"] * SIZE}
+    )
+    hugging = hvdtrain.stream(plain.to_iterable_dataset(num_shards=5), inputs="x", targets="n", length=SIZE)
+    assert hugging.shards == 5
+    hugging.first()  # as a job does: it says what is no numbers
+    for workers in (1, 2, 3):
+        assert sorted(joined(steps(lambda: hugging, workers, last=SIZE))) == list(range(SIZE))
+    assert hugging.notes == ("the column t is left out: not numbers",)
+
+
+def test_shards_of_hugging_face_are_told_the_epoch():
+    class Dataset:
+        num_shards = 3
+
+        def __init__(self, numbers=range(9)):
+            self.numbers, self.epoch = numbers, 0
+
+        def shard(self, num_shards, index):
+            return Dataset(self.numbers[index::num_shards])  # a new one, at epoch 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([(number, self.epoch) for number in self.numbers])
+
+    for shards in (None, [2, 0]):
+        found = list(HuggingFaceSource(Dataset()).open(4, shards))
+        assert {epoch for _, epoch in found} == {4}
+        assert len(found) == 3 * len(shards or range(3))

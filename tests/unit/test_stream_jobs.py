@@ -1,0 +1,224 @@
+"""Whole jobs on streams, through the numpy backend: curves, resuming, plans, refusals."""
+
+import json
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.documents import ROOT, blocks, named_files
+from support.fakes import on_every_rank
+from support.numpy_backend import Mlp
+
+import hvdtrain
+from hvdtrain.config import Layer
+from hvdtrain.config_layers import resolve
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.errors import CheckpointError, ConfigError, DataError, UsageError
+from hvdtrain.jobs.run_plan import _batch_norm
+from hvdtrain.jobs.stream_plan import check_not_a_stream, check_streams, promises
+
+SIZE, EVAL_SIZE = 50, 23
+
+
+def sample(number):
+    inputs = np.random.default_rng(number).standard_normal(4).astype(np.float32)
+    return {"inputs": inputs, "targets": int(inputs.sum() > 0)}
+
+
+def samples(first, end):
+    return lambda: map(sample, range(first, end))
+
+
+class Indexed:
+    """The same samples as ``Streamed``, with an index; in order."""
+
+    loss = "cross_entropy"
+    metrics = {"accuracy": "accuracy"}  # noqa: RUF012
+    length: int | None = SIZE
+    buffer = 0
+
+    def numpy_model(self):
+        return Mlp(inputs=4, hidden=5, outputs=2)
+
+    def train_data(self):
+        return hvdtrain.stream(samples(0, SIZE), length=self.length, shuffle_buffer=self.buffer)
+
+    def eval_data(self):
+        return list(map(sample, range(100, 100 + EVAL_SIZE)))
+
+
+class Streamed(Indexed):
+    def eval_data(self):
+        return hvdtrain.stream(samples(100, 100 + EVAL_SIZE))
+
+
+class Undeclared(Streamed):
+    length = None
+
+
+class Shuffled(Streamed):
+    buffer = 9
+
+
+def losses(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record["loss"] for line in lines if (record := json.loads(line))["phase"] == "train"]
+
+
+def test_an_evaluation_of_a_stream_is_that_of_the_same_samples_with_an_index(train):
+    one = train(task_class=Indexed, epochs=2, batch_size=8)
+    two = train(task_class=Streamed, epochs=2, batch_size=8, run_dir="other")
+    assert two.final == pytest.approx(one.final)
+    assert two.samples == 2 * SIZE
+
+
+@pytest.mark.parametrize(("task", "length"), [(Shuffled, {"epochs": 3}), (Undeclared, {"steps": 18})])
+def test_a_resumed_run_has_the_curve_of_an_unbroken_one(train, tmp_path, task, length):
+    fields = {"task_class": task, "batch_size": 10, "log_every": 1, "lr_schedule": "constant", **length}
+    train(**fields, run_dir="whole")
+    train(**{**fields, **({"epochs": 2} if "epochs" in length else {"steps": 11})})
+    train(**fields, resume="auto")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_stream_that_is_shuffled_otherwise_is_a_change(train):
+    train(task_class=Shuffled, epochs=1)
+
+    class Other(Shuffled):
+        buffer = 10
+
+    with pytest.raises(CheckpointError, match="stored in other blocks or shards"):
+        train(task_class=Other, epochs=2, resume="auto")
+
+
+@pytest.mark.parametrize("wrong", [SIZE - 10, SIZE + 10, None])
+def test_a_wrong_length_is_put_right_and_the_run_goes_on(train, tmp_path, wrong):
+    fields = {"batch_size": 10, "log_every": 1, "save_every": 2, "lr_schedule": "constant"}
+    train(**fields, task_class=Streamed, steps=12, run_dir="whole")
+
+    class Wrong(Streamed):
+        length = wrong
+
+    with nullcontext() if wrong is None else pytest.raises(DataError, match="over the stream ha"):
+        train(**fields, task_class=Wrong, steps=12 if wrong else 8)
+    train(**fields, task_class=Streamed, steps=12, resume="auto")
+    assert losses(tmp_path / "run")[-4:] == losses(tmp_path / "whole")[-4:]
+
+
+def test_a_place_beyond_a_length_is_refused(train):
+    train(task_class=Streamed, batch_size=10, steps=8)
+
+    class Other(Streamed):
+        length = 60
+
+    with pytest.raises(CheckpointError, match="on 50 samples; the training data now has 60"):
+        train(task_class=Other, batch_size=10, steps=12, resume="auto")
+
+
+def test_the_plan_says_what_holds(train, capsys):
+    train(task_class=Undeclared, steps=3)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "an unknown number of samples to train" in shown
+    assert "what is due by epochs is due at the end: give save_every and eval_every in steps" in shown
+    assert "not shuffled" in shown
+    assert f"{2**40:,}" not in shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"epochs": 2}, "length is not declared, so there are no epochs"),
+        ({"steps": 5, "warmup_epochs": 1.0}, "warmup_epochs: the training data is a stream"),
+        ({"steps": 5, "lr_schedule": "cyclic"}, "lr_cycle_epochs: the training data is a stream"),
+        ({"steps": 5, "on_bad_sample": "skip"}, "on_bad_sample skip: the training data is a stream"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(train, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        train(task_class=Undeclared, **fields)
+
+
+def test_elastic_jobs_and_local_steps_are_refused():
+    data = as_dataset(hvdtrain.stream(samples(0, 5), length=5))
+    elastic, fixed = SimpleNamespace(is_elastic=True), SimpleNamespace(is_elastic=False)
+    plain = resolve([Layer("test", {"framework": "torch"})])
+    local = resolve([Layer("test", {"framework": "torch", "sync_every": 2})])
+    with pytest.raises(ConfigError, match="an elastic job cannot read"):
+        check_streams(plain, elastic, data, None)
+    with pytest.raises(ConfigError, match="evaluation data is a stream, which an elastic job"):
+        check_streams(plain, elastic, [], data)
+    with pytest.raises(ConfigError, match="sync_every: local steps need an index"):
+        check_streams(local, fixed, data, None)
+    check_streams(plain, elastic, [], [])
+    with pytest.raises(UsageError, match="predict needs data with an index"):
+        check_not_a_stream(data, "predict")
+
+
+@pytest.mark.parametrize(
+    ("shards", "before", "said"),
+    [
+        (3, 0, "3 shards are dealt to 2 workers"),
+        (3, 3, "warning: resumed on 2 workers with a global batch of 64 after 3 with 96"),
+        (3, 2, "3 shards are dealt to 2 workers"),
+        (1, 3, "every worker reads all of it, since it has 1 shard"),
+        (0, 0, "since it cannot be divided"),
+    ],
+)
+def test_the_plan_of_several_workers(shards, before, said):
+    make = samples(0, 5)
+    data = hvdtrain.stream((lambda _: make()), shards=range(shards)) if shards else hvdtrain.stream(make)
+
+    def plan(workers):
+        config = resolve([Layer("test", {"framework": "torch", "batch_size": 32})])
+        manifest = SimpleNamespace(workers=before, config=config.model_dump(mode="json")) if before else None
+        backend = SimpleNamespace(workers=workers)
+        return promises(SimpleNamespace(train_data=data, backend=backend, config=config), manifest)
+
+    found = on_every_rank(["here"] * 2, plan)
+    assert said in found[0]
+    assert ("warning" in found[0]) == ("warning" in said)
+
+
+@pytest.mark.parametrize("shards", [0, 3])
+def test_the_plan_says_that_padding_of_dealt_shards_counts_in_batch_norm(shards):
+    data = (
+        hvdtrain.stream(samples(0, 5), shards=None) if not shards else hvdtrain.stream(list, shards=[1, 2, 3])
+    )
+
+    def plan(workers):
+        config = resolve([Layer("test", {"framework": "torch"})])
+        session = SimpleNamespace(train_data=data, config=config, backend=SimpleNamespace(workers=workers))
+        model, plan = SimpleNamespace(batch_norm_layers=1), SimpleNamespace(batch=BatchPlan(12, 2))
+        return _batch_norm(session, model, plan)
+
+    found = on_every_rank(["here"] * 2, plan)[0]
+    assert ("padding (repeated samples) of workers whose shards end first counts" in found) == bool(shards)
+    assert "see --sync-batch-norm" in found
+
+
+def test_the_documented_tasks_open_their_data(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "streams.md"
+    for block in blocks(page):
+        compile(block.text, "streams.md", "exec")
+    tasks = {}
+    for name, text in named_files(page).items():
+        exec(text, space := {"__name__": name})
+        tasks[name] = space["Task"]()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    for number in range(8):
+        line = json.dumps({"pixels": [float(number)] * 64, "label": number})
+        (tmp_path / "digits" / f"{number:03}.jsonl").write_text(f"{line}\n" * 3)
+    stream = as_dataset(tasks["stream_task.py"].train_data())
+    assert stream.is_dealt(8)
+    assert stream[0]["inputs"].shape == (64,)
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"pixels": [[1.0] * 64] * 5, "label": range(5)})
+    for name in ("train-0", "eval"):
+        pa.parquet.write_table(table, tmp_path / "digits" / f"{name}.parquet")
+    task = tasks["parquet_task.py"]
+    for data in (task.train_data(), task.eval_data()):
+        assert data.batch(np.arange(5))["inputs"].shape == (5, 64)

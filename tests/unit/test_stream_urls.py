@@ -1,0 +1,123 @@
+"""Data in an object store: a URL of fsspec in place of a path, in memory and in S3."""
+
+import os
+import sys
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pytest
+from support.stream_files import sample, write_samples
+
+import hvdtrain
+from hvdtrain.data.datasets import as_dataset, fetch
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.data.stream_feed import StreamFeed
+from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.errors import DataError
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+SIZE = 30
+PARTS = [range(11), range(11, 12), range(12, SIZE)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+
+
+@contextmanager
+def s3():
+    """Return a context with the URL of a folder on a server of S3 in a thread of this process."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    address, port = server.get_host_and_port()
+    changes = {
+        "AWS_ENDPOINT_URL": f"http://{address}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    system = fsspec.get_filesystem_class("s3")
+    system.clear_instance_cache()  # they are kept by thread and arguments, which do not name the server
+    try:
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket/data"
+    finally:
+        system.clear_instance_cache()
+        server.stop()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module", params=["memory", "s3"])
+def place(request):
+    """Return the URL of a folder; its threads are there before those of tests are counted."""
+    with s3() if request.param == "s3" else nullcontext("memory://data") as found:
+        yield found
+
+
+@pytest.fixture
+def url(place, tmp_path):
+    """Return the URL of a folder that has the samples in all formats."""
+    write_samples(tmp_path, PARTS)
+    system, folder = fsspec.core.url_to_fs(place)
+    for path in tmp_path.rglob("*.*"):
+        system.pipe(f"{folder}/{path.relative_to(tmp_path)}", path.read_bytes())
+    return place
+
+
+def check(arrays, numbers):
+    for name in ("inputs", "targets"):
+        np.testing.assert_array_equal(arrays[name], [sample(number)[name] for number in numbers])
+
+
+OPEN = {
+    "parquet": lambda url: hvdtrain.open_parquet(f"{url}/part-*.parquet", inputs="x", targets="y"),
+    "tars": lambda url: hvdtrain.open_webdataset(f"{url}/part-{{0..2}}.tar", inputs="x.npy", targets="y.npy"),
+    "folder": lambda url: hvdtrain.open_webdataset(url, inputs="x.npy", targets="y.npy"),
+    "mds": lambda url: hvdtrain.open_mds(f"{url}/mds", inputs="x", targets="y"),
+}
+
+
+def test_files_with_an_index(url):
+    order = np.random.default_rng(0).permutation(SIZE)
+    for make in OPEN.values():
+        data = as_dataset(make(url))
+        assert len(data) == SIZE
+        check(fetch(data, order), order)
+
+
+def test_tars_without_an_index(url):
+    data = hvdtrain.stream(f"{url}/part-*.tar", inputs="x.npy", targets="y.npy", length=SIZE)
+    assert data.shards == 3
+    with StreamFeed(StreamPart(data, BatchPlan(SIZE, 1), 0), None) as feed:
+        (batch,) = feed
+    check({name: array[0] for name, array in batch.arrays.items()}, range(SIZE))
+
+
+def test_what_is_not_there_is_refused(url):
+    for make in OPEN.values():
+        with pytest.raises(DataError, match="nowhere"):
+            make(f"{url}/nowhere")
+    with pytest.raises(DataError, match="nowhere"):
+        hvdtrain.stream(f"{url}/nowhere/*.tar")
+
+
+def test_an_object_that_changes_is_told(url):
+    data = OPEN["tars"](url)
+    system, path = fsspec.core.url_to_fs(f"{url}/part-2.tar")
+    system.pipe(path, b"short")
+    with pytest.raises(DataError, match=r"part-2\.tar"):
+        fetch(data, np.asarray([SIZE - 1]))
+
+
+def test_a_package_of_a_store_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(DataError) as refused:
+        hvdtrain.open_parquet("gs://bucket/data", inputs="x", targets="n")
+    assert refused.value.remedy == "pip install 'hvdtrain[gs]'"
