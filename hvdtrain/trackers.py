@@ -1,0 +1,68 @@
+"""The trackers that a run can be sent to: the values of the config field ``track``."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from hvdtrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrackerRow:
+    """What is known of a tracker without loading it.
+
+    Attributes:
+        title: its name in messages.
+        package: the Python package that it needs; empty if it needs none. Also the name of the extra.
+        has_sender: whether a process of its own sends what the run has written.
+    """
+
+    title: str
+    package: str
+    has_sender: bool = True
+
+
+TRACKERS = {
+    "mlflow": TrackerRow("MLflow", "mlflow"),
+    "wandb": TrackerRow("Weights & Biases", "wandb"),
+    "tensorboard": TrackerRow("TensorBoard", "", has_sender=False),
+}
+
+
+def split_trackers(value: object) -> object:
+    """Return a list of names; one text may name several, with commas between them.
+
+    Raises:
+        ValueError: naming a tracker that there is not, or that is named twice.
+    """
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return value  # pydantic says what is wrong
+    names = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"there is no tracker {name!r}; there are {', '.join(TRACKERS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def senders(names: Collection[str]) -> list[str]:
+    """Return those trackers that have a process which sends."""
+    return [name for name in names if TRACKERS[name].has_sender]
+
+
+def check_installed(names: Collection[str]) -> None:
+    """Check that the packages of trackers are installed, without loading them.
+
+    Raises:
+        ConfigError: naming the first one that is not, and how to install it.
+    """
+    for name in names:
+        row = TRACKERS[name]
+        found = find_spec(row.package) if row.package else None
+        # a folder of that name, such as W&B's own, is found without an origin
+        if row.package and (found is None or found.origin is None):
+            raise ConfigError(
+                f"track {name}: the package {row.package} is not installed",
+                f"python -m pip install 'hvdtrain[{row.package}]', on each host of the job. Or leave it out, "
+                f"and send the run later: python -m hvdtrain track RUN --to {name}",
+            )

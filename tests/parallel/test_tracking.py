@@ -1,0 +1,212 @@
+"""Runs in trackers: MLflow's own server and database, W&B's library without a server."""
+
+import json
+import math
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from support import wandb_files
+from support.jobs import launcher, run, started, temporary_folder
+from support.mlflow_server import MlflowServer
+
+pytest.importorskip("wandb")
+mlflow = pytest.importorskip("mlflow")
+for package in ("alembic", "flask", "flask_cors", "sqlalchemy", "uvicorn"):
+    pytest.importorskip(package)
+
+SLOW = f"{Path(__file__).with_name('tracked_task.py')}:Slow"
+OPTIONS = ("--task", SLOW, "--log-every", "5", "--eval-every", "20", "--save-every", "20")
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Gives a server that runs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found = MlflowServer(temporary_folder(), free.getsockname()[1])
+    found.start()
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def client(server):
+    return mlflow.MlflowClient(server.uri)
+
+
+def changes(server) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_URI": server.uri, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+
+
+def command(folder: str, *options: str, framework: str = "torch", workers: int = 1) -> list[str]:
+    words = ["python", "-m", "hvdtrain", "--framework", framework, *OPTIONS, "--run-dir", folder, *options]
+    return [*launcher(workers, "gloo" if workers > 1 else "none"), *words]
+
+
+def lines_of(folder: Path) -> list[dict]:
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def send_rest(result, folder: Path, name: str, server) -> None:
+    """Send to the trackers what a job could not send in the seconds that it waits, if it says so."""
+    for tracker in ("mlflow", "wandb"):
+        if f"track {name} --to {tracker}" in result.stdout:
+            words = ["python", "-m", "hvdtrain", "track", name, "--to", tracker]
+            sent = run(words, folder, **changes(server))
+            assert sent.returncode == 0, sent.output
+
+
+def windows(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines_of(folder) if line["phase"] == "train"}
+
+
+def points(client, run_id: str, name: str = "train/loss") -> list[tuple[int, float]]:
+    """Give the points of a metric in the order in which they were logged."""
+    history = client.get_metric_history(run_id, name)
+    return [(point.step, point.value) for point in sorted(history, key=lambda one: one.timestamp)]
+
+
+@pytest.fixture(scope="module")
+def resumed(server):
+    """Gives a folder with a run that was stopped, and resumed in TensorFlow on 3 workers elsewhere."""
+    folder = temporary_folder()
+    first = command("one", "--steps", "9000", "--track", "mlflow,wandb", "--track-checkpoints", workers=2)
+    sent = [folder / "one" / "tracking" / f"{name}.sent" for name in ("mlflow", "wandb")]
+    with started(first, folder, **changes(server)) as job:
+        # on a busy machine a library may take longer to load than the job waits at its end
+        wait_for(lambda: len(lines_of(folder / "one")) > 12 and all(path.exists() for path in sent))
+        os.kill(job.process.pid, signal.SIGTERM)
+        stopped = job.wait(60)
+    assert stopped.returncode == 75, stopped.output
+    step = json.loads((folder / "one" / "summary.json").read_text())["steps"]
+    more = ("--steps", str(step + 30), "--resume", "one", "--track", "mlflow", "--track", "wandb")
+    second = run(command("two", *more, framework="tf", workers=3), folder, 150, **changes(server))
+    assert second.returncode == 0, second.output
+    send_rest(second, folder, "two", server)
+    return folder, step
+
+
+def test_a_run_resumed_in_the_other_framework_is_one_run(resumed, client):
+    folder, step = resumed
+    (found,) = client.search_runs(["0"], "params.task LIKE '%tracked_task.py:Slow'")
+    expected = {**windows(folder / "one"), **windows(folder / "two")}
+    logged = points(client, found.info.run_id)
+    assert [at for at, _ in logged] == sorted(expected)
+    assert dict(logged) == pytest.approx(expected)
+    assert found.info.status == "FINISHED"
+    tags = found.data.tags
+    assert "hvdtrain.repeated_steps" not in tags
+    assert f"after step {step}: " in tags["hvdtrain.resumed.1"]
+    assert "framework torch -> tf" in tags["hvdtrain.resumed.1"]
+    assert "workers 2 -> 3" in tags["hvdtrain.resumed.1"]
+    assert len(tags["hvdtrain.task_sha256"]) == 64
+    assert found.data.params["log_every"] == "5"
+    names = [file.path for file in client.list_artifacts(found.info.run_id, "checkpoints")]
+    assert f"checkpoints/step-{step:08}" in names
+
+
+def test_wandb_has_the_same_run_under_one_id(resumed):
+    folder, step = resumed
+    files = [next((folder / name).glob("wandb/offline-run-*/*.wandb")) for name in ("one", "two")]
+    ids = {wandb_files.run_id_of(path) for path in files}
+    assert ids == {json.loads((folder / "two" / "tracking" / "id.json").read_text())["id"]}
+    for path, name in zip(files, ("one", "two"), strict=True):
+        rows = wandb_files.history_of(path)
+        losses = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
+        assert losses == pytest.approx(windows(folder / name))
+        assert [row["_step"] for row in rows] == list(range(len(rows)))
+    assert [wandb_files.exit_code_of(path) for path in files] == [255, 0]
+    assert f"after step {step}" in str(wandb_files.config_of(files[1])["resumed"])
+
+
+def test_a_server_that_is_killed_for_a_while_loses_nothing(server, client, tmp_path):
+    with started(command("run", "--steps", "9000", "--track", "mlflow"), tmp_path, **changes(server)) as job:
+        wait_for((tmp_path / "run" / "tracking" / "mlflow.sent").exists)
+        server.kill()
+        before = len(lines_of(tmp_path / "run"))
+        wait_for(lambda: len(lines_of(tmp_path / "run")) > before + 20)  # training goes on
+        server.start()
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.wait(120)
+    assert result.returncode == 75, result.output
+    state = json.loads((tmp_path / "run" / "tracking" / "mlflow.json").read_text())
+    send_rest(result, tmp_path, "run", server)  # the server may be back too late
+    assert "MLflow: " in result.stdout
+    expected = windows(tmp_path / "run")
+    assert dict(points(client, state["run"])) == pytest.approx(expected)
+    assert len(points(client, state["run"])) == len(expected)
+    assert "hvdtrain.repeated_steps" not in client.get_run(state["run"]).data.tags
+
+
+def test_what_a_killed_job_repeats_is_said(server, client, tmp_path):
+    every = ("--save-every", "50", "--set", "keep_last=null", "--track", "mlflow")
+    with started(command("run", "--steps", "9000", *every), tmp_path, **changes(server)) as job:
+        state = tmp_path / "run" / "tracking" / "mlflow.json"
+        wait_for(lambda: state.exists() and json.loads(state.read_text())["last_step"] > 80)
+        job.kill()
+    again = command("run", "--steps", "100", "--resume", "run/checkpoints/step-00000050", *every)
+    result = run(again, tmp_path, **changes(server))
+    assert result.returncode == 0, result.output
+    send_rest(result, tmp_path, "run", server)
+    found = client.get_run(json.loads(state.read_text())["run"])
+    steps = [step for step, _ in points(client, found.info.run_id)]
+    first, last = map(int, found.data.tags["hvdtrain.repeated_steps"].split("-"))
+    assert set(steps) >= set(windows(tmp_path / "run"))
+    twice = sorted(step for step in set(steps) if steps.count(step) == 2)
+    assert twice[0] == first == 55
+    assert twice[-1] <= last
+    assert twice == list(range(first, twice[-1] + 1, 5))  # the resumed job ends at step 100
+    assert found.info.status == "FINISHED"
+
+
+def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, client, tmp_path):
+    down = {**changes(server), "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    result = run(command("run", "--steps", "20", "--track", "mlflow"), tmp_path, **down)
+    assert result.returncode == 0, result.output
+    assert "5 lines of metrics.jsonl are not sent" in result.stdout
+    assert "python -m hvdtrain track run --to mlflow" in result.stdout
+    failed = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **down)
+    assert failed.returncode == 3, failed.output
+    sent = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **changes(server))
+    assert sent.returncode == 0, sent.output
+    run_id = json.loads((tmp_path / "run" / "tracking" / "mlflow.json").read_text())["run"]
+    assert dict(points(client, run_id)) == pytest.approx(windows(tmp_path / "run"))
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path, monkeypatch):
+    """What MLflow's store does not take as it is: numbers that are not finite, and names."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        "framework: torch\ntask: digits\ntask_options: {a: {b: 1}}\nclip_norm: null\n"
+    )
+    values = {"phase": "callback", "samples": 4, "epoch": 0.5, "workers": 1, "seconds": 1.5}
+    lines = [{**values, "step": 1, "loss": None, "f(x), %": 2}, {**values, "step": 2, "huge": 1e300}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.utime(folder / "metrics.jsonl", (0, 0))  # of a run that wrote just now, its job sends the end
+    sent = run(["python", "-m", "hvdtrain", "track", "old", "--to", "mlflow"], tmp_path, **changes(server))
+    assert sent.returncode == 0, sent.output
+    found = client.get_run(json.loads((folder / "tracking" / "mlflow.json").read_text())["run"])
+    assert found.info.status == "KILLED"  # it has no summary
+    assert found.data.params == {"framework": "torch", "task": "digits", "task_options.a.b": "1"}
+    ((step, loss),) = points(client, found.info.run_id, "callback/loss")
+    assert step == 1
+    assert math.isnan(loss)
+    assert points(client, found.info.run_id, "callback/f_x__ _") == [(1, 2.0)]
+    assert points(client, found.info.run_id, "callback/huge") == [(2, 1e300)]

@@ -1,0 +1,123 @@
+"""What MLflow is sent: names that it takes, and the other values if it refuses one."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from hvdtrain.tracking import mlflow_tracker
+from hvdtrain.tracking.mlflow_names import MlflowNames
+from hvdtrain.tracking.mlflow_tracker import MlflowTracker
+from hvdtrain.tracking.rows import Row
+from hvdtrain.tracking.state import SenderState
+from hvdtrain.tracking.tracker import PermanentError, TrackedRun
+
+ID = "0123456789abcdef"
+ODD_NAMES = [
+    "a//b",
+    "a/b",
+    "./x",
+    "../../x",
+    "/",
+    "..",
+    "f(x)",
+    "f[x]",
+    "é",
+    "n" * 300,
+    "n" * 300 + "m",
+    "a/",
+]
+
+
+class Client:
+    """A client that keeps what it is sent, and refuses a batch as a server does."""
+
+    def __init__(self, refused: str = "", reason: str = "") -> None:
+        self.refused, self.reason = refused, reason
+        self.sent: dict[str, list] = {"metrics": [], "params": [], "tags": []}
+
+    def log_batch(self, run_id, **given) -> None:
+        from mlflow.exceptions import INVALID_PARAMETER_VALUE, MlflowException
+
+        ((kind, values),) = given.items()
+        if any(value.key == self.refused for value in values):
+            raise MlflowException(self.reason, INVALID_PARAMETER_VALUE)
+        self.sent[kind] += values
+
+    def search_runs(self, *words, **options) -> list:
+        return []
+
+    def create_run(self, *words, **options):
+        return Mock(info=Mock(run_id="run", status="RUNNING"), data=Mock(tags={}, params={}))
+
+
+@pytest.fixture
+def tracker(monkeypatch):
+    """Gives a tracker whose client keeps what it is sent."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setattr(mlflow_tracker, "_PATIENCE", {})  # environment variables that it sets
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    made = MlflowTracker()
+    made._client = Client()
+    return made
+
+
+def row(**values: float) -> Row:
+    return Row(1, 2.0, {f"train/{name}": value for name, value in values.items()}, {})
+
+
+def test_mlflow_takes_each_name_and_no_two_become_one():
+    validation = pytest.importorskip("mlflow.utils.validation")
+    names = MlflowNames()
+    found = [names.of(name) for name in ODD_NAMES]
+    for name in found:
+        validation._validate_metric_name(name)
+        validation._validate_tag_name(name)
+        validation._validate_length_limit("name", 250, name)
+    assert len(set(found)) == len(found)
+    assert [names.of(name) for name in ODD_NAMES] == found
+    assert [MlflowNames().of(name) for name in ("train/loss", "f(x), %")] == ["train/loss", "f_x__ _"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("", "MLFLOW_TRACKING_URI is not set"),
+        ("postgresql+psycopg2://host/db", "cannot open: install mlflow"),
+    ],
+)
+def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri, text):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setattr("hvdtrain.tracking.mlflow_tracker.find_spec", lambda name: None)
+    with pytest.raises(PermanentError, match=text):
+        MlflowTracker()
+
+
+def test_config_fields_that_become_one_name_are_both_sent(tracker):
+    config = {"task_options": {"f(x)": 1, "f[x]": 2, "a/./b": 3}}
+    tracker.open(TrackedRun(Path("run"), ID, config), SenderState())
+    sent = tracker._client.sent["params"]
+    assert [param.value for param in sent] == ["1", "2", "3"]
+    assert len({param.key for param in sent}) == 3
+
+
+def test_a_config_that_was_sent_is_not_sent_again(tracker):
+    run = TrackedRun(Path("run"), ID, {"task_options": {"f(x)": 1}})
+    tracker._send_config(run, {"task_options.f_x_": "1"})
+    assert tracker._client.sent["params"] == []
+
+
+def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
+    tracker._client = Client("train/bad", "Invalid value for 'train/bad'")
+    for _ in range(2):
+        tracker.send([row(loss=0.5, bad=1, other=2)])
+    assert [metric.key for metric in tracker._client.sent["metrics"]] == ["train/loss", "train/other"] * 2
+    (note,) = tracker.notes
+    assert note.startswith("it refuses metric train/bad, which is left out: Invalid value")
+
+
+def test_a_run_that_mlflow_refuses_as_a_whole_is_tried_again(tracker):
+    tracker._client = Client("train/loss", "The run must be in the 'active' state")
+    with pytest.raises(tracker._mlflow.MlflowException):
+        tracker.send([row(loss=0.5)])
+    assert tracker.notes == []
