@@ -1,238 +1,207 @@
 """Runs side by side: a row for each, with its results and what differs in its config."""
 
-import json
+import csv
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from hvdtrain.errors import ConfigError, UsageError
-from hvdtrain.printable import printable
-from hvdtrain.regular_files import read_regular, read_tail
-from hvdtrain.yaml_reader import parse_yaml
+from hvdtrain.errors import UsageError
+from hvdtrain.reporting.compare_table import paragraph, shortened, tables_of
+from hvdtrain.reporting.comparison import (
+    FACTS,
+    Row,
+    common_facts,
+    differing_fields,
+    goal_of,
+    metric_names,
+    read_rows,
+)
+from hvdtrain.reporting.log_records import number
+from hvdtrain.reporting.stored_runs import find_runs, number_text, plain
 
-_MAX_BYTES = 10_000_000  # of summary.json and config.yaml
-_MAX_SHOWN = 1000  # characters of a line
-_TAIL_BYTES = 1_000_000  # of metrics.jsonl
-# facts of a run: those that are equal in all runs are shown once, below the table, and the short ones of
-# the others are columns
-_FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")
+# the short facts that differ are columns of the table, the others stand below it
 _COLUMNS = ("framework", "status")
-# fields of the config that are not shown as differences: facts, and where a run starts from
-_NOT_COMPARED = {"framework", "task", "epochs", "steps"}
-_FILES = ("summary.json", "config.yaml", "metrics.jsonl")
+_BEST, _TRAINING = "best ", "train "  # before the names of metrics
+_SECONDS, _SPEED, _STEPS = "seconds", "samples/s", "steps"
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the table shows of a run.
-
-    Attributes:
-        path: its directory.
-        facts: values by the names in ``_FACTS``.
-        metrics: metrics of the last evaluation, by name.
-        speeds: "seconds" and "samples/s".
-        config: fields of the config; those of mappings by names with dots.
-        problem: why something is not shown; empty if all is.
-    """
-
-    path: Path
-    facts: Mapping[str, str]
-    metrics: Mapping[str, str]
-    speeds: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
-
-
-def print_table(run_dirs: Iterable[Path]) -> None:
+def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     """Print a table with a row per run.
 
     A run without a summary is shown as far as its log goes.
 
     Args:
-        run_dirs: directories of runs.
+        run_dirs: directories of runs, or folders that hold such directories.
+        sort: the column to sort by, with the best first; in the order given if None.
 
     Raises:
-        UsageError: If none of them holds a run.
+        UsageError: If there is no run, or no such column.
     """
-    paths = list(dict.fromkeys(run_dirs))
-    runs = [_read(path) for path in paths if _holds_run(path)]
-    others = [path for path in paths if not _holds_run(path)]
-    if not runs:
-        raise UsageError(
-            f"{', '.join(map(str, others))}: no run (none of {', '.join(_FILES)})", "Name run directories."
-        )
-    names = _names(runs)
+    rows, notes = _read(run_dirs, sort)
     console = Console()
-    console.print(_table(names, runs))
-    common = ", ".join(f"{name} {value}" for name, value in _common_facts(runs).items() if value)
-    lines = [f"{'in all runs: ' if len(runs) > 1 else ''}{common}"] if common else []
-    lines += _differences(names, runs)
-    lines += [f"note: {name}: {run.problem}" for name, run in zip(names, runs, strict=True) if run.problem]
-    lines += [f"note: {path}: left out, it holds no run" for path in others]
-    for line in lines:
-        console.print(Text(_plain(line)), soft_wrap=True)
+    facts = [name for name in _COLUMNS if name not in common_facts(rows)]
+    for table in tables_of([_cells(row, facts, _columns(rows)) for row in rows], facts, console.width):
+        console.print(table)
+    common = ", ".join(f"{name} {value}" for name, value in common_facts(rows).items() if value)
+    lines = [f"{'in all runs: ' if len(rows) > 1 else ''}{common}"] if common else []
+    for line in [*lines, *_differences(rows, console.width), *notes]:
+        console.print(Text(plain(line)), soft_wrap=True)
 
 
-def _table(names: Sequence[str], runs: Sequence[_Run]) -> Table:
-    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))[::-1]
-    facts = [name for name in _COLUMNS if name not in _common_facts(runs)]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in [*metrics, "seconds", "samples/s"]:
-        table.add_column(Text(_plain(name)), justify="right", overflow="fold")
-    for name in facts:
-        table.add_column(name, overflow="fold")
-    for name, run in zip(names, runs, strict=True):
-        cells = [name, *(run.metrics.get(metric, "") for metric in metrics)]
-        cells += [run.speeds.get(speed, "") for speed in ("seconds", "samples/s")]
-        cells += [run.facts.get(fact, "") for fact in facts]
-        table.add_row(*(Text(cell) for cell in cells))  # a Text is not parsed as markup
-    return table
+def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
+    """Print comma-separated values, with a row per run; arguments and errors are those of ``print_table``."""
+    rows, notes = _read(run_dirs, sort)
+    _write_csv(rows)
+    for line in notes:
+        print(plain(line), file=sys.stderr)
 
 
-def _differences(names: Sequence[str], runs: Sequence[_Run]) -> list[str]:
-    """Return a line per run with the facts and config fields that differ and are no columns."""
-    facts = [name for name in _FACTS if name not in _COLUMNS and name not in _common_facts(runs)]
-    fields = _differing_fields(runs)
+def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
+    """Return the rows, and what to say of runs that are not shown, or not wholly."""
+    paths, left_out = find_runs(run_dirs)
+    rows = read_rows(paths)
+    if sort is not None:
+        rows = _sorted(rows, sort)
+    notes = [f"note: {row.name}: {row.problem}" for row in rows if row.problem]
+    return rows, notes + [f"note: {note}" for note in left_out]
+
+
+def _cells(row: Row, facts: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the cells of a run by column; the facts are the last."""
+    numbers = {name: number_text(value_in(row, name), _form(name)) for name in columns}
+    return {"run": row.name, **numbers, **{fact: row.facts.get(fact, "") for fact in facts}}
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Return the columns with numbers; the best values have one if they are not the last ones."""
+    names: list[str] = []
+    for metric in metric_names(rows):
+        names.append(metric)
+        if any(_is_better(row, metric) for row in rows):
+            names.append(f"{_BEST}{metric}")
+    names += [f"{_TRAINING}{metric}" for metric in metric_names(rows, is_trained_only=True)]
+    return [*names, _SECONDS, _SPEED]
+
+
+def _is_better(row: Row, metric: str) -> bool:
+    """Return whether the best value of a metric is another than the last, as the table shows them."""
+    if row.is_trained_only or metric not in row.best:
+        return False
+    return number_text(row.best[metric].value, ".4f") != number_text(row.last.get(metric), ".4f")
+
+
+def value_in(row: Row, column: str) -> Any:
+    """Return what a run has in a column; None for nothing."""
+    if column in (_SECONDS, _SPEED):
+        return row.seconds if column == _SECONDS else row.samples_per_second
+    if row.is_trained_only:
+        return row.last.get(column.removeprefix(_TRAINING)) if column.startswith(_TRAINING) else None
+    if column in row.last:
+        return row.last[column]
+    best = row.best.get(column.removeprefix(_BEST)) if column.startswith(_BEST) else None
+    return None if best is None else best.value
+
+
+def _form(column: str) -> str:
+    return {_SECONDS: ".1f", _SPEED: ",.0f"}.get(column, ".4f")
+
+
+def _differences(rows: Sequence[Row], width: int) -> list[str]:
+    """Return a paragraph per run with the facts and config fields that differ and are no columns."""
+    facts = [name for name in FACTS if name not in _COLUMNS and name not in common_facts(rows)]
+    fields = differing_fields(rows)
     if not facts and not fields:
         return []
-    width = max(map(len, names))
+    indent = max(min(len(row.name), width // 3) for row in rows) + 4
     lines = ["what differs:"]
-    for name, run in zip(names, runs, strict=True):
-        parts = [f"{fact} {run.facts[fact]}" for fact in facts if run.facts.get(fact)]
-        parts += [f"{key} {run.config[key] or 'null'}" for key in fields if key in run.config]
-        lines.append(f"  {name:<{width}}  {', '.join(parts) or 'its config is unknown'}")
+    for row in rows:
+        parts = [f"{fact} {shortened(row.facts[fact])}" for fact in facts if row.facts.get(fact)]
+        parts += [f"{key} {shortened(row.config[key] or 'null')}" for key in fields if key in row.config]
+        text = ", ".join(parts) or "its config is unknown"
+        lines += paragraph(f"  {row.name:<{indent - 4}}  ", text, width, indent)
     return lines
 
 
-def _names(runs: Sequence[_Run]) -> list[str]:
-    """Return a name for each run: the last part of its path, or all of it if two have the same."""
-    short = [_plain(run.path.resolve().name) for run in runs]
-    return [
-        name if short.count(name) == 1 else _plain(str(run.path))
-        for name, run in zip(short, runs, strict=True)
-    ]
+def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
+    """Return the runs sorted by a column, the best first and those that have no number there last.
+
+    Raises:
+        UsageError: If no run has such a column.
+    """
+    column, colon, way = sort.rpartition(":")
+    if not colon or way not in ("min", "max"):
+        column, way = sort, ""
+    known = [*(f"{prefix}{name}" for name in metric_names(rows) for prefix in ("", _BEST))]
+    known += [f"{_TRAINING}{name}" for name in metric_names(rows, is_trained_only=True)]
+    known += [_SECONDS, _SPEED, _STEPS]
+    if column not in known:
+        raise UsageError(
+            f"--sort {plain(sort)}: no run has such a column",
+            f"Columns: {', '.join(known)}. {column and column + ':min'} or :max says which end comes first.",
+        )
+    highest = way == "max" if way else _is_highest_first(rows, column)
+
+    def key(row: Row) -> tuple[bool, float]:
+        text = _without_commas(row.facts.get(_STEPS, ""))
+        value = int(text) if column == _STEPS and text.isdecimal() else value_in(row, column)
+        found = None if value is None else number(value)
+        if found is None or not math.isfinite(found):
+            return True, 0.0
+        return False, -found if highest else found
+
+    return sorted(rows, key=key)
 
 
-def _common_facts(runs: Sequence[_Run]) -> dict[str, str]:
-    return {name: runs[0].facts.get(name, "") for name in _FACTS if len(_values(runs, name)) == 1}
+def _is_highest_first(rows: Sequence[Row], column: str) -> bool:
+    if column in (_SECONDS, _SPEED, _STEPS):
+        return column != _SECONDS
+    metric = column.removeprefix(_BEST).removeprefix(_TRAINING)
+    return goal_of(_goals_of(rows), metric).highest
 
 
-def _values(runs: Sequence[_Run], fact: str) -> set[str]:
-    return {run.facts.get(fact, "") for run in runs}
+def _goals_of(rows: Sequence[Row]) -> Mapping[str, Any]:
+    return next((row.config for row in rows if row.config), {})
 
 
-def _differing_fields(runs: Sequence[_Run]) -> list[str]:
-    """Return the config fields that are not equal in all runs whose config is known."""
-    configs = [run.config for run in runs if run.config]
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [name for name in names if len({config.get(name) for config in configs}) > 1]
+def _write_csv(rows: Sequence[Row]) -> None:
+    """Print comma-separated values: numbers as they are, and the fields that differ."""
+    metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
+    fields = differing_fields(rows)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    head = ["run", "path", *(fact.replace(" ", "_") for fact in FACTS), _SECONDS, "samples_per_second"]
+    head += [f"{kind}.{name}" for name in metrics for kind in ("last", "best", "best_step")]
+    head += [f"train.{name}" for name in trained] + [f"config.{name}" for name in fields]
+    writer.writerow(map(_cell, head))
+    for row in rows:
+        cells: list[Any] = [row.name, row.path]
+        cells += [_without_commas(row.facts.get(fact, "")) for fact in FACTS]
+        cells += [row.seconds, row.samples_per_second]
+        for name in metrics:
+            best = row.best.get(name)
+            cells += [value_in(row, name), best and best.value, best and best.step]
+        cells += [value_in(row, f"{_TRAINING}{name}") for name in trained]
+        cells += [row.config.get(name) for name in fields]
+        writer.writerow(map(_cell, cells))
 
 
-def _holds_run(path: Path) -> bool:
-    return any((path / name).exists() for name in _FILES)
+def _without_commas(text: str) -> str:
+    """Return a whole number without the commas between its digits; other text as it is."""
+    digits = text.replace(",", "")
+    return digits if digits.isdecimal() else text
 
 
-def _read(path: Path) -> _Run:
-    """Read a run; what cannot be read is left out and said."""
-    config, problem = _read_config(path / "config.yaml")
-    from_config: dict[str, str] = {
-        name: _value(config[name]) for name in ("framework", "task") if name in config
-    }
-    fields = _flat({name: value for name, value in config.items() if name not in _NOT_COMPARED})
+def _cell(value: Any) -> Any:
+    """Return a value for a CSV file: text that a spreadsheet would take for a formula has a ' before it."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    text = plain(str(value))
     try:
-        summary = json.loads(read_regular(path / "summary.json", _MAX_BYTES))
-        if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict):
-            raise ValueError("it is not the summary of a run")
-    except FileNotFoundError:
-        return _from_log(path, from_config, fields, problem)
-    except (OSError, ValueError, RecursionError) as error:
-        return _from_log(path, from_config, fields, f"cannot read summary.json: {error}")
-    facts = from_config | {name: _value(summary[name]) for name in _FACTS if name in summary}
-    if isinstance(sets := summary.get("eval_sets"), list):
-        facts["eval sets"] = _plain(", ".join(map(str, sets)))
-    metrics = {name: _number(value, ".4f") for name, value in summary["final"].items()}
-    speeds = {
-        "seconds": _number(summary.get("seconds"), ".1f"),
-        "samples/s": _number(summary.get("samples_per_second"), ",.0f"),
-    }
-    return _Run(path, facts, metrics, speeds, fields, problem)
-
-
-def _from_log(path: Path, facts: Mapping[str, str], fields: Mapping[str, str], problem: str) -> _Run:
-    """Return what is known of a run without a summary: its config and the last lines of metrics.jsonl."""
-    last: dict[str, Any] = {}
-    metrics: dict[str, str] = {}
-    try:
-        lines = read_tail(path / "metrics.jsonl", _TAIL_BYTES).splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):  # the first may be cut off, the last be half written
-            continue
-        if isinstance(values, dict):
-            last = values
-            if values.get("phase") == "eval":
-                metrics = _metrics_in(values)
-    status = {"status": "unfinished", "steps": _value(last.get("step", 0))}
-    known = {"workers": _value(last["workers"])} if "workers" in last else {}
-    speeds = {"seconds": _number(last.get("seconds"), ".1f")}
-    return _Run(path, {**facts, **known, **status}, metrics, speeds, fields, problem)
-
-
-def _metrics_in(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metrics of a line of metrics.jsonl: they stand between the epoch and the learning rate."""
-    names = list(values)
-    first = names.index("epoch") + 1 if "epoch" in names else 0
-    last = names.index("learning_rate") if "learning_rate" in names else first
-    return {name: _number(values[name], ".4f") for name in names[first:last]}
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a config, and why it could not be read, if it is there and could not be."""
-    try:
-        values = parse_yaml(read_regular(path, _MAX_BYTES).decode(), "config.yaml")
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, ValueError) as error:
-        return {}, f"cannot read config.yaml: {error}"
-    except ConfigError as error:
-        return {}, error.problem
-    return (values, "") if isinstance(values, dict) else ({}, "config.yaml holds no fields")
-
-
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
-    """Return the values of nested mappings as text, by names with dots."""
-    result: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{prefix}{_plain(str(name))}"
-        if isinstance(value, dict) and value:
-            result |= _flat(value, f"{key}.")
-        else:
-            result[key] = _value(value)
-    return result
-
-
-def _number(value: Any, form: str) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return format(float(value), form) if is_number and abs(value) < 1e300 else _value(value)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return _plain(f"{value:,}")
-    return "" if value is None else _plain(str(value))
-
-
-def _plain(text: str) -> str:
-    """Return text without what could control the terminal, shortened."""
-    shown = printable(text[: _MAX_SHOWN + 1], lines=False)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return text

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.metric_names import metrics_by_set
 from hvdtrain.metrics import StepInfo

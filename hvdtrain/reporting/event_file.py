@@ -47,14 +47,18 @@ class EventFile:
             seconds = max(seconds, _newest_seconds(folder) + 1)
         self.path = folder / f"events.out.tfevents.{seconds}.{os.getpid()}.hvdtrain"
         self._file = AppendFile(self.path, may_write=may_write)
-        self._write(0, _bytes(_FILE_VERSION, b"brain.Event:2"))
+        self._write(0, encoded_bytes(_FILE_VERSION, b"brain.Event:2"))
         if resumed_step is not None:
-            self._write(resumed_step + 1, _bytes(_SESSION_LOG, _varint(_STATUS, _START)))
+            self._write(resumed_step + 1, encoded_bytes(_SESSION_LOG, encoded_varint(_STATUS, _START)))
 
     def add(self, values: Mapping[str, float], step: int) -> OSError | None:
         """Add scalars at a step; return what went wrong, if something did."""
-        scalars = (_bytes(_VALUE, _scalar(tag, value)) for tag, value in values.items())
-        return self._write(step, _bytes(_SUMMARY, b"".join(scalars)))
+        scalars = (encoded_bytes(_VALUE, _scalar(tag, value)) for tag, value in values.items())
+        return self._write(step, encoded_bytes(_SUMMARY, b"".join(scalars)))
+
+    def add_summary(self, summary: bytes, step: int) -> OSError | None:
+        """Add an encoded ``Summary`` at a step; return what went wrong, if something did."""
+        return self._write(step, encoded_bytes(_SUMMARY, summary))
 
     def restore(self) -> str:
         """Make the file anew if it was removed; see ``AppendFile.restore``."""
@@ -65,8 +69,8 @@ class EventFile:
         self._file.close()
 
     def _write(self, step: int, content: bytes) -> OSError | None:
-        at_step = _varint(_STEP, step) if step else b""  # zero is the default, and left out
-        event = _key(_WALL_TIME, _DOUBLE) + struct.pack("<d", time.time()) + at_step + content
+        at_step = encoded_varint(_STEP, step) if step else b""  # zero is the default, and left out
+        event = encoded_key(_WALL_TIME, _DOUBLE) + struct.pack("<d", time.time()) + at_step + content
         return self._file.append(_record(event))
 
 
@@ -81,19 +85,22 @@ def _scalar(tag: str, value: float) -> bytes:
         packed = struct.pack("<f", value)
     except OverflowError:  # beyond fp32
         packed = struct.pack("<f", math.copysign(math.inf, value))
-    return _bytes(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + packed
+    return encoded_bytes(_TAG, tag.encode()) + encoded_key(_SIMPLE_VALUE, _FLOAT) + packed
 
 
-def _key(field: int, wire_type: int) -> bytes:
+def encoded_key(field: int, wire_type: int) -> bytes:
+    """Return what precedes the value of a field."""
     return bytes([field << 3 | wire_type])  # one byte, for fields up to 15
 
 
-def _varint(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _as_varint(value)
+def encoded_varint(field: int, value: int) -> bytes:
+    """Return a field of a message with a number that is not negative."""
+    return encoded_key(field, _VARINT) + _as_varint(value)
 
 
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _as_varint(len(content)) + content
+def encoded_bytes(field: int, content: bytes) -> bytes:
+    """Return a field of a message with bytes, a text or another message."""
+    return encoded_key(field, _BYTES) + _as_varint(len(content)) + content
 
 
 def _as_varint(value: int) -> bytes:

@@ -67,13 +67,20 @@ class AppendFile:
         return None
 
     def sync(self) -> None:
-        """Wait until what was appended is on the disk.
+        """Wait until what was appended is on the disk. May be called in another thread than ``restore``.
 
         Raises:
             OSError: If that cannot be.
         """
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
+        while (descriptor := self._descriptor) is not None:
+            try:
+                os.fsync(descriptor)
+            except OSError:
+                if descriptor == self._descriptor:
+                    raise
+            else:
+                return
+            # it was closed meanwhile, and the file made anew
 
     def restore(self) -> str:
         """Make the file anew if it was removed; if another has its name, append to that one from now on.
@@ -96,8 +103,8 @@ class AppendFile:
             done = f"{self.path} was removed while training; it is made anew, with all that it held"
             waiting = os.pread(self._descriptor, size, 0) + waiting
         descriptor = _open_to_append(self.path, self._follow)
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+        removed, self._descriptor = self._descriptor, descriptor
+        os.close(removed)
         self._size_and_waiting = os.fstat(descriptor).st_size, waiting
         if (error := self.append(b"")) is not None:
             raise error
@@ -223,6 +230,15 @@ def lines_of(path: Path) -> Iterator[bytes]:
             if len(line) > LONGEST_LINE:
                 raise OSError(errno.EINVAL, f"it has a line of more than {LONGEST_LINE:,} bytes", str(path))
             yield line
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of a log holds; None if it was cut, or is not a JSON object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _is_kept(line: bytes, last_step: int) -> bool:

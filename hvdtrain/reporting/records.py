@@ -1,12 +1,13 @@
 """The lines of metrics.jsonl as values, and the last of them, which every worker keeps."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.jsonl import to_json
+from hvdtrain.reporting.jsonl import parse_line, to_json
 from hvdtrain.words import counted
 
 KEPT = 64
@@ -81,6 +82,20 @@ def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: fl
 def line_of(record: Mapping[str, Any]) -> bytes:
     """Return a record as metrics.jsonl has it."""
     return (to_json(record) + "\n").encode()
+
+
+def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the records of lines, with NaN where a number is not finite; a line that is cut is left out."""
+    records = []
+    for line in lines:
+        record = parse_line(line)
+        if record is not None and isinstance(record.get("step"), int):
+            records.append(record if record.get("phase") == EVENT else _with_nan(record))
+    return records
+
+
+def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

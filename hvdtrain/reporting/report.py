@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.records import EVAL, EVENT, TRAIN, RecentRecords, WorkersChange, record_of
 from hvdtrain.reporting.run_folder import RunFolder

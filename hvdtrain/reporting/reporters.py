@@ -6,6 +6,7 @@ what could not be written is written with the next record.
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.event_config import session_end, session_start, text_summary
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import AppendFile, write_json
 from hvdtrain.reporting.records import EVENT, line_of, record_of
@@ -114,6 +116,15 @@ class TensorBoard(Callback):
         if record["phase"] == EVENT:
             values = {"workers": record["workers"], "pause_seconds": record["pause_seconds"]}
         self._add(record["phase"], record["step"], values)
+
+    def write_config(self, config: Mapping[str, Any], text: str, step: int, name: str) -> None:
+        """Write a run's config as hyperparameters and as a text, at the steps that were done before."""
+        for summary in (session_start(config, name, time.time()), text_summary("config", text)):
+            self._note_error(self._file.path, self._file.add_summary(summary, step))
+
+    def write_end(self, step: int) -> None:
+        """Write that the run is complete."""
+        self._note_error(self._file.path, self._file.add_summary(session_end(time.time()), step))
 
     def _add(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         tagged = {f"{phase}/{name}": value for name, value in values.items()}

@@ -4,10 +4,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import RunContext
+from hvdtrain.host.launcher import is_muted
 from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.printable import printable
@@ -21,6 +22,14 @@ from hvdtrain.reporting.summary import Summary
 
 if TYPE_CHECKING:
     import rich.console
+
+
+class Tracking(Protocol):
+    """A built-in callback that has a run sent to trackers."""
+
+    def close(self) -> None:
+        """Wait in limited time until all is sent."""
+        ...
 
 
 class CallbackReport(SilentReport):
@@ -95,6 +104,8 @@ class CallbackReport(SilentReport):
         self._keep(CALLBACK, step, values)
 
     def _note_failure(self, text: str) -> None:
+        if is_muted():
+            return
         print(printable(f"note: rank {self._context.rank}: {text}"), file=sys.stderr, flush=True)
 
 
@@ -108,6 +119,7 @@ class RunReport(CallbackReport):
         callbacks: users' callbacks, in order.
         on_made_anew: called with the run directory if it was removed and is made anew.
         lost_lease: returns why this worker may no longer write files; empty while it may.
+        tracking: the built-in callback that has the run sent to trackers; None if it is not sent.
 
     Raises:
         OSError: If a file cannot be opened.
@@ -122,6 +134,7 @@ class RunReport(CallbackReport):
         *,
         on_made_anew: Callable[[Path], None] = lambda path: None,
         lost_lease: Callable[[], str] = lambda: "",
+        tracking: Tracking | None = None,
     ) -> None:
         run_dir = context.run_dir
         folder = RunFolder(run_dir, on_made_anew, lost_lease)
@@ -129,14 +142,31 @@ class RunReport(CallbackReport):
         self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
         self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
         self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
+        self._tracking = tracking
         built_in = (self._metrics, self._events, self._summary, self._console)
-        super().__init__(context, callbacks, built_in)
+        tracked = () if tracking is None else (tracking,)
+        super().__init__(context, callbacks, (*built_in, *tracked))
         self.folder = folder
 
     def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write records that the log has already to TensorBoard, whose file this report has begun anew."""
         for record in records:
             self._events.write_record(record)
+
+    def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
+        """Start the clock, call the callbacks' ``on_start``, write the config for TensorBoard."""
+        super().on_start(steps, done, seconds_before)
+        config, run_dir = self._context.config, self._context.run_dir
+        if "tensorboard" in config.track:
+            values = config.model_dump(mode="json", exclude={"run_dir", "resume"})
+            text = f"```yaml\n{config.to_yaml()}```"
+            self._events.write_config(values, text, done, run_dir.resolve().name)
+
+    def on_end(self, summary: Summary) -> None:
+        """Report how training ended."""
+        if "tensorboard" in self._context.config.track and summary.status == "completed":
+            self._events.write_end(summary.steps)
+        super().on_end(summary)
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
         """Report that other workers go on with an elastic job."""
@@ -175,6 +205,8 @@ class RunReport(CallbackReport):
         self._console.close()
         self._metrics.close()
         self._events.close()
+        if self._tracking is not None:  # when all that it sends is written
+            self._tracking.close()
         if self.folder is not None:
             self.folder.close()
 

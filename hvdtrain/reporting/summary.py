@@ -1,9 +1,27 @@
 """How a run ended."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
+from hvdtrain.reporting.records import parse_lines
 from hvdtrain.wire_types import travels
+
+
+@travels
+@dataclass(frozen=True)
+class Best:
+    """The best value of an evaluation metric over a run.
+
+    Attributes:
+        value: the value.
+        step: the step of the evaluation; the first of those with this value.
+        checkpoint: the directory of the checkpoint of that step; None if it was not kept.
+    """
+
+    value: float
+    step: int
+    checkpoint: str | None = None
 
 
 @travels
@@ -33,6 +51,11 @@ class Summary:
             where the data have no names.
         changes: how often the workers of an elastic job changed while it trained.
         paused_seconds: the time without training that this took.
+        best: the best value of each evaluation metric in ``history``, by the metric's name; empty unless
+            ``hvdtrain.train`` returned it. Lower is better for names that end in loss, error, mae, mse, rmse,
+            perplexity or distance, higher for others, unless ``keep_best``, ``early_stopping`` or
+            ``plateau_metric`` says otherwise.
+        metrics_log: what ``metrics.jsonl`` of the run directory holds; likewise.
     """
 
     status: str
@@ -55,11 +78,28 @@ class Summary:
     eval_sets: list[str] = field(default_factory=list)
     changes: int = 0
     paused_seconds: float = 0.0
+    best: dict[str, Best] = field(default_factory=dict)
+    metrics_log: bytes = field(default=b"", repr=False)
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, in order, with NaN where a number is not finite.
+
+        They are windows of training (``phase`` "train"), evaluations ("eval"), what callbacks logged and
+        changes of the workers, also from before the run was resumed in its directory. Only what
+        ``hvdtrain.train`` returns has them, the same on every worker.
+        """
+        return parse_lines(self.metrics_log.splitlines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is."""
+        """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is.
+
+        Without ``best`` and ``metrics_log``, which metrics.jsonl has.
+        """
         rare = (
             *("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets"),
             *("changes", "paused_seconds"),
         )
-        return {name: value for name, value in asdict(self).items() if name not in rare or value}
+        left_out = ("best", "metrics_log")
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
+        return {name: value for name, value in values.items() if name not in rare or value}

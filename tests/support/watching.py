@@ -5,7 +5,7 @@ import json
 
 from rich.console import Console
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.metrics import StepInfo

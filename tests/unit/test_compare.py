@@ -1,5 +1,6 @@
 """Runs side by side: a row for each, and what differs."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.compare import print_table
+from hvdtrain.reporting.compare import print_csv, print_table
 
 SUMMARY = {
     "status": "completed",
@@ -110,7 +111,7 @@ def test_a_run_without_a_summary_is_shown_as_far_as_its_log_goes(make, shown):
     going = make("going", None, "framework: torch\ntask: digits\n", LOG)
     lines = shown(make("one", SUMMARY), going)
     assert lines[0].split() == ["run", "f1", "accuracy", "loss", "seconds", "samples/s", "status"]
-    assert lines[3].split() == ["going", "0.5000", "0.7000", "4.5", "unfinished"]
+    assert lines[3].split() == ["going", "0.5000", "0.7000", "4.5", "unknown"]
     assert lines[-1] == "  going  steps 9"
 
 
@@ -130,7 +131,7 @@ def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
     (bad / "summary.json").write_text(text)
     lines = shown(make("one", SUMMARY), bad)
     assert lines[2].split()[:3] == ["one", "0.9800", "0.1000"]
-    assert lines[3].split() == ["bad", "unfinished"]
+    assert lines[3].split() == ["bad", "unknown"]
     assert lines[-1].startswith("note: bad: cannot read summary.json: ")
 
 
@@ -145,9 +146,118 @@ def test_names_are_no_markup_and_do_not_reach_the_terminals_controls(make, shown
     lines = shown(make("[z]", hostile))
     assert lines[0].split()[:2] == ["run", "[/y]?"]
     assert lines[2].split()[0] == "[z]"
-    assert lines[3] == "framework torch, task a[b].py:X[/x], status [red], workers 2, steps 1,350"
+    assert lines[3] == "framework torch, task a[b].py:X[/x], status unknown, workers 2, steps 1,350"
 
 
 def test_values_of_other_types_are_shown_as_they_are(make, shown):
     odd = {**SUMMARY, "seconds": "long", "samples_per_second": None, "final": {"loss": float("nan")}}
     assert shown(make("odd", odd))[2].split() == ["odd", "nan", "long"]
+
+
+def evaluation(step: int, **metrics: float) -> str:
+    record = {"phase": "eval", "step": step, "epoch": step / 10, **metrics, "learning_rate": 0.1}
+    return json.dumps(record) + "\n"
+
+
+def test_the_best_value_has_a_column_if_it_is_not_the_last(make, shown):
+    log = evaluation(5, loss=0.05, accuracy=0.9) + evaluation(9, loss=0.1, accuracy=0.98)
+    lines = shown(make("one", SUMMARY, log=log), make("two", SUMMARY))
+    assert lines[0].split() == ["run", "accuracy", "loss", "best", "loss", "seconds", "samples/s"]
+    assert lines[2].split() == ["one", "0.9800", "0.1000", "0.0500", "12.3", "5,432"]
+    assert lines[3].split() == ["two", "0.9800", "0.1000", "0.1000", "12.3", "5,432"]
+
+
+def test_the_config_says_which_end_of_a_metric_is_better(make, shown):
+    log = evaluation(5, score=1.0) + evaluation(9, score=2.0)
+    run = make("one", None, "keep_best: score:min\n", log)
+    assert shown(run)[2].split()[:3] == ["one", "2.0000", "1.0000"]
+
+
+def test_a_value_that_is_no_number_is_never_the_best(make, shown):
+    log = evaluation(5, loss=0.5) + evaluation(9).replace('"learning_rate"', '"loss": null, "learning_rate"')
+    assert shown(make("one", None, log=log))[2].split()[:2] == ["one", "0.5000"]
+
+
+def test_runs_without_evaluations_are_shown_with_their_training(make, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    log = '{"phase": "train", "step": 9, "epoch": 1.5, "loss": 0.3, "learning_rate": 0.1, "seconds": 4.5}\n'
+    lines = shown(make("one", SUMMARY), make("two", None, "seed: 1\n", log))
+    assert lines[0].split()[:5] == ["run", "accuracy", "loss", "train", "loss"]
+    assert lines[3].split() == ["two", "0.3000", "4.5", "unknown"]
+
+
+def test_a_folder_stands_for_the_runs_in_it(make, shown, tmp_path):
+    make("runs/b", SUMMARY)
+    make("runs/a", SUMMARY)
+    (tmp_path / "runs" / "empty").mkdir()
+    lines = shown(tmp_path / "runs", tmp_path / "runs" / "b")
+    assert [line.split()[0] for line in lines[2:4]] == ["a", "b"]
+    assert not any("left out" in line for line in lines)
+
+
+def sorted_names(capsys, sort: str, *folders: Path) -> list[str]:
+    print_table(folders, sort)
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines()[2 : 2 + len(folders)]]
+
+
+def test_runs_are_sorted_with_the_best_first_and_those_without_a_value_last(make, capsys):
+    bad = make("bad", {**SUMMARY, "final": {"loss": float("nan")}})
+    low = make("low", {**SUMMARY, "final": {"loss": 0.3, "accuracy": 0.9}, "seconds": 3.0})
+    high = make("high", {**SUMMARY, "final": {"loss": 0.2, "accuracy": 0.8}, "seconds": 5.0})
+    runs = [bad, low, high]
+    assert sorted_names(capsys, "loss", *runs) == ["high", "low", "bad"]
+    assert sorted_names(capsys, "accuracy", *runs) == ["low", "high", "bad"]
+    assert sorted_names(capsys, "best accuracy", *runs) == ["low", "high", "bad"]
+    assert sorted_names(capsys, "accuracy:min", *runs) == ["high", "low", "bad"]
+    assert sorted_names(capsys, "seconds", *runs) == ["low", "high", "bad"]
+
+
+def test_a_column_that_there_is_not_is_refused_with_those_that_there_are(make):
+    with pytest.raises(UsageError, match=r"(?s)--sort f1: no run .*Columns: accuracy, best accuracy, loss"):
+        print_table([make("one", SUMMARY)], "f1")
+
+
+def test_comma_separated_values_have_all_digits(make, capsys):
+    log = evaluation(5, loss=0.05, accuracy=1 / 3)
+    one = make("one", {**SUMMARY, "task": "a,b"}, "seed: 1\nlearning_rate: 0.1\n", log)
+    two = make("=2+3", SUMMARY, "seed: 2\nlearning_rate: 0.1\n")
+    print_csv([one, two, one.parent / "missing"])
+    printed = capsys.readouterr()
+    rows = list(csv.DictReader(printed.out.splitlines()))
+    assert (rows[0]["run"], rows[0]["path"], rows[0]["task"]) == ("one", str(one), "a,b")
+    assert (rows[0]["steps"], rows[0]["last.loss"], rows[0]["best.loss"]) == ("1350", "0.1", "0.05")
+    assert rows[0]["best_step.loss"] == "5"
+    assert float(rows[0]["best.accuracy"]) == 1 / 3
+    assert rows[0]["config.seed"] == "1"
+    assert "config.learning_rate" not in rows[0], "it does not differ"
+    assert rows[1]["run"] == "'=2+3", "a spreadsheet does not take it for a formula"
+    assert "left out" in printed.err
+
+
+@pytest.mark.parametrize("metrics", [2, 9])
+def test_long_values_leave_status_and_titles_readable_at_80_columns(make, shown, metrics):
+    long = "a-long-value-" * 20
+    values = {"loss": 0.1, "validation/top_5_accuracy_of_the_second_set": 0.98}
+    final = values if metrics == 2 else {f"validation_metric_{i}": float(i) for i in range(9)}
+    one = make("a-run-with-a-name-" * 4, {**SUMMARY, "final": final}, f"data: {long}1\nseed: 1\n")
+    two = make("two", {**SUMMARY, "status": "failed", "final": final}, f"data: {long}2\nseed: 2\n")
+    lines = shown(one, two)
+    text = "\n".join(lines)
+    head = lines[
+        : next(i for i, line in enumerate(lines) if line.startswith("\N{BOX DRAWINGS LIGHT HORIZONTAL}"))
+    ]
+    assert "status" in " ".join(head)
+    assert "completed" in text
+    assert "failed" in text
+    titles = "".join(head).replace(" ", "")
+    if metrics == 2:
+        assert all(word in titles for word in ("validation/", "accuracy_", "loss", "samples/s"))
+    else:
+        assert text.count("completed") > 1, "columns without room are in another table"
+        assert all(f"{i}.0000" in text for i in range(9))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    below = lines[next(i for i, line in enumerate(lines) if line == "what differs:") :]
+    assert max(map(len, [line for line in lines if not line.startswith("in all runs")])) <= 80
+    assert long not in text
+    assert any("..." in line for line in below)
+    assert "seed 2" in below[-1]

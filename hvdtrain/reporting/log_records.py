@@ -1,0 +1,120 @@
+"""The lines of a run's log as records, read by those who look at runs."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.regular_files import open_regular
+from hvdtrain.reporting.jsonl import parse_line
+from hvdtrain.reporting.report import METRICS_FILE
+from hvdtrain.reporting.stored_runs import plain
+
+MAX_LINE = 1_000_000  # bytes of a line; the longest names the workers of a large job
+_MAX_COUNT = 1 << 53  # beyond it, floats are not exact
+
+
+@dataclass(frozen=True)
+class BrokenLines:
+    """Lines of a log that hold no record. One at its end that is not written out is none of them.
+
+    Attributes:
+        count: how many there are.
+        first: the number of the first one, from 1.
+    """
+
+    count: int = 0
+    first: int = 0
+
+    def with_line(self, number: int) -> "BrokenLines":
+        """Return these and one more."""
+        return BrokenLines(self.count + 1, self.first or number)
+
+    def describe(self) -> str:
+        """Return in words that they are left out; nothing if there is none."""
+        if self.count == 0:
+            return ""
+        if self.count == 1:
+            return f"line {self.first:,} of {METRICS_FILE} holds no record and is left out"
+        return (
+            f"{self.count:,} lines of {METRICS_FILE} hold no record and are left out; "
+            f"the first is line {self.first:,}"
+        )
+
+
+class LogReader:
+    """Reads the log of a run.
+
+    Args:
+        path: the run directory.
+
+    Attributes:
+        broken: the lines read until now that hold no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / METRICS_FILE
+        self.broken = BrokenLines()
+
+    def records(self, phase: str = "") -> Iterator[dict[str, Any]]:
+        """Yield the records in the order of the log.
+
+        Args:
+            phase: only records of this phase; of all if it is empty.
+
+        Raises:
+            OSError: If the log cannot be read. One that does not exist has no records.
+        """
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with file:
+            number, is_rest = 0, False  # of a line that is too long
+            while line := file.readline(MAX_LINE):
+                was_rest, is_rest = is_rest, not line.endswith(b"\n")
+                if was_rest:
+                    continue
+                number += 1
+                record = parse_record(line)
+                if record is None:
+                    if not is_rest or len(line) == MAX_LINE:
+                        self.broken = self.broken.with_line(number)
+                elif not phase or record.get("phase") == phase:
+                    yield record
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record that a line of a log holds, which has a step; None if it holds none."""
+    record = parse_line(line)
+    return record if record is not None and count_of(record.get("step")) is not None else None
+
+
+def metrics_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a record: they stand between the epoch and the learning rate."""
+    names = list(record)
+    first = names.index("epoch") + 1 if "epoch" in names else 0
+    last = names.index("learning_rate") if "learning_rate" in names else first
+    return {plain(name): record[name] for name in names[first:last]}
+
+
+def number(value: Any) -> float | None:
+    """Return a number of a record as a float: NaN for null, which stands for one that is not finite.
+
+    None is returned for what is no number.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def count_of(value: Any) -> int | None:
+    """Return a number of steps of a record; None for what is none, or is larger than any can be."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_COUNT
+    return value if is_count else None

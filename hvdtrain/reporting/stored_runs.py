@@ -1,0 +1,245 @@
+"""Runs as their directories hold them: found, named and read. Nothing is written there.
+
+A run may be going on, may have ended without a word, and may be somebody else's: what cannot be read is left
+out and named.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.printable import printable
+from hvdtrain.regular_files import read_regular
+from hvdtrain.reporting.file_access import access_remedy, refused_file
+from hvdtrain.reporting.lock_state import LockState, look_at_lock
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.run_status import (
+    FAR_SECONDS,
+    RUNNING,
+    UNKNOWN,
+    is_outdated,
+    silent_seconds_of,
+    status_of,
+)
+from hvdtrain.yaml_reader import parse_yaml
+
+CONFIG_FILE = "config.yaml"
+FILES = (SUMMARY_FILE, CONFIG_FILE, METRICS_FILE)
+_MAX_BYTES = 10_000_000  # of summary.json and config.yaml
+_MAX_SHOWN = 1000  # characters of a value
+_MAX_HEADER = 40  # lines
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What the small files of a run directory hold.
+
+    Attributes:
+        path: the directory.
+        config: fields of the config; empty if it cannot be read.
+        header: lines of comment at the top of config.yaml.
+        summary: how the run ended; None if it did not say so, or goes on since.
+        problems: why something is not known.
+        lock: who uses the directory.
+        silent_seconds: how long ago the last record came.
+        status: how the run ended or stands, one of the words of ``run_status``.
+    """
+
+    path: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    header: Sequence[str] = ()
+    summary: Mapping[str, Any] | None = None
+    problems: Sequence[str] = ()
+    lock: LockState = field(default_factory=lambda: LockState(None))
+    silent_seconds: float = math.inf
+    status: str = UNKNOWN
+
+    @property
+    def may_train(self) -> bool:
+        """Whether a job may train it now, as far as that can be seen here."""
+        is_unseen = self.status == UNKNOWN and self.summary is None
+        return self.status == RUNNING or (is_unseen and self.silent_seconds < FAR_SECONDS)
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Return the runs among directories, and what to say of those that are left out.
+
+    A directory that is no run stands for the runs in it, sorted by name.
+
+    Raises:
+        UsageError: If there is no run at all.
+        EnvironmentFault: If there are runs, none of which this user may read.
+    """
+    runs: list[Path] = []
+    others: list[str] = []
+    notes: list[str] = []
+    for path in paths:
+        found, unreadable = _runs_at(path)
+        runs += found
+        notes += [_left_out(child, error) for child, error in unreadable]
+        if not found and not unreadable:
+            others.append(plain(str(path)))
+    if not runs and notes and not others:
+        raise EnvironmentFault("; ".join(notes))
+    if not runs:
+        problems = [*notes, *(f"{path}: no run (none of {', '.join(FILES)})" for path in others)]
+        raise UsageError("; ".join(problems), "Name run directories, or a folder of run directories.")
+    notes += [f"{path}: left out, it holds no run" for path in others]
+    return list(dict.fromkeys(runs)), list(dict.fromkeys(notes))
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether a directory is that of a run."""
+    return any((path / name).exists() for name in FILES)
+
+
+def _left_out(path: Path, error: OSError) -> str:
+    text = f"{path}: left out, it cannot be read: {error.strerror or error}"
+    return plain(". ".join(filter(None, [text, access_remedy(error, path)])))
+
+
+def _runs_at(path: Path) -> tuple[list[Path], list[tuple[Path, OSError]]]:
+    """Return the run that a directory is, or those in it, and which directories cannot be read and why."""
+    runs: list[Path] = []
+    unreadable: list[tuple[Path, OSError]] = []
+    try:
+        if _is_readable_run(path):
+            return [path], []
+        children = sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return [], []
+    except OSError as error:
+        return [], [(path, error)]
+    for child in children:
+        try:
+            runs += [child] if child.is_dir() and _is_readable_run(child) else []
+        except OSError as error:
+            unreadable.append((child, error))
+    return runs, unreadable
+
+
+def _is_readable_run(path: Path) -> bool:
+    """Return whether a directory is that of a run.
+
+    Raises:
+        OSError: If this user may not read it, or one of its files.
+    """
+    if not holds_run(path):
+        return False
+    if (error := refused_file(path, FILES)) is not None:
+        raise error
+    return True
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each run: the last part of its path, or all of it if two have the same."""
+    short = [plain(path.resolve().name) for path in paths]
+    return [
+        name if short.count(name) == 1 else plain(str(path)) for name, path in zip(short, paths, strict=True)
+    ]
+
+
+def read_run(path: Path) -> StoredRun:
+    """Read the small files of a run, and look how it stands.
+
+    Not to be called in a process that holds the lock of the run directory, which it would release.
+    """
+    lock = look_at_lock(path)  # before the summary: a job writes that before it lets go of the lock
+    silent_seconds = silent_seconds_of(path)
+    config, header, config_problem = _read_config(path / CONFIG_FILE)
+    summary, problem = read_summary(path)
+    if summary is not None and _is_of_job_before(path, lock):
+        summary = None
+    status = status_of(summary, lock, silent_seconds, problem=problem)
+    problems = [text for text in (config_problem, problem) if text]
+    return StoredRun(path, config, header, summary, problems, lock, silent_seconds, status)
+
+
+def _is_of_job_before(path: Path, lock: LockState) -> bool:
+    try:
+        return is_outdated(path, lock)
+    except OSError:
+        return False
+
+
+def read_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the summary of a run, if there is one, and why it could not be read."""
+    try:
+        return load_summary(path)
+    except OSError as error:
+        return None, f"cannot read {SUMMARY_FILE}: {error}"
+
+
+def load_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the summary of a run, if there is one, and why its content is none.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    try:
+        summary = json.loads(read_regular(path / SUMMARY_FILE, _MAX_BYTES))
+        if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict):
+            raise ValueError("it is not the summary of a run")
+    except FileNotFoundError:
+        return None, ""
+    except (ValueError, RecursionError) as error:
+        return None, f"cannot read {SUMMARY_FILE}: {error}"
+    return summary, ""
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], list[str], str]:
+    """Return a config, the comment above it, and why it could not be read, if it is there."""
+    try:
+        text = read_regular(path, _MAX_BYTES).decode()
+        values = parse_yaml(text, CONFIG_FILE)
+    except FileNotFoundError:
+        return {}, [], ""
+    except (OSError, ValueError) as error:
+        return {}, [], f"cannot read {CONFIG_FILE}: {error}"
+    except ConfigError as error:
+        return {}, [], error.problem
+    header = []
+    for line in text.split("\n", _MAX_HEADER)[:_MAX_HEADER]:
+        if not line.startswith("#"):
+            break
+        header.append(plain(line.lstrip("#").strip()))
+    return (
+        (values, header, "") if isinstance(values, dict) else ({}, header, f"{CONFIG_FILE} holds no fields")
+    )
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
+    """Return the values of nested mappings as text, by names with dots."""
+    result: dict[str, str] = {}
+    for name, value in values.items():
+        key = f"{prefix}{plain(str(name))}"
+        if isinstance(value, dict) and value:
+            result |= flat(value, f"{key}.")
+        else:
+            result[key] = value_text(value)
+    return result
+
+
+def number_text(value: Any, form: str) -> str:
+    """Return a number in a format, or a shorter one if it is huge; anything else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or abs(value) >= 1e300:
+        return value_text(value)
+    return format(float(value), form if abs(value) < 1e9 else ".4g")
+
+
+def value_text(value: Any) -> str:
+    """Return a value as text; nothing for null."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return plain(f"{value:,}")
+    return "" if value is None else plain(str(value))
+
+
+def plain(text: str) -> str:
+    """Return text without what could control the terminal, shortened."""
+    shown = printable(text[: _MAX_SHOWN + 1], lines=False)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

@@ -1,0 +1,196 @@
+"""Which charts a page has, and which curves of which runs each of them shows."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
+from hvdtrain.run_views.curves import WORKERS, Curve, RunLog
+from hvdtrain.run_views.thinning import LEAST, points_for_each, thin
+
+POINTS = 14_000  # of all curves of a page together: each takes about 30 bytes of it
+_TOGETHER = 3  # runs whose training and evaluation are in one chart
+_MOST_CHARTS = 60
+_LOGARITHMIC = 300.0  # times the lowest value, from which on losses have a logarithmic axis
+_LARGEST = 1e30  # beyond it, curves are not drawn: the others would be a line
+# of training; evaluations have a learning rate and a speed, too, which are not drawn
+_MEASURES = {
+    "learning_rate": "Learning rate",
+    "samples_per_second": "Throughput (samples/s)",
+    "data_wait_fraction": "Waiting for data (fraction of the time)",
+    "wait_fraction": "Waiting for the slowest worker (fraction of the time)",
+    "slowest_rank": "Slowest rank",
+    WORKERS: "Workers",
+}
+_DOTS = {"slowest_rank"}  # without lines between the points
+_WHOLE = {"slowest_rank", WORKERS}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a run.
+
+    Attributes:
+        run: the run's place among the runs.
+        curve: its points, which may be fewer than the log has.
+        total: how many the log has.
+    """
+
+    run: int
+    curve: Curve
+    total: int
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart.
+
+    Attributes:
+        title: what stands above it.
+        lines: its curves.
+        is_logarithmic: whether its vertical axis is.
+        has_dots: whether its points are not joined.
+        is_whole: whether its numbers are whole.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    is_logarithmic: bool = False
+    has_dots: bool = False
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
+class ChartPlan:
+    """The charts of a page, and what to say of them."""
+
+    charts: Sequence[Chart]
+    notes: Sequence[str]
+
+
+def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> ChartPlan:
+    """Return the charts of runs.
+
+    Args:
+        names: the runs' names.
+        logs: what their logs hold.
+    """
+    groups = _groups(logs)
+    notes = _notes_on_numbers(names, [line for _, lines in groups for line in lines])
+    if len(groups) > _MOST_CHARTS:
+        notes.append(f"Only the first {_MOST_CHARTS} of {len(groups):,} charts are drawn.")
+        groups = groups[:_MOST_CHARTS]
+    lengths = [line.total for _, lines in groups for line in lines]
+    limit = points_for_each(lengths, POINTS)
+    if any(length > limit for length in lengths):
+        notes.append(
+            f"Curves of more than {limit:,} points are thinned out: of each {_each(lengths, limit)} "
+            "neighbours, the lowest and the highest are drawn."
+        )
+    charts = [_chart(title, lines, limit) for title, lines in groups]
+    return ChartPlan([chart for chart in charts if _has_numbers(chart)], notes)
+
+
+def _has_numbers(chart: Chart) -> bool:
+    return any(bool(np.isfinite(line.curve.values).any()) for line in chart.lines)
+
+
+def _each(lengths: Sequence[int], limit: int) -> str:
+    fewest, most = (
+        max(2, round(2 * count / max(limit, LEAST)))
+        for count in (min(length for length in lengths if length > limit), max(lengths))
+    )
+    return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+
+
+def _groups(logs: Sequence[RunLog]) -> list[tuple[str, list[Line]]]:
+    """Return the curves of each chart with its title, in the order of the charts."""
+    lines = [
+        Line(run, curve, len(curve.values)) for run, log in enumerate(logs) for curve in log.curves.values()
+    ]
+    means = [line for line in lines if line.curve.phase in (TRAIN, EVAL) and line.curve.name not in _MEASURES]
+    names = dict.fromkeys(line.curve.name for line in means)
+    in_order = sorted(names, key=lambda name: (name != "loss", name.count("/")))
+    groups: list[tuple[str, list[Line]]] = []
+    for name in in_order:
+        of_name = [line for line in means if line.curve.name == name]
+        phases = {line.curve.phase for line in of_name}
+        if len(logs) <= _TOGETHER or len(phases) == 1:
+            only = {TRAIN: " in training", EVAL: " in evaluation"}[phases.pop()] if len(phases) == 1 else ""
+            groups.append((_title(name) + only, of_name))
+            continue
+        for phase, ending in ((TRAIN, "training"), (EVAL, "evaluation")):
+            of_phase = [line for line in of_name if line.curve.phase == phase]
+            groups.append((f"{_title(name)} in {ending}", of_phase))
+    for name, title in _MEASURES.items():
+        of_name = [line for line in lines if line.curve.phase == TRAIN and line.curve.name == name]
+        if of_name and (name != WORKERS or _changes(of_name)):
+            groups.append((title, of_name))
+    for name in dict.fromkeys(line.curve.name for line in lines if line.curve.phase == CALLBACK):
+        of_name = [line for line in lines if (line.curve.phase, line.curve.name) == (CALLBACK, name)]
+        if name != WORKERS:
+            groups.append((f"{_title(name)} of a callback", of_name))
+    return _told_apart(groups)
+
+
+def _told_apart(groups: Sequence[tuple[str, list[Line]]]) -> list[tuple[str, list[Line]]]:
+    """Return charts with the names of their curves in titles that are equal but for it."""
+    counts = Counter(title for title, _ in groups)
+    return [
+        (title if counts[title] == 1 else f"{title} ({lines[0].curve.name})", lines)
+        for title, lines in groups
+    ]
+
+
+def _title(name: str) -> str:
+    return name[:1].upper() + name[1:]
+
+
+def _changes(lines: Sequence[Line]) -> bool:
+    """Return whether the number of workers of a run changes."""
+    return any(len(np.unique(line.curve.values[np.isfinite(line.curve.values)])) > 1 for line in lines)
+
+
+def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
+    drawn = [Line(line.run, _drawable(line.curve), line.total) for line in lines]
+    thinned = [Line(line.run, line.curve.at(thin(line.curve.values, limit)), line.total) for line in drawn]
+    name = lines[0].curve.name if lines else ""
+    is_loss = name.rpartition("/")[2].rpartition("_")[2] == "loss"
+    return Chart(title, thinned, is_loss and _spans_much(thinned), name in _DOTS, name in _WHOLE)
+
+
+def _drawable(curve: Curve) -> Curve:
+    values = np.where(np.abs(curve.values) > _LARGEST, np.nan, curve.values)
+    return Curve(curve.phase, curve.name, curve.axes, values)
+
+
+def _spans_much(lines: Sequence[Line]) -> bool:
+    values = np.concatenate([line.curve.values for line in lines]) if lines else np.zeros(0)
+    values = values[np.isfinite(values)]
+    return bool(len(values) and values.min() > 0 and values.max() > _LOGARITHMIC * values.min())
+
+
+def _notes_on_numbers(names: Sequence[str], lines: Sequence[Line]) -> list[str]:
+    """Return which curves have gaps: numbers that are not finite, or too large to be drawn."""
+    notes = []
+    for line in lines:
+        curve, what = line.curve, f"{names[line.run]}: {line.curve.name} ({_PHASES[line.curve.phase]})"
+        if len(steps := curve.not_finite()):
+            notes.append(
+                f"{what}: {len(steps):,} of {line.total:,} numbers are NaN or infinite, or the mean of "
+                f"nothing ({_steps_text(steps)}); the curve has gaps there."
+            )
+        if len(steps := curve.axes["step"][np.abs(curve.values) > _LARGEST]):
+            notes.append(f"{what}: numbers beyond 1e30 are not drawn ({_steps_text(steps)}).")
+    return notes
+
+
+_PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
+
+
+def _steps_text(steps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]:,.0f}"
+    return f"between step {steps[0]:,.0f} and step {steps[-1]:,.0f}"

@@ -1,0 +1,106 @@
+"""Lines of metrics.jsonl that hold no record: each command says which, and how many."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.stored_runs import evaluation, lines_of, make_run, window
+
+from hvdtrain.jobs import track
+from hvdtrain.reporting.compare import print_table
+from hvdtrain.run_views import follow
+from hvdtrain.run_views.command import write_report
+from hvdtrain.run_views.follow_view import open_view
+from hvdtrain.tracking.state import SenderState
+
+TORN = '{"phase": "train", "st'
+ONE = "line 2 of metrics.jsonl holds no record and is left out"
+TWO = "2 lines of metrics.jsonl hold no record and are left out; the first is line 2"
+
+
+class FakeTracker:
+    """Takes everything."""
+
+    ends_last = False
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps: list[int] = []
+
+    def open(self, run: object, state: SenderState) -> bool:
+        return True
+
+    def is_up_to_date(self, state: SenderState) -> bool:
+        return False
+
+    def send(self, rows) -> None:
+        self.steps += [row.step for row in rows]
+
+    def end(self, status: str, summary: object) -> None:
+        pass
+
+
+def make(folder: Path, *broken: str) -> Path:
+    """Make a run whose log has these lines after the first one, and a last one that is being written."""
+    run = make_run(folder, window(10))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{line}\n" for line in broken)
+        file.write(lines_of(window(20), evaluation(20)) + TORN)
+    return run
+
+
+def watched(run: Path, is_terminal: bool) -> str:
+    followed, output = follow.FollowedRun(run), io.StringIO()
+    console = Console(file=output, width=200, force_terminal=is_terminal)
+    standing = followed.poll()
+    with open_view(run, console) as view:
+        follow._show(view, followed, standing)
+        follow._show(view, followed, followed.poll())
+    return output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ((), ""),
+        ((TORN,), ONE),
+        (("[1]",), ONE),
+        (('{"phase": "train"}',), ONE),
+        (("\0" * 40, TORN + lines_of(window(15)).rstrip()), TWO),
+        (("x" * 2_100_000,), ONE),
+    ],
+)
+def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, said):
+    run = make(tmp_path / "run", *broken)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table([run])
+    shown = {"compare": capsys.readouterr().out}
+    write_report([run], tmp_path / "page.html", verify=False)
+    shown["report"] = (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
+    shown["watch"] = watched(run, is_terminal=False)
+    shown["watch live"] = watched(run, is_terminal=True)
+    tracker, notes = FakeTracker(), []
+    monkeypatch.setattr(track, "LOADERS", {"mlflow": lambda: tracker})
+    monkeypatch.setattr(track, "check_installed", lambda names: None)
+    track.track_runs([run], ["mlflow"], False, notes.append)
+    shown["track"] = "\n".join(notes)
+    for command, text in shown.items():
+        assert ("no record" in text) == bool(said), command
+        assert said in text, command
+        assert text.count(said) == 1 or not said or command == "watch live", command
+    assert tracker.steps == [10, 20, 20], "the others are there"
+
+
+def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
+    run = make(tmp_path)
+    followed = follow.FollowedRun(run)
+    followed.poll()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(lines_of(window(30)).removeprefix(TORN))
+    followed.poll()
+    assert (followed.progress.problem, followed.progress.step) == ("", 30)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{TORN}\n")
+    followed.poll()
+    assert followed.progress.problem == "line 5 of metrics.jsonl holds no record and is left out"
