@@ -1,0 +1,1 @@
+"""What a search asks of TensorFlow."""

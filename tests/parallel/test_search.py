@@ -1,0 +1,173 @@
+"""lr-find, batch-find and sweep in real jobs."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support import pool
+from support.documents import ROOT, named_files
+from support.jobs import FRAMEWORKS, run, started
+
+CASES = Path(__file__).with_name("search_cases.py")
+RATES = (
+    *("--global-batch-size", "32", "--rising-steps", "60", "--lowest-rate", "1e-4", "--device", "cpu"),
+    *("--set", "initial_parameters=portable", "--json", "rates.json"),
+)
+
+
+def rates_of(framework: str, controller: str, workers: int, folder: Path, *options: str) -> dict:
+    folder.mkdir()
+    words = ["lr-find", "--framework", framework, *RATES, *options]
+    result = pool.command(workers, controller, framework, *words, cwd=folder)
+    assert result.returncode == 0, result.output[-5000:]
+    assert [path.name for path in folder.iterdir()] == ["rates.json"], "lr-find leaves nothing else"
+    assert result.stdout.count("lr-find: ") == 1, "rank 0 alone shows what was found"
+    return json.loads((folder / "rates.json").read_text())
+
+
+def check_same(found: dict, other: dict) -> None:
+    """Check that two searches found the same: up to the rate that is suggested, losses are the same."""
+    assert found["suggestions"][0]["learning_rate"] == other["suggestions"][0]["learning_rate"]
+    peak = found["suggestions"][0]["peak"]
+    for one, two in zip(found["curve"], other["curve"], strict=False):
+        assert one["rate"] == two["rate"]
+        if one["rate"] < peak:
+            assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+
+
+def test_the_same_rate_is_found_by_any_workers_in_both_frameworks(tmp_path):
+    alone = rates_of("torch", "none", 1, tmp_path / "1")
+    assert 0.005 < alone["suggestions"][0]["learning_rate"] < 1
+    check_same(alone, rates_of("torch", "mpi", 2, tmp_path / "2"))
+    check_same(alone, rates_of("tf", "mpi", 2, tmp_path / "tf"))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_from_python_a_model_that_the_task_keeps_has_its_weights_again(framework, tmp_path):
+    key = pool.Key(framework, "mpi", 2)
+    found = pool.call(key, f"{CASES}:found_from_python", tmp_path, framework=framework).values
+    assert found[0].pop("same"), "the other workers get the weights of rank 0, as for a training"
+    found[1].pop("same")
+    assert found[0] == found[1]
+    assert found[0]["diverged"] is not None
+    assert found[0]["rates"] < 40
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_from_python_a_model_that_began_with_weights_of_a_run_has_them_again(framework, tmp_path):
+    key = pool.Key(framework, "mpi", 2)
+    found = pool.call(key, f"{CASES}:found_after_init", tmp_path, framework=framework).values
+    assert found == 2 * [[True, False]]
+
+
+def test_the_rate_is_quoted_for_the_base_batch(tmp_path):
+    options = ("--base-batch-size", "8", "--lr-scaling", "sqrt")
+    found = rates_of("torch", "none", 1, tmp_path / "1", *options)
+    assert found["peak_by_learning_rate"] == 2.0
+    assert all(one["peak"] == 2.0 * one["learning_rate"] for one in found["suggestions"])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_largest_micro_batch_is_found_and_the_curve_stays(framework, tmp_path):
+    job = ["--framework", framework, "--task", f"{CASES}:Large", "--batch-size", "2", "--accumulate", "4"]
+    job += ["--device", "cpu", "--learning-rate", "0.02"]
+    command = ["python", "-m", "hvdtrain", "batch-find", *job, "--seconds", "0.2", "--json", "found.json"]
+    result = run(command, tmp_path, timeout=300)
+    assert result.returncode == 0, result.output[-5000:]
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["largest"] == {"batch_size": 4, "accumulate": 2}
+    tried = {one["micro_batch"]: one for one in found["tried"]}
+    assert list(tried) == [1, 2, 4, 8]
+    assert tried[8]["problem"].startswith("does not fit: memory did not suffice")
+    assert all(one["same_curve"] for one in found["tried"])
+    assert all(tried[size]["host_bytes"] > 2**26 for size in (1, 2, 4))
+    runs = [
+        pool.train(1, "none", *job[:5], *words, *job[8:], "--steps", "20", "--log-every", "1",
+                   cwd=_made(tmp_path / name), framework=framework)
+        for name, words in (("before", ["2", "--accumulate", "4"]), ("after", ["4", "--accumulate", "2"]))
+    ]  # fmt: skip
+    assert len(runs[0].losses) == 20
+    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_worker_that_takes_too_much_memory_does_not_fit(tmp_path):
+    job = ["--framework", "torch", "--batch-size", "2", "--device", "cpu", "--memory", "64M"]
+    result = run(["python", "-m", "hvdtrain", "batch-find", *job, "--json", "found.json"], tmp_path)
+    assert result.returncode == 0, result.output[-5000:]
+    assert "no micro-batch fits" in result.stdout
+    assert "of 64 MiB" in result.stdout
+
+
+SWEEP = """
+metric: accuracy
+trials: 4
+sampler: random
+pruner: PRUNER
+workers: 2
+space:
+  learning_rate: {low: 1e-3, high: 1e-1, log: true}
+  batch_size: [16, 32]
+config:
+  framework: FRAMEWORK
+  device: cpu
+  epochs: 2
+"""
+
+
+@pytest.mark.parametrize(("framework", "pruner"), [("torch", "asha"), ("tf", "median")])
+def test_a_sweep_that_is_killed_continues(framework, pruner, tmp_path):
+    (tmp_path / "tries.yaml").write_text(SWEEP.replace("FRAMEWORK", framework).replace("PRUNER", pruner))
+    command = ["python", "-m", "hvdtrain", "sweep", "tries.yaml", "--json", "found.json"]
+    folder = tmp_path / "sweeps" / "tries"
+    with started(command, tmp_path) as job:
+        until = time.monotonic() + 300
+        while not (folder / "trial-0001" / "metrics.jsonl").is_file():
+            assert job.process.poll() is None, job.result().output[-5000:]
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        job.process.send_signal(signal.SIGKILL)
+        job.process.wait()
+        while job.pids():  # the kernel asks the trial to end
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    result = run(command, tmp_path, timeout=400)
+    assert result.returncode == 0, result.output[-5000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    ended = {one["number"]: one["state"] for one in found["trials"]}
+    assert set(ended.values()) == ({"completed"} if pruner == "median" else {"completed", "pruned"})
+    assert ended.keys() == {0, 1, 2, 3}
+    for number in (number for number, state in ended.items() if state == "pruned"):
+        summary = json.loads((folder / f"trial-{number:04d}" / "summary.json").read_text())
+        assert "(asha)" in summary["stopped_early"]
+        assert summary["epochs"] < 1.5
+    assert all(1 in map(int, one["evaluations"]) for one in found["trials"])
+    if pruner == "median":  # otherwise too few ran to their end
+        assert "importance" in result.stdout
+    assert (folder / f"trial-{found['best']:04d}" / "config.yaml").is_file()
+    values = [one["value"] for one in found["trials"] if one["state"] == "completed"]
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_launcher_does_not_start_what_launches(tmp_path):
+    result = run(["horovodrun", "--gloo", "-np", "2", "python", "-m", "hvdtrain", "sweep"], tmp_path)
+    assert result.returncode != 0
+    assert "sweep launches workers itself" in result.output
+
+
+def test_the_documented_script_runs(tmp_path):
+    (script,) = named_files(ROOT / "docs" / "search.md").items()
+    (tmp_path / script[0]).write_text(script[1])
+    result = run(["python", script[0]], tmp_path)
+    assert result.returncode == 0, result.output[-5000:]
+    suggestion, diverged, steps = result.stdout.split()
+    assert 0 < float(suggestion) < float(diverged)
+    assert 20 < int(steps) <= 60

@@ -1,0 +1,182 @@
+"""The rate that rises, and what its losses suggest."""
+
+import math
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.config import Config
+from hvdtrain.errors import TrainingError, UsageError
+from hvdtrain.search import lr_find
+from hvdtrain.search.curve import Curve, Rise, smoothed
+from hvdtrain.search.lr_find import batch_scale, checked_rise, rising_config
+from hvdtrain.search.lr_finding import BatchScale, LearningRates
+from hvdtrain.training_plan import TrainingPlan
+
+RISE = Rise(1e-5, 10.0, 121)
+
+
+def curve_of(loss, rise=RISE) -> Curve:
+    curve = Curve()
+    for step in range(rise.steps):
+        curve.add(rise.rate(step), loss(rise.rate(step)))
+    return curve
+
+
+def typical(rate: float) -> float:
+    """A loss that falls fastest at 0.01, and diverges beyond 1."""
+    return 2.3 - 2.0 / (1 + (0.01 / rate) ** 2) + (0.0 if rate < 1 else 5.0 * math.log(rate) + 2.5)
+
+
+def test_the_rate_rises_by_the_same_factor():
+    rates = [RISE.rate(step) for step in range(RISE.steps)]
+    factors = [later / rate for rate, later in pairwise(rates)]
+    assert rates[0] == 1e-5
+    assert rates[-1] == pytest.approx(10.0)
+    assert factors == pytest.approx([factors[0]] * len(factors))
+
+
+def test_the_steepest_descent_is_found_where_it_is():
+    assert curve_of(typical).steepest() == pytest.approx(0.01, rel=0.25)
+
+
+def test_a_loss_that_explodes_stops_the_rise_and_dates_it_back():
+    curve = curve_of(typical)
+    assert curve.stopped is not None
+    assert curve.diverged < curve.stopped
+    assert 0.7 < curve.diverged < 2.0
+    assert len(curve.losses) < RISE.steps
+
+
+def test_a_loss_that_is_no_number_stops_the_rise_at_its_rate():
+    curve = curve_of(lambda rate: 1 / (1 + rate) if rate < 0.1 else math.nan)
+    assert curve.diverged == pytest.approx(0.1, rel=0.15)
+    assert all(map(math.isfinite, curve.losses))
+
+
+def test_a_loss_that_does_not_fall_suggests_nothing():
+    found = found_of(curve_of(lambda rate: 2.3 + rate / 100))
+    assert found.suggestions == []
+    assert found.suggestion is None
+    assert "no suggestion" in found.describe()
+
+
+@pytest.mark.parametrize("shift", [-5.0, -2.3])
+def test_negative_losses_do_not_diverge_by_falling(shift):
+    curve = curve_of(lambda rate: shift + 2.3 - 2.0 / (1 + (0.01 / rate) ** 2))
+    assert curve.stopped is None
+    assert curve.steepest() == pytest.approx(0.01, rel=0.25)
+
+
+@pytest.mark.parametrize("plateau", [4.6, 8.6])
+def test_a_divergence_that_ends_on_a_plateau_is_one(plateau):
+    def loss(rate: float) -> float:
+        return 4.2 - 1.6 / (1 + (0.01 / rate) ** 2) + (plateau - 2.6) / (1 + (1.0 / rate) ** 6)
+
+    curve = curve_of(loss)
+    assert curve.stopped is None
+    assert 0.5 < curve.diverged < 3
+    assert len(found_of(curve).suggestions) == 2
+
+
+def test_a_loss_that_returns_to_its_first_value_has_not_passed_it():
+    curve = curve_of(lambda rate: 4.2 - 1.6 / (1 + (0.01 / rate) ** 2) + 1.6 / (1 + (1.0 / rate) ** 6))
+    assert curve.diverged is None
+
+
+def test_noise_suggests_nothing_and_a_fall_within_it_is_found():
+    for seed in range(20):
+        noise = random.Random(seed)
+        curve = curve_of(lambda _, noise=noise: 5.0 + noise.gauss(0, 1))
+        assert (curve.steepest(), curve.diverged) == (None, None)
+    noise = random.Random(1)
+    noisy = curve_of(lambda rate: typical(rate) + noise.gauss(0, 0.3))
+    assert noisy.steepest() == pytest.approx(0.01, rel=0.7)
+    assert noisy.diverged is not None
+
+
+@pytest.mark.parametrize(("centre", "option"), [(1e-6, "--lowest-rate"), (20.0, "--highest-rate")])
+def test_a_suggestion_at_an_end_says_so(centre, option):
+    found = found_of(curve_of(lambda rate: 2.3 - 2.0 / (1 + (centre / rate) ** 2)))
+    assert len(found.notes) == 1
+    assert option in found.notes[0]
+
+
+def test_a_fall_after_a_rise_is_not_the_steepest():
+    def recovering(rate: float) -> float:
+        spike = 3.0 * math.exp(-((math.log10(rate / 0.5) / 0.1) ** 2))
+        return 2.3 - 1.0 / (1 + (0.01 / rate) ** 2) + spike
+
+    assert curve_of(recovering).steepest() < 0.1
+
+
+def test_means_do_not_lag():
+    values = [float(at) for at in range(100)]
+    assert smoothed(values)[20:80] == pytest.approx(values[20:80])
+
+
+def found_of(curve: Curve, factor: float = 1.0) -> LearningRates:
+    scale = BatchScale(global_batch=64, base_batch=32, rule="linear", factor=factor, workers=2)
+    return LearningRates.of(curve, RISE, scale, task="digits", device="PyTorch on the CPU", notes=())
+
+
+def test_what_is_typed_gives_the_peak_that_is_named():
+    once, twice = found_of(curve_of(typical)), found_of(curve_of(typical), factor=2.0)
+    for one, other in zip(once.suggestions, twice.suggestions, strict=True):
+        assert other.peak == other.learning_rate * 2.0
+        assert other.peak == pytest.approx(one.peak, rel=0.01)
+    assert len(twice.suggestions) == 2
+    assert not twice.notes
+    assert "the peak is 2 times --learning-rate" in twice.describe()
+    assert f"--learning-rate {twice.suggestion:g}" in twice.describe()
+    assert [one["loss"] for one in twice.to_document()["curve"]] == twice.losses
+
+
+@pytest.mark.parametrize(
+    "values", [(0.0, 1.0, 100), (1.0, 0.1, 100), (1e-5, math.inf, 100), (math.nan, 1.0, 100), (1e-5, 1.0, 5)]
+)
+def test_rates_out_of_range_are_refused(values):
+    with pytest.raises(UsageError, match="must be"):
+        checked_rise(*values)
+
+
+@pytest.mark.parametrize("compression", ["none", "powersgd:4"])
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_the_suggestion_is_quoted_as_the_job_scales_it_whatever_the_compression(compression, warmup):
+    job = Config(
+        framework="torch", epochs=9, learning_rate=0.1, compression=compression, warmup_epochs=warmup,
+        batch_size=16, base_batch_size=16, lr_scaling="linear",
+    )  # fmt: skip
+    plan = TrainingPlan.of(rising_config(job, RISE), 2, 1000)
+    assert batch_scale(job, plan, 2).factor == pytest.approx(2.0)
+    assert plan.learning_rate.peak == TrainingPlan.of(job, 2, 1000).learning_rate.peak
+
+
+class Kept:
+    """Stands for a backend whose state is a number."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.state = SimpleNamespace(size=workers), 1
+
+    def gather_state(self) -> SimpleNamespace:
+        return SimpleNamespace(read=lambda: 1)
+
+    def scatter_state(self, state: int) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("workers", "everywhere", "state"), [(1, False, 1), (2, True, 1), (2, False, 2)], ids=str
+)
+def test_a_search_that_fails_on_all_workers_gives_the_weights_back(workers, everywhere, state):
+    backend = Kept(workers)
+
+    def fail() -> None:
+        backend.state = 2
+        raise TrainingError("no", everywhere=everywhere)
+
+    with pytest.raises(TrainingError), lr_find._state_kept(backend):
+        fail()
+    assert backend.state == state
