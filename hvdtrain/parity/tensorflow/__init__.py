@@ -1,0 +1,1 @@
+"""What TensorFlow tells of a model."""

@@ -1,0 +1,1 @@
+"""What PyTorch tells of a model."""

@@ -1,0 +1,191 @@
+"""Two small tasks whose models are twins but for one mistake, planted in one of the frameworks."""
+
+import numpy as np
+
+
+class Words:
+    """Predicts the next token with one block of attention."""
+
+    defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+
+    def __init__(self, mistake="", side="tf"):
+        self.mistakes = {"torch": "", "tf": ""} | {side: mistake}
+
+    def train_data(self):
+        tokens = np.random.RandomState(0).randint(0, 12, (64, 7))
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+    def eval_data(self):
+        return None
+
+    def torch_loss(self, model, batch):
+        from torch.nn.functional import cross_entropy
+
+        outputs, targets = model(batch["inputs"]), batch["targets"].long()
+        if self.mistakes["torch"] == "label shift":
+            outputs, targets = outputs[:, :-1], targets[:, 1:]
+        losses = cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(1), {}
+
+    def tf_loss(self, model, batch):
+        import keras
+
+        outputs, targets = model(batch["inputs"]), batch["targets"]
+        if self.mistakes["tf"] == "label shift":
+            outputs, targets = outputs[:, :-1], targets[:, 1:]
+        losses = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+        return keras.ops.mean(losses, axis=1), {}
+
+    def torch_model(self):
+        from torch import nn
+        from torch.nn import functional as F
+
+        mistake = self.mistakes["torch"]
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.tokens = nn.Embedding(12, 16)
+                self.norm = nn.LayerNorm(16, eps=1e-6 if mistake == "epsilon" else 1e-5)
+                self.qkv = nn.Linear(16, 48)
+                self.projection = nn.Linear(16, 16)
+                self.wide = nn.Linear(16, 32)
+                self.dropout = nn.Dropout(0.1)
+                self.narrow = nn.Linear(32, 16)
+                self.logits = nn.Linear(16, 12)
+
+            def forward(self, tokens):
+                x = 8 * self.tokens(tokens.long())
+                q, k, v = self.qkv(self.norm(x)).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+                scale = 8**-1 if mistake == "attention scale" else None
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+                x = x + self.projection(y.transpose(1, 2).flatten(2))
+                y = F.gelu(self.wide(x), approximate="none" if mistake == "GELU form" else "tanh")
+                y = F.dropout(y, 0.1) if mistake == "dropout left on" else self.dropout(y)
+                return self.logits(x + self.narrow(y))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers, ops
+
+        mistake = self.mistakes["tf"]
+
+        class Always(layers.Layer):
+            def call(self, x):
+                return keras.random.dropout(x, 0.1)
+
+        def split(x):
+            return ops.transpose(ops.reshape(x, (-1, 6, 3, 2, 8)), (2, 0, 3, 1, 4))
+
+        tokens = keras.Input((6,), dtype="int32")
+        x = 8 * layers.Embedding(12, 16, name="tokens")(tokens)
+        y = layers.LayerNormalization(epsilon=1e-6 if mistake == "epsilon" else 1e-5, name="norm")(x)
+        q, k, v = ops.unstack(split(layers.Dense(48, name="qkv")(y)), 3)
+        scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * (
+            8**-1 if mistake == "attention scale" else 8**-0.5
+        )
+        seen = np.tril(np.ones((6, 6)))
+        scores = ops.where(seen > 0, scores, -1e9)
+        y = ops.reshape(ops.transpose(ops.matmul(ops.softmax(scores), v), (0, 2, 1, 3)), (-1, 6, 16))
+        x = x + layers.Dense(16, name="projection")(y)
+        y = ops.gelu(layers.Dense(32, name="wide")(x), approximate=mistake != "GELU form")
+        if mistake == "dropout left on":
+            y = Always(name="dropout")(y)
+        else:
+            y = layers.Dropout(0.1, name="dropout")(y)
+        return keras.Model(tokens, layers.Dense(12, name="logits")(x + layers.Dense(16, name="narrow")(y)))
+
+
+class Pictures:
+    """Classifies images with a strided convolution, batch norm and a layer of the user's own."""
+
+    loss, metrics = "cross_entropy", {}
+    defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+
+    def __init__(self, mistake="", side="tf"):
+        self.mistakes = {"torch": "", "tf": ""} | {side: mistake}
+
+    def train_data(self):
+        random = np.random.RandomState(0)
+        return random.standard_normal((64, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 64)
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        mistake = self.mistakes["torch"]
+
+        class Mix(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.kernel = nn.Parameter(torch.zeros(8, 8))
+                self.strength = nn.Parameter(torch.full((8,), 0.5 if mistake == "initial value" else 1.0))
+
+            def forward(self, x):
+                kernel = self.kernel.T if mistake == "transposed kernel" else self.kernel
+                return (x @ kernel) * self.strength
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1 if mistake == "padding" else 0)
+                self.norm = nn.BatchNorm2d(8, eps=1e-3, momentum=0.9 if mistake == "momentum" else 0.1)
+                self.hidden = nn.Linear(8, 8, bias=mistake != "missing bias")
+                self.mix = Mix()
+                self.logits = nn.Linear(8, 4)
+
+            def forward(self, x):
+                x = x.permute(0, 3, 1, 2)
+                if mistake != "padding":
+                    x = F.pad(x, (0, 1, 0, 1))
+                x = F.silu(self.norm(self.conv(x))).mean((2, 3))
+                return self.logits(self.mix(torch.tanh(self.hidden(x))))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers, ops
+
+        mistake = self.mistakes["tf"]
+
+        class Mix(layers.Layer):
+            def build(self, shape):
+                self.kernel = self.add_weight(shape=(8, 8), name="kernel")
+                value = 0.5 if mistake == "initial value" else 1.0
+                constant = keras.initializers.Constant(value)
+                self.strength = self.add_weight(shape=(8,), name="strength", initializer=constant)
+
+            def call(self, x):
+                kernel = ops.transpose(self.kernel) if mistake == "transposed kernel" else self.kernel
+                return ops.matmul(x, kernel) * self.strength
+
+        images = keras.Input((8, 8, 3))
+        x = images
+        if mistake == "padding":
+            x = layers.ZeroPadding2D(1)(x)
+        padding = "valid" if mistake == "padding" else "same"
+        x = layers.Conv2D(8, 3, strides=2, padding=padding, name="conv")(x)
+        momentum = 0.1 if mistake == "momentum" else 0.9
+        x = ops.silu(layers.BatchNormalization(momentum=momentum, name="norm")(x))
+        x = layers.GlobalAveragePooling2D()(x)
+        use_bias = mistake != "missing bias"
+        x = layers.Dense(8, activation="tanh", use_bias=use_bias, name="hidden")(x)
+        return keras.Model(images, layers.Dense(4, name="logits")(Mix(name="mix")(x)))
+
+
+class Unlike(Words):
+    """Its models have other names and shapes."""
+
+    def tf_model(self):
+        from keras import Input, Sequential, layers
+
+        return Sequential(
+            [Input((6,)), layers.Embedding(12, 16, name="words"), layers.Dense(13, name="logits")]
+        )

@@ -1,0 +1,209 @@
+"""The parts of ``parity`` that need no framework: arrays compared, causes told by numbers, roles, paths."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError, UsageError
+from hvdtrain.parity import command, exchange
+from hvdtrain.parity.differences import aligned, difference
+from hvdtrain.parity.exchange import Role, find_role
+from hvdtrain.parity.job import check_task
+from hvdtrain.parity.losses import explain_losses
+from hvdtrain.parity.matching import match
+from hvdtrain.parity.paths import layer_paths
+from hvdtrain.parity.probe import steps_to_compare
+from hvdtrain.parity.symptoms import (
+    activation_between,
+    constant_factor,
+    factor_of_scores,
+    is_reordered,
+    product_with,
+    zero_borders,
+)
+
+RANDOM = np.random.RandomState(2)
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
+
+
+def test_numbers_that_are_nan_in_both_are_equal_and_in_one_infinitely_apart():
+    one = np.asarray([1.0, np.nan])
+    assert difference(one, one).relative == 0
+    assert difference(one, np.asarray([1.0, 2.0])).relative == math.inf
+    assert difference(np.asarray([2.0]), np.asarray([1.0])).relative == 0.5
+
+
+def test_channels_first_is_brought_to_channels_last():
+    last = RANDOM.standard_normal((2, 4, 4, 4))
+    left, right = aligned(np.moveaxis(last, -1, 1), last, left_first=True)
+    np.testing.assert_array_equal(left, right)
+    assert aligned(last, RANDOM.standard_normal((2, 5))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("ReLU", lambda x: np.maximum(x, 0)),
+        ("SiLU", lambda x: x / (1 + np.exp(-x))),
+        ("GELU by tanh", lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("", np.sin),
+    ],
+)
+def test_activations_are_told_by_their_numbers(name, function):
+    x = RANDOM.standard_normal((8, 9)).astype(np.float32)
+    assert activation_between(x, function(x)) == name
+
+
+def test_symptoms_are_told_by_numbers():
+    x = RANDOM.standard_normal((5, 6))
+    assert constant_factor(3 * x, x) == pytest.approx(3)
+    assert constant_factor(x, x) is None
+    assert constant_factor(x + 1, x) is None
+    assert is_reordered(x, x[:, ::-1])
+    assert not is_reordered(x, x + 1)
+    kernel = RANDOM.standard_normal((6, 6))
+    assert product_with(kernel, None, x, x @ kernel) == "as it is"
+    assert product_with(kernel, x[0], x, x @ kernel.T + x[0]) == "transposed"
+    padded = np.pad(RANDOM.standard_normal((2, 3, 3, 1)), [(0, 0), (0, 1), (2, 0), (0, 0)])
+    assert zero_borders(padded) == [(0, 1), (2, 0)]
+
+
+def test_scores_are_told_from_their_probabilities():
+    scores = RANDOM.standard_normal((3, 6, 6))
+    scores[:, 0, 3:] = -np.inf
+
+    def softmax(values):
+        found = np.exp(values - values.max(-1, keepdims=True))
+        return found / found.sum(-1, keepdims=True)
+
+    assert factor_of_scores(softmax(0.5 * scores), softmax(scores)) == pytest.approx(0.5)
+    assert factor_of_scores(softmax(scores), softmax(scores)) is None
+
+
+def cross_entropy(outputs, targets):
+    logs = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+    return -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
+
+
+def test_shifts_of_labels_are_told_by_the_losses():
+    outputs, targets = RANDOM.standard_normal((4, 7, 9)), RANDOM.randint(1, 9, (4, 7))
+    whole = cross_entropy(outputs, targets).mean(1)
+    shifted = cross_entropy(outputs[:, :-1], targets[:, 1:]).mean(1)
+    assert "PyTorch's loss compares each position with the label 1 after it, TensorFlow's each position" in (
+        explain_losses(shifted, whole, outputs, targets)
+    )
+    of_classes = [cross_entropy(outputs[:, 0], targets[:, 0] - shift) for shift in (0, 1)]
+    assert "the label -1" in explain_losses(*of_classes, outputs[:, 0], targets[:, 0])
+    assert "PyTorch's is 2 times" in explain_losses(2 * whole, whole, None, None)
+    assert explain_losses(whole, whole**2, None, None) == ""
+    assert "shape" in explain_losses(whole[:1], whole, None, None)
+
+
+def test_a_missing_bias_can_be_compared_and_another_name_cannot():
+    kernel, bias = np.ones((2, 2)), np.ones(2)
+    found = match({"model/a/kernel": kernel, "model/a/bias": bias}, {"model/a/kernel": kernel})
+    assert found.can_compare
+    assert [(one.suspect, one.layer) for one in found.findings] == [("missing bias", "a")]
+    found = match({"model/a/kernel": kernel}, {"model/b/kernel": kernel})
+    assert not found.can_compare
+    assert 'state_names = {"torch": {"a": "b"}}' in found.remedy
+
+
+def test_initial_values_that_are_transposed_are_named():
+    kernel = RANDOM.standard_normal((3, 3))
+    (found,) = match({"model/a/kernel": kernel}, {"model/a/kernel": kernel.T}).findings
+    assert (found.suspect, found.layer) == ("initial value", "a")
+    assert "transposed" in found.text
+
+
+def test_layers_have_the_paths_of_their_arrays():
+    walked = [("", 1), ("features/0", 2), ("shared", 3), ("other", 3), ("act", 4)]
+    arrays = [("features/0/kernel", "conv1/kernel"), ("other/bias", "head/bias")]
+    found = layer_paths(walked, arrays, lambda own: f"renamed/{own}")
+    assert found == {1: "", 2: "conv1", 3: "head", 4: "renamed/act"}
+
+
+def test_steps_are_powers_of_ten_and_the_last():
+    assert steps_to_compare(1) == (1,)
+    assert steps_to_compare(100) == (1, 10, 100)
+    assert steps_to_compare(250) == (1, 10, 100, 250)
+
+
+def test_half_of_the_processes_run_each_framework():
+    role = find_role(MPI)
+    assert (role.framework, role.ranks, role.is_leader, role.other_leader) == ("tf", (2, 3), True, 0)
+    assert Role(1, 4).framework == "torch"
+    assert not Role(1, 4).is_leader
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({}, "this is a single process"),
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "over Gloo"),
+        ({**MPI, "HOROVOD_CONTROLLER": "gloo"}, "over Gloo"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, "found 3"),
+    ],
+)
+def test_other_launches_are_refused_with_the_command_to_type(environ, problem):
+    with pytest.raises(UsageError, match=problem) as caught:
+        find_role(environ)
+    assert "horovodrun --mpi -np 2 python -m hvdtrain parity" in caught.value.remedy
+
+
+def exchange_with(monkeypatch, size=4, sizes=(0, 0)):
+    """Return an exchange over an MPI that sees ``size`` processes and delivers ``sizes``."""
+
+    class World:
+        def Get_size(self):  # noqa: N802 - as mpi4py has it
+            return size
+
+        def Irecv(self, buffer, _source, _tag):  # noqa: N802
+            buffer[0][:] = sizes
+            return SimpleNamespace(Test=lambda: True)
+
+    monkeypatch.setattr(exchange, "import_module", lambda _: SimpleNamespace(COMM_WORLD=World(), BYTE=None))
+    return exchange.Exchange(Role(0, 4))
+
+
+def test_an_mpi_of_another_build_and_messages_of_another_version_are_refused(monkeypatch):
+    with pytest.raises(EnvironmentFault, match="mpi4py sees 1 processes, the launcher started 4"):
+        exchange_with(monkeypatch, size=1)
+    with pytest.raises(ExchangeError, match="no worker of this version"):
+        exchange_with(monkeypatch, sizes=(1, 1 << 60)).receive()
+
+    def fail(_name):
+        raise ImportError("no libmpi")
+
+    monkeypatch.setattr(exchange, "import_module", fail)
+    with pytest.raises(EnvironmentFault, match="mpi4py cannot be loaded: no libmpi"):
+        exchange.Exchange(Role(0, 4))
+
+
+def test_a_task_without_a_model_or_with_its_own_step_is_refused():
+    class Half:
+        def torch_model(self): ...
+
+    class OwnStep(Half):
+        def tf_model(self): ...
+        def tf_step(self): ...
+
+    with pytest.raises(TaskError, match=r"has no tf_model\(\)"):
+        check_task(Half, "Half")
+    with pytest.raises(TaskError, match="has tf_step"):
+        check_task(OwnStep, "OwnStep")
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(0, False), (1, False), (2, True), (3, False)])
+def test_what_tensorflow_alone_raises_is_reported_by_its_leader(rank, speaks, monkeypatch):
+    def fail(_layers, _role):
+        raise TaskError("no", everywhere=True)
+
+    monkeypatch.setattr(command, "parity_job", fail)
+    environ = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(rank)}
+    monkeypatch.setattr(command, "find_role", lambda: find_role(environ))
+    with pytest.raises(TaskError) as caught:
+        command.run_parity([], None)
+    assert caught.value.everywhere is not speaks
