@@ -1,0 +1,1 @@
+"""Workers that a notebook or a script starts, for one function."""

@@ -1,0 +1,193 @@
+"""The names of hvdtrain for scripts and notebooks: what they show, return and refuse."""
+
+import inspect
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fakes import on_every_rank
+from support.numpy_backend import NumpyDigits
+
+import hvdtrain
+from hvdtrain.agreement import AgreementError
+from hvdtrain.checkpoints import storage
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import CheckpointError, HvdtrainError, PeerLostError, Stopped, TaskError, UsageError
+from hvdtrain.host.launcher import muted_console, open_console
+from hvdtrain.jobs import failures, outcome
+from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
+from hvdtrain.jobs.failures import is_shared
+from hvdtrain.jobs.train import run_job
+from hvdtrain.reporting.history import best_of, read_lines
+from hvdtrain.reporting.records import line_of, parse_lines
+from hvdtrain.reporting.summary import Best, Summary
+
+FUNCTIONS = ("train", "evaluate", "predict", "load", "export", "import_weights", "launch")
+
+
+def test_every_name_is_shown_and_found():
+    assert set(FUNCTIONS) <= set(dir(hvdtrain))
+    for name in dir(hvdtrain):
+        assert getattr(hvdtrain, name) is not None
+    assert hvdtrain.errors.ConfigError
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_say_all_of_a_function(name):
+    function = getattr(hvdtrain, name)
+    text = inspect.getdoc(function)
+    described = re.findall(r"^    (\w+): ", text, re.MULTILINE)
+    assert list(inspect.signature(function).parameters) == [one for one in described if not one[0].isupper()]
+    assert "Returns:" in text
+    assert "Raises:" in text
+
+
+def test_importing_hvdtrain_loads_none_of_its_modules():
+    code = (
+        "import sys, hvdtrain; print([m for m in sys.modules if m.startswith('hvdtrain.') or m == 'numpy'])"
+    )
+    environ_path = str(Path(hvdtrain.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=environ_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def quiet(train, monkeypatch, callbacks=(), **fields) -> Summary:
+    """Train as ``hvdtrain.train(quiet=True)`` does."""
+    given = {"framework": "numpy", "task": "digits", "learning_rate": 0.1, "run_dir": "run", **fields}
+    with muted_console():
+        return run_job([Layer("train()", given)], NumpyDigits, callbacks, from_python=True)
+
+
+def test_a_quiet_training_shows_nothing_and_writes_its_files(train, monkeypatch, capfd):
+    quiet(train, monkeypatch, steps=4)
+    assert "".join(capfd.readouterr()) == ""
+    assert {path.name for path in Path("run").iterdir()} >= {"metrics.jsonl", "summary.json", "config.yaml"}
+    open_console().print("shown again")
+    assert "shown again" in capfd.readouterr().out
+
+
+def test_the_summary_has_the_history_over_resumes(train, monkeypatch):
+    quiet(train, monkeypatch, steps=4, log_every=2, eval_every=2, save_every=2)
+    summary = quiet(train, monkeypatch, steps=8, log_every=2, eval_every=2, resume="auto")
+    assert [(r["phase"], r["step"]) for r in summary.history] == [
+        (phase, step) for step in (2, 4, 6, 8) for phase in ("train", "eval")
+    ]
+    written = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert summary.history == written
+    losses = {r["step"]: r["loss"] for r in summary.history if r["phase"] == "eval"}
+    step = min(losses, key=losses.get)
+    assert (summary.best["loss"].value, summary.best["loss"].step) == (losses[step], step)
+    assert set(summary.best) == {"loss", "accuracy"}
+    assert "history" not in json.loads(Path("run/summary.json").read_text())
+
+
+def test_the_command_line_reads_no_history(train):
+    assert train(steps=2).history == []
+
+
+def test_a_stop_under_a_deadline_reads_no_history(train, monkeypatch):
+    monkeypatch.setattr(outcome, "read_lines", lambda *_: pytest.fail("read"))
+
+    def stop(step: Any, _: Any) -> None:
+        if step.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        quiet(train, monkeypatch, steps=9, callbacks=[SimpleNamespace(on_step=stop)])
+
+
+def line(phase: str, step: int, **values: object) -> dict:
+    return {"phase": phase, "step": step, "samples": 1, "epoch": 0.1, **values, "workers": 1, "seconds": 1.0}
+
+
+def test_a_cut_line_is_left_out_and_nothing_that_the_file_lacks(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line("train", 1, loss=None)) + "\n" + '{"phase": "tr')
+    found = parse_lines(bytes(read_lines(path, [line("train", 1), line("train", 2, loss=0.5)])).splitlines())
+    assert [record["step"] for record in found] == [1, 2]
+    assert math.isnan(found[0]["loss"])
+    assert len(read_lines(tmp_path / "missing")) == 0
+
+
+def test_records_that_a_long_file_has_are_not_repeated(tmp_path):
+    records = [line("train", step) for step in range(1, 1001)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(map(line_of, records[:990])))
+    found = parse_lines(bytes(read_lines(path, records[-64:])).splitlines())
+    assert [record["step"] for record in found] == list(range(1, 1001))
+
+
+def test_best_values_by_the_end_that_is_better():
+    config = Config(framework="torch", early_stopping="score:min")
+    history = [
+        line("train", 1, loss=0.0),
+        line("eval", 1, loss=2.0, accuracy=0.5, score=3.0, learning_rate=9.0),
+        line("eval", 2, loss=math.nan, accuracy=0.7, score=1.0, learning_rate=9.0),
+        line("eval", 3, loss=1.0, accuracy=0.7, score=2.0, learning_rate=9.0),
+    ]
+    lines = [line_of(record) for record in history]
+    assert best_of(lines, config, {3: Path("c/step-00000003")}) == {
+        "loss": Best(1.0, 3, "c/step-00000003"),
+        "accuracy": Best(0.7, 2),
+        "score": Best(1.0, 2),
+    }
+
+
+def test_the_best_checkpoint_of_a_run(train):
+    train(steps=6, eval_every=2, save_every=2, keep_last=None)
+    manifests = {
+        path: json.loads((path / "trainer.json").read_text())["metrics"]
+        for path in storage.checkpoints_in(Path("run/checkpoints"))
+    }
+    lowest = min(manifests, key=lambda path: manifests[path]["loss"])
+    assert chosen_checkpoint(Path("run"), True) == chosen_checkpoint(Path("run"), "loss") == lowest
+    assert chosen_checkpoint(Path("run"), "loss:max") != lowest
+    assert chosen_checkpoint(Path("run"), False) == Path("run")
+    with pytest.raises(CheckpointError, match="Metrics that they have: accuracy, loss"):
+        chosen_checkpoint(Path("run"), "f1")
+    with pytest.raises(UsageError, match="best must be True"):
+        chosen_checkpoint(Path("run"), 3)
+
+
+def test_an_error_that_all_workers_have_is_shared(monkeypatch):
+    monkeypatch.setattr(failures, "_SHARED_SECONDS", 20)
+    asked = on_every_rank(["here"] * 3, lambda workers: is_shared(TaskError("no data"), workers))
+    assert asked == [True, True, True]
+
+
+def test_an_error_of_one_worker_is_not_shared(monkeypatch):
+    monkeypatch.setattr(failures, "_SHARED_SECONDS", 0.2)
+
+    def ask(workers: Any) -> bool:
+        if workers.rank == 0:  # which did not fail
+            return False
+        shared = is_shared(TaskError("no data"), workers)
+        workers._barrier.abort()  # as Horovod's end does
+        return shared
+
+    assert on_every_rank(["here"] * 2, ask) == [False, False]
+
+
+@pytest.mark.parametrize("error", [PeerLostError("lost"), KeyboardInterrupt(), ValueError("a bug")])
+def test_the_loss_of_a_worker_is_not_shared(error):
+    assert on_every_rank(["here"], lambda workers: is_shared(error, workers)) == [False]
+
+
+def test_wrong_words_are_refused_before_anything_is_loaded():
+    for call in (
+        lambda: hvdtrain.export("run", "png"),
+        lambda: hvdtrain.predict("run", split="all"),
+        lambda: hvdtrain.load("$NOT_SET_ANYWHERE/run"),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert issubclass(AgreementError, HvdtrainError)
