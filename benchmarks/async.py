@@ -281,18 +281,20 @@ def draw(rows: Sequence[dict[str, Any]]) -> str:
     A dot is the mean of the runs, the line through it their range.
     """
     rows = [row for row in rows if "not averaged" not in row["way"]]
-    highest = math.ceil(max(max(row["losses"]) for row in rows) * 10) / 10
+    losses = [loss for row in rows for loss in row["losses"]]
+    lowest = 0.0 if 2 * min(losses) < max(losses) else math.floor(min(losses) * 10) / 10
+    scale = lowest, math.ceil(max(losses) * 10) / 10
     powers = [
         f(math.log10(g(r["megabytes"] for r in rows))) for f, g in ((math.floor, min), (math.ceil, max))
     ]
     parts = []
     for panel, workers in enumerate((2, 4)):
         left = LEFT + panel * (WIDTH + GAP)
-        parts += _axes(left, f"{workers} workers", powers, highest)
+        parts += _axes(left, f"{workers} workers", powers, scale)
         for row in rows:
             if row["workers"] == workers:
                 x = left + (math.log10(row["megabytes"]) - powers[0]) / (powers[1] - powers[0]) * WIDTH
-                ys = [TOP + (1 - loss / highest) * HEIGHT for loss in row["losses"]]
+                ys = [_height(loss, scale) for loss in row["losses"]]
                 parts += _point(row["way"], x, ys)
     place = LEFT
     for color, text in SERIES.values():
@@ -305,7 +307,13 @@ def draw(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([start, background, *parts, "</svg>", ""])
 
 
-def _axes(left: int, title: str, powers: Sequence[int], highest: float) -> list[str]:
+def _height(loss: float, scale: tuple[float, float]) -> float:
+    """Return where a loss lies in a panel whose ends are two losses."""
+    lowest, highest = scale
+    return TOP + (highest - loss) / (highest - lowest) * HEIGHT
+
+
+def _axes(left: int, title: str, powers: Sequence[int], scale: tuple[float, float]) -> list[str]:
     middle, bottom = left + WIDTH / 2, TOP + HEIGHT
     parts = [
         f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>',
@@ -318,8 +326,8 @@ def _axes(left: int, title: str, powers: Sequence[int], highest: float) -> list[
         x = left + (power - powers[0]) / (powers[1] - powers[0]) * WIDTH
         parts.append(f'<text x="{x}" y="{bottom + 17}" text-anchor="middle">{10**power:g}</text>')
         parts.append(f'<path d="M{x} {bottom}v-5" stroke="#999"/>')
-    for tenths in range(round(highest * 10) + 1):
-        y = TOP + (1 - tenths / 10 / highest) * HEIGHT
+    for tenths in range(round(scale[0] * 10), round(scale[1] * 10) + 1):
+        y = _height(tenths / 10, scale)
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tenths / 10:g}</text>')
         parts.append(f'<path d="M{left} {y:.1f}h{WIDTH}" stroke="#eee"/>')
     return parts

@@ -200,7 +200,8 @@ def run_tf(program, task, steps, folder):
         if program == "mwms":
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
-        if program == "grouped":
+        if program == "grouped":  # which fails in a graph with the sparse gradients of embeddings
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
             return hvd.grouped_allreduce(gradients, op=hvd.Average)
         if program == "flat":
             sizes = [gradient.shape.num_elements() for gradient in gradients]
