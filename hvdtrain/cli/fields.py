@@ -1,0 +1,100 @@
+"""Options that are config fields, and the layers of a configuration that they make."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from hvdtrain.cli_options import NULL, FieldChoice, OrNull
+from hvdtrain.config import Config, Layer, is_nullable
+from hvdtrain.config_layers import parse_assignments, read_file
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.schedule import Cadence
+
+# config fields that have their own option; --set sets any field
+OPTIONS = (
+    "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
+    "learning_rate", "lr_scaling", "base_batch_size", "rescale_epochs", "lr_schedule", "warmup_epochs",
+    "warmup_steps", "optimizer",
+    "weight_decay", "momentum", "clip_norm", "compression", "sync_every", "outer_optimizer",
+    "outer_learning_rate", "outer_momentum", "label_smoothing", "ema_decay", "early_stopping",
+    "precision", "sync_batch_norm", "checkpoint_activations", "compile", "device", "read_workers",
+    "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume", "init", "init_only",
+    "init_skip", "log_every", "eval_every", "save_every", "keep_last", "keep_best", "on_save_error",
+    "stall_timeout", "profile", "track", "track_checkpoints",
+)  # fmt: skip
+
+# what is given once for each part of a field
+_PART_METAVARS = {"track": "NAME"}
+
+
+def config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options of these config fields, and --set and --debug.
+
+    Args:
+        names: config fields.
+        defaults: whether the help texts show the fields' defaults.
+    """
+
+    def decorate(command: Any) -> Any:
+        command = click.option("--debug", is_flag=True, help="Show the traceback of errors.")(command)
+        command = click.option(
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set any config field (YAML value).",
+        )(command)
+        for name in reversed(names):
+            command = _config_option(name, defaults)(command)
+        return command
+
+    return decorate
+
+
+def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
+    field = Config.model_fields[name]
+    has_default = show_default and field.default not in (None, ()) and not field.is_required()
+    default = f" [{field.default}]" if has_default else ""
+    kind, metavar = _option_type(name, field.annotation)
+    extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
+    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+    if get_origin(field.annotation) is tuple:  # given once for each part
+        return click.option(
+            flag, name, multiple=True, metavar=_PART_METAVARS.get(name, "PATTERN"), help=help_text
+        )
+    if field.annotation is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
+    return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
+
+
+def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
+    """Return the click type and metavar of a config field; the config checks ranges."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    if name == "framework":
+        return FieldChoice(list(FRAMEWORKS)), None
+    if get_origin(annotation) is Literal:
+        return FieldChoice(get_args(annotation)), None
+    kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
+    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST"}.get(name)
+    if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
+        kind, metavar = click.STRING, "STEPS|Nepoch"
+    return (OrNull(kind) if is_nullable(name) else kind), metavar
+
+
+def given_layers(
+    assignments: tuple[str, ...], options: dict[str, Any], config_file: Path | None = None
+) -> list[Layer]:
+    """Return the layers of a configuration that a command line gives, the weakest first.
+
+    Args:
+        assignments: what --set has.
+        options: the values of the options; None or () for what is not given.
+        config_file: the config file, if there is one.
+    """
+    given = {
+        name: None if value is NULL else value for name, value in options.items() if value not in (None, ())
+    }
+    file = [read_file(config_file)] if config_file else []
+    return [*file, parse_assignments(assignments), Layer("options", given)]

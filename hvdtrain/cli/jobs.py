@@ -1,0 +1,141 @@
+"""Commands that run a job: training, and what begins with a checkpoint or weights."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
+from hvdtrain.cli_options import ExpandedPath, JobCommand
+from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.printable import printable
+
+
+@click.command(cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
+@config_options(*OPTIONS)
+@click.option("--check", is_flag=True, help="Stop before the first step, with a summary; write nothing.")
+def train(
+    config_file: Path | None, check: bool, assignments: tuple[str, ...], debug: bool, **options: Any
+) -> None:
+    """Train a task. This is the default command."""
+    from hvdtrain.jobs.check import check_job
+    from hvdtrain.jobs.train import run_job
+
+    layers = given_layers(assignments, options, config_file)
+    if check:
+        check_job(layers)
+    else:
+        run_job(layers)
+
+
+@click.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
+@config_options("framework", "task", "device", "on_changed_data", defaults=False)
+@click.option("--output", type=ExpandedPath(), metavar="FILE",
+              help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
+def evaluate(
+    checkpoint: Path, output: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any
+) -> None:
+    """Evaluate a checkpoint.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Evaluation
+    works with any number of workers and in either framework. Fields that are not given have the values
+    of the checkpoint.
+    """
+    from hvdtrain.jobs.evaluate import evaluate_checkpoint
+
+    evaluate_checkpoint(checkpoint, given_layers(assignments, options), output=output)
+
+
+@click.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
+@click.option(
+    "--to",
+    "format_name",
+    required=True,
+    type=click.Choice(list(EXPORT_FORMATS)),
+    help="Export format, which determines the framework.",
+)
+@click.option("--output", type=ExpandedPath(), metavar="PATH",
+              help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing export.")
+@config_options("task", defaults=False)
+def export(
+    checkpoint: Path,
+    *,
+    format_name: str,
+    output: Path | None,
+    force: bool,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Export a checkpoint's model for serving.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. The export is
+    loaded back and compared with the model.
+    """
+    from hvdtrain.jobs.export import export_checkpoint
+
+    done = export_checkpoint(checkpoint, format_name, given_layers(assignments, options), output, force)
+    click.echo(printable(done.describe()))
+
+
+@click.command(cls=JobCommand)
+@click.argument("checkpoint", type=ExpandedPath())
+@click.option("--output", required=True, type=ExpandedPath(), metavar="FILE",
+              help="File to write to, .npz or .parquet.")  # fmt: skip
+@click.option("--split", type=click.Choice(["train", "eval", "predict"]),
+              help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@config_options("framework", "task", "device", "on_changed_data", defaults=False)
+def predict(
+    checkpoint: Path,
+    *,
+    output: Path,
+    split: str | None,
+    force: bool,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Write a model's outputs for every sample to a file.
+
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Prediction works
+    with any number of workers and in either framework. The rows have the order of the task's data.
+    """
+    from hvdtrain.jobs.predict import predict_checkpoint
+
+    predict_checkpoint(checkpoint, given_layers(assignments, options), output, split, force)
+
+
+@click.command("import", cls=JobCommand)
+@click.argument("weights", type=ExpandedPath())
+@click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
+              help="Directory to write the checkpoint to.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="PATTERN",
+              help="Take only the weights whose name matches, here or in the file.")  # fmt: skip
+@click.option("--skip", multiple=True, metavar="PATTERN",
+              help="Leave out the weights whose name matches.")  # fmt: skip
+@config_options("framework", "task", "seed")
+def import_(
+    weights: Path,
+    *,
+    output: Path,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Convert PyTorch or Keras weights to a checkpoint.
+
+    WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
+    """
+    from hvdtrain.backends.choice import Choice
+    from hvdtrain.jobs.import_weights import import_file
+
+    choice = Choice(only, skip, options=("--only", "--skip"))
+    done = import_file(weights, given_layers(assignments, options), output, choice)
+    click.echo(printable(done.describe()))
