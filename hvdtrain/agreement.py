@@ -80,6 +80,10 @@ class Workers(Protocol):
         """Collective. Wait until every worker is here."""
         ...
 
+    def have_failed(self) -> bool:
+        """Collective among workers that fail. Return, when all have called it, whether all may go on."""
+        ...
+
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:
     """Collective. Check that every worker has the same values.

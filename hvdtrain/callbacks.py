@@ -17,11 +17,12 @@ from hvdtrain.errors import NOT_THE_TASKS, TaskError
 from hvdtrain.user_errors import where_raised
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.base import StepMetrics
+    from hvdtrain.backends.step_metrics import StepMetrics
     from hvdtrain.config import Config
     from hvdtrain.metrics import StepInfo
     from hvdtrain.reporting.summary import Summary
 
+SHOULD_STOP = "should_stop"
 HOOKS = (
     "on_start",
     "on_step",
@@ -137,6 +138,20 @@ class Callback:
                 "samples_per_second", as in ``metrics.jsonl``.
         """
 
+    def should_stop(self, step: "StepInfo", metrics: Mapping[str, float]) -> str:
+        """Called on rank 0 after each evaluation but the last, when ``on_evaluation`` has been called.
+
+        All workers wait for the answer, so that they end at the same step.
+
+        Args:
+            step: the last step before the evaluation.
+            metrics: means over the evaluation data, alone.
+
+        Returns:
+            Why training ends here, as early stopping ends it; empty if it goes on.
+        """
+        return ""
+
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Called on rank 0, which writes checkpoints, when one is complete on the disk.
 
@@ -224,7 +239,7 @@ def _check(callback: Any) -> None:
     if inspect.isclass(callback):
         name = callback.__name__
         raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
-    if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+    if not any(callable(getattr(callback, hook, None)) for hook in (*HOOKS, SHOULD_STOP)):
         raise TaskError(
             f"callback {name_of(callback)} has none of the methods that are called",
             f"They are {', '.join(HOOKS)}; docs/callbacks.md describes them.",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -21,6 +22,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.schedule import Cadence
 from hvdtrain.step_window import StepWindow
+from hvdtrain.trackers import split_trackers
 from hvdtrain.yaml_reader import write_yaml
 
 _LEAST_STALL_TIMEOUT = 5
@@ -42,6 +44,10 @@ Patterns = Annotated[
 ]
 StepsField = Annotated[StepWindow, BeforeValidator(StepWindow.parse), PlainSerializer(str)]
 EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
+
+TrackersField = Annotated[
+    tuple[Literal["mlflow", "wandb", "tensorboard"], ...], BeforeValidator(split_trackers)
+]
 
 CompressionField = Annotated[str, BeforeValidator(check_compression)]
 
@@ -329,6 +335,15 @@ class Config(BaseModel):
         "RUN_DIR/profile/.",
     )
 
+    track: TrackersField = Field(
+        (),
+        description="Trackers that the run is sent to while it trains: mlflow, wandb, or tensorboard, which "
+        "adds the config to the event file; several with commas.",
+    )
+    track_checkpoints: bool = Field(
+        False, description="Send checkpoints to the trackers, too: the newest one, each time one was sent."
+    )
+
     @field_validator("task", "run_dir", "resume", "init", mode="before")
     @classmethod
     def _expand(cls, value: object, info: Any) -> object:
@@ -409,13 +424,17 @@ class Config(BaseModel):
         """Learning rate for a batch of base_batch_size samples; the optimizer's default if none is set."""
         return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
-    def to_yaml(self) -> str:
-        """Return the configuration as YAML that repeats the run from its beginning in another directory."""
+    def to_yaml(self, replaced: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Return the configuration as YAML that repeats the run from its beginning in another directory.
+
+        Args:
+            replaced: fields that are written otherwise, such as absolute paths.
+        """
         displaced = {"batch_size"} if self.global_batch_size else set()
         displaced |= set() if self.warmup_steps is None else {"warmup_epochs"}
         # null values are written too: null is what resets a field that the task's defaults set
         values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
-        return write_yaml(values)
+        return write_yaml({**values, **replaced})
 
 
 def is_nullable(name: str) -> bool:

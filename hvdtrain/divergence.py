@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.errors import NonFiniteLossError, PeerLostError
@@ -77,6 +77,8 @@ def _loss(metrics: StepMetrics) -> str:
 def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
     """Read this worker's samples of a step again; return the first that is not finite, in words."""
     with suppress(Exception):  # the loss is what is reported
+        if session.is_stream:
+            return ""
         batch = session.train_batch(plan, Progress(step.step - 1, step.samples_before))
         return describe_not_finite(batch.arrays, batch.indices) if batch else ""
     return ""

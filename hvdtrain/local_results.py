@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hvdtrain.activity import ACTIVITY
-from hvdtrain.backends.base import PendingMetrics, StepMetrics
+from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.divergence import is_diverged, local_divergence
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.metrics import DelayedMetrics, StepInfo

@@ -68,7 +68,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
             session.unsent = NO_FLAGS
-            step = session.advance(plan, learning_rate)
+            step = session.advance(plan, learning_rate, batch.total_weight)
             results.launched(step, pending)
             if plan.synchronizes(step):
                 step = results.synchronized(step)

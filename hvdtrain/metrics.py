@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hvdtrain.backends.base import PendingMetrics, StepMetrics
+from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.stragglers import BusyTimes
 from hvdtrain.wire_types import travels
 

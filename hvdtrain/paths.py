@@ -1,7 +1,8 @@
-"""Paths as users write them: with ``~`` for a home directory, and with environment variables."""
+"""Paths as users write them, with ``~`` and environment variables; and the cache folder."""
 
 import os
 import re
+from pathlib import Path
 
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
@@ -40,3 +41,10 @@ def expand_task(spec: str) -> str:
     if colon and place.endswith(".py"):
         return f"{expand_path(place)}:{name}"
     return expand_path(spec) if spec.endswith(".py") else spec
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: ``$HVDTRAIN_CACHE``, or ``~/.cache/hvdtrain``."""
+    if cache := os.environ.get("HVDTRAIN_CACHE"):
+        return Path(cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdtrain"

@@ -36,6 +36,7 @@ class RunState:
         best_value: value of the metric that keep_best names, of the best checkpoint so far.
         workers: how many did the last step; 0 before the first.
         rescale: where the peak learning rate comes from since their number changed; None if it did not.
+        tracking_id: the run's name among trackers; None if no tracker has it.
         changes: how often the workers of an elastic job changed while this job trained.
         paused_seconds: the time without training that this took.
         last_step: the last step that this job did; None before it did one.
@@ -54,6 +55,7 @@ class RunState:
     best_value: float | None = None
     workers: int = 0
     rescale: Rescale | None = None
+    tracking_id: str | None = None
     changes: int = 0
     paused_seconds: float = 0.0
     last_step: StepInfo | None = None
@@ -105,6 +107,7 @@ class RunState:
             best_value=best_value,
             workers=manifest.workers,
             rescale=manifest.rescale,
+            tracking_id=manifest.tracking_id,
         )
 
     def to_manifest(
@@ -144,6 +147,7 @@ class RunState:
             waiting=self.early_stopping,
             plateau=self.plateau,
             rescale=self.rescale,
+            tracking_id=self.tracking_id,
             data=dict(data),
         )
 

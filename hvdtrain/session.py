@@ -1,9 +1,10 @@
 """One run: its state, its services, and the data that it reads."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import BadSample
+from hvdtrain.data.blocks import training_order
 from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Order, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.data.order import SequentialOrder, ShuffledOrder
+from hvdtrain.data.order import SequentialOrder
 from hvdtrain.data.readers import Readers
+from hvdtrain.data.stream import Stream
+from hvdtrain.data.stream_feed import StreamFeed
+from hvdtrain.data.stream_part import StreamPart
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.profiling.profile import NoProfile, Profile
@@ -72,6 +77,8 @@ class Session:
         wanted: what any worker wants all of them to do, as far as metrics were read, and is not done yet.
         unsent: what this worker wants of the others and may not have told them, because a step failed.
         lost: the failure of a collective in a callback that this worker has put off, to finish what it did.
+        keeps_history: whether the summary that training returns has the run's history.
+        stoppers: the user's callbacks that say after an evaluation whether training ends; rank 0 asks them.
         settle: reads the metrics of steps that are done, without the other workers, and reports them.
     """
 
@@ -96,11 +103,13 @@ class Session:
     wanted: ControlFlags = NO_FLAGS
     unsent: ControlFlags = NO_FLAGS
     lost: PeerLostError | None = None
+    keeps_history: bool = False
+    stoppers: Sequence[Any] = ()
     settle: Callable[[], None] = lambda: None
 
-    @property
+    @cached_property
     def data_size(self) -> int:
-        """Samples in the training data."""
+        """Samples in the training data, which are counted once: each step needs them."""
         return len(self.train_data)
 
     @property
@@ -118,6 +127,7 @@ class Session:
             self.state.progress,
             most=most_workers(workers),
             rescale=self.state.rescale,
+            is_dealt=self.is_stream and self.train_data.is_dealt(workers.size),
         )
 
     def learning_rate(self, plan: TrainingPlan) -> float:
@@ -146,10 +156,22 @@ class Session:
             error, self.lost = self.lost, None
             raise error
 
-    def advance(self, plan: TrainingPlan, learning_rate: float) -> StepInfo:
-        """Move progress by the step that was just launched; return what the host knows of it."""
+    @property
+    def is_stream(self) -> bool:
+        """Whether the training data can only be read one sample after the other."""
+        return isinstance(self.train_data, Stream)
+
+    def advance(self, plan: TrainingPlan, learning_rate: float, taken: float) -> StepInfo:
+        """Move progress by the step that was just launched; return what the host knows of it.
+
+        Args:
+            plan: how the run is done.
+            learning_rate: that of the step.
+            taken: samples of the step, which of a stream only the step itself tells.
+        """
         before = self.state.progress
-        self.state.progress = Progress(before.step + 1, plan.samples_after(before.samples))
+        after = before.samples + round(taken) if self.is_stream else plan.samples_after(before.samples)
+        self.state.progress = Progress(before.step + 1, after)
         step = self.step_info(learning_rate, before.samples)
         self.state.last_step, self.state.stage = step, STEPPED
         return step
@@ -185,22 +207,36 @@ class Session:
 
     def train_feed(self, plan: TrainingPlan) -> Feed:
         """Return this worker's training batches from here to the end."""
+        if self.is_stream:
+            return StreamFeed(self._train_part(plan), self.backend.workers.allgather_object)
         return self._feed(self._train_reader(plan, self.state.progress))
 
     def train_batch(self, plan: TrainingPlan, at: Progress) -> HostBatch | None:
-        """Read this worker's batch of the step that begins at a place; None if training ends there."""
+        """Read this worker's batch of the step that begins at a place; None if training ends there.
+
+        Of a stream, it holds the first sample, wherever the step begins.
+        """
+        if self.is_stream:
+            return None if at.samples >= plan.last_sample else _of_first_sample(self._train_part(plan))
         return _first(self._train_reader(plan, at))
 
     def eval_feed(self, plan: TrainingPlan, name: str = "") -> Feed:
         """Return this worker's shard of the evaluation data, or of one of their sets, once."""
+        dataset = sets_of(self.eval_data)[name]
+        if isinstance(dataset, Stream):
+            part = StreamPart(dataset, plan.eval_batch, self.backend.workers.rank)
+            return StreamFeed(part, self.backend.workers.allgather_object)
         return self._feed(self._eval_reader(plan, name), f" of the {set_words(name)}" if name else "")
 
     def eval_batch(self, plan: TrainingPlan, name: str = "") -> HostBatch | None:
         """Read this worker's first batch of the evaluation data, or of one of their sets."""
+        dataset = sets_of(self.eval_data)[name]
+        if isinstance(dataset, Stream):
+            return _of_first_sample(StreamPart(dataset, plan.eval_batch, self.backend.workers.rank))
         return _first(self._eval_reader(plan, name))
 
     def _train_reader(self, plan: TrainingPlan, at: Progress) -> Reader:
-        order = ShuffledOrder(self.data_size, self.config.seed)
+        order = training_order(self.train_data, self.data_size, self.config.seed)
         shard = Shard(
             plan=plan.batch,
             rank=self.backend.workers.rank,
@@ -210,6 +246,19 @@ class Session:
             warmup_samples=plan.warmup_samples,
         )
         return self._reader(TRAINING_DATA, self.train_data, order, shard)
+
+    def _train_part(self, plan: TrainingPlan) -> StreamPart:
+        return StreamPart(
+            self.train_data,
+            plan.batch,
+            self.backend.workers.rank,
+            seed=self.config.seed,
+            first_step=self.state.progress.step,
+            first_sample=self.state.progress.samples,
+            last_sample=plan.last_sample,
+            last_step=plan.steps if plan.by_steps else None,
+            in_warmup=lambda step, samples: plan.in_warmup(Progress(step, samples)),
+        )
 
     def _eval_reader(self, plan: TrainingPlan, name: str) -> Reader:
         dataset = sets_of(self.eval_data)[name]
@@ -243,6 +292,13 @@ class Session:
         )
 
 
+def _of_first_sample(part: StreamPart) -> HostBatch:
+    """Return a batch that has the first sample of a stream in every place."""
+    _, real = part.plan.part(part.rank, part.plan.global_batch)
+    items = [(0, part.stream.first())] * int(real.sum())
+    return part.host_batch(0, 0, items, real, part.plan.global_batch)
+
+
 def _first(reader: Reader) -> HostBatch | None:
     return reader[0][0] if len(reader) else None
 
@@ -261,6 +317,7 @@ def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
     given = {set_words(name): dataset for name, dataset in sets_of(eval_data).items()}
     if train_data is not None:
         given[TRAINING_DATA] = train_data
+    given = {words: dataset for words, dataset in given.items() if not isinstance(dataset, Stream)}
     return Readers(given, config.read_workers, skip=config.on_bad_sample == "skip")
 
 

@@ -6,15 +6,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hvdtrain.backends.base import PendingMetrics, StepMetrics
+from hvdtrain.agreement import run_on_rank_zero
+from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.callbacks import SHOULD_STOP, Callback, name_of
 from hvdtrain.divergence import divergence, is_diverged
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ConfigError, PeerLostError, TaskError
+from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
 from hvdtrain.local_results import LocalResults
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 from hvdtrain.session import Session
 from hvdtrain.stragglers import StragglerWatch
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.user_errors import where_raised
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
@@ -208,7 +212,10 @@ class Judgement:
 
 
 def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
-    """Take note of the evaluation just done. The same on every worker."""
+    """Collective if a callback may stop training. Take note of the evaluation just done.
+
+    What is returned is the same on every worker.
+    """
     state, best, goal = session.state, session.config.keep_best, session.config.early_stopping
     is_best = False
     if best is not None:
@@ -218,7 +225,7 @@ def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
     if goal is not None and state.early_stopping is not None:
         value = _last_value("early_stopping", goal, session)
         state.early_stopping = state.early_stopping.update(goal, value, state.progress.step)
-    judgement = Judgement(is_best, stops_early(session, plan))
+    judgement = Judgement(is_best, stops_early(session, plan) or _stopped_by_callback(session, plan))
     _update_plateau(session, plan, is_over=judgement.stops or plan.is_done(state.progress))
     return judgement
 
@@ -254,6 +261,43 @@ def stops_early(session: Session, plan: TrainingPlan) -> bool:
     session.stopped_early = f"stopped early at step {state.progress.step:,}: {why}"
     session.report.say(session.stopped_early)
     return True
+
+
+def _stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
+    """Collective if there are such callbacks. Return whether one of rank 0's ends training, and say so."""
+    if not session.stoppers or plan.is_done(session.state.progress):
+        return False
+    why = ""
+    with session.put_off_loss():
+        why = run_on_rank_zero(
+            session.backend.workers, lambda: _why_stopped(session), "asking callbacks whether to stop"
+        )
+    if why:
+        session.stopped_early = f"stopped early at step {session.state.progress.step:,}: {why}"
+        session.report.say(session.stopped_early)
+    return bool(why)
+
+
+def _why_stopped(session: Session) -> str:
+    """Ask callbacks in order; return what the first one says that ends training. Local.
+
+    Raises:
+        WorkerFailure: If one fails whose errors end the job.
+    """
+    for callback in session.stoppers:
+        try:
+            if why := callback.should_stop(session.state.last_step, dict(session.state.last_eval)):
+                return str(why)
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
+            if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
+                raise WorkerFailure(problem) from error
+            session.report.note(f"{problem}; it is not asked again")
+            # one that stops nothing takes its place: the other workers still wait for an answer
+            session.stoppers = [Callback() if one is callback else one for one in session.stoppers]
+    return ""
 
 
 def _last_value(field: str, goal: MetricGoal, session: Session) -> float:

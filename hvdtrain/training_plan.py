@@ -40,6 +40,8 @@ class TrainingPlan:
         last_sample: position in the stream where training ends.
         steps: number of steps of the whole training.
         sync_every: after how many steps the workers synchronise; 1 unless the job has local steps.
+        by_steps: whether the end and the learning rate go by steps, because steps may have fewer samples than
+            the global batch.
     """
 
     batch: BatchPlan
@@ -50,6 +52,7 @@ class TrainingPlan:
     last_sample: int
     steps: int
     sync_every: int = 1
+    by_steps: bool = False
 
     @classmethod
     def of(
@@ -61,6 +64,7 @@ class TrainingPlan:
         *,
         most: int | None = None,
         rescale: Rescale | None = None,
+        is_dealt: bool = False,
     ) -> "TrainingPlan":
         """Work it out.
 
@@ -72,6 +76,7 @@ class TrainingPlan:
             most: the most workers that an elastic job may have; None if their number is fixed. Then
                 micro-batches have one size at any number of workers.
             rescale: where the peak learning rate comes from since the number of workers changed.
+            is_dealt: whether the data are a stream whose shards are dealt: steps may have few samples.
 
         Raises:
             ConfigError: If the global batch has fewer samples than slots.
@@ -90,6 +95,7 @@ class TrainingPlan:
         warmup_epochs = config.warmup_epochs
         if config.warmup_steps is not None:
             warmup_epochs = config.warmup_steps * global_batch / data_size
+        by_steps = is_dealt and config.steps is not None
         local_eval_batch = config.eval_batch_size or batch.micro_batch
         return cls(
             batch=batch,
@@ -98,7 +104,7 @@ class TrainingPlan:
             learning_rate=LearningRate(
                 peak=config.base_learning_rate * scaling_factor(config.lr_scaling, scaled_batch, base_batch),
                 schedule=config.lr_schedule,
-                total_epochs=last_sample / data_size,
+                total_epochs=((config.steps or 0) * global_batch if by_steps else last_sample) / data_size,
                 warmup_epochs=warmup_epochs,
                 final_fraction=config.lr_final_fraction,
                 step_epochs=config.lr_step_epochs,
@@ -110,6 +116,7 @@ class TrainingPlan:
             last_sample=last_sample,
             steps=progress.step + max(0, -(-(last_sample - progress.samples) // global_batch)),
             sync_every=config.sync_every or 1,
+            by_steps=by_steps,
         )
 
     def samples_after(self, samples: int) -> int:
@@ -125,8 +132,14 @@ class TrainingPlan:
             progress: where training stands.
             plateau_fraction: what the schedule plateau has lowered it to, as a fraction of the peak.
         """
-        middle = (progress.samples + self.samples_after(progress.samples)) / 2
+        first = self._position(progress)
+        end = first + self.batch.global_batch if self.by_steps else self.samples_after(first)
+        middle = (first + end) / 2
         return self.learning_rate.at(middle / self.data_size, plateau_fraction)
+
+    def _position(self, progress: Progress) -> int:
+        """Return where a step begins for the learning rate: with ``by_steps``, as if all steps were full."""
+        return progress.step * self.batch.global_batch if self.by_steps else progress.samples
 
     @property
     def warmup_samples(self) -> float:
@@ -138,7 +151,7 @@ class TrainingPlan:
 
     def in_warmup(self, progress: Progress) -> bool:
         """Return whether the learning rate is still rising to its peak."""
-        return lies_in_warmup(progress.samples, self.warmup_samples)
+        return lies_in_warmup(self._position(progress), self.warmup_samples)
 
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""
@@ -153,7 +166,7 @@ class TrainingPlan:
 
     def is_done(self, at: StepInfo | Progress) -> bool:
         """Return whether training is done."""
-        return at.samples >= self.last_sample
+        return at.samples >= self.last_sample or (self.by_steps and at.step >= self.steps)
 
 
 def most_workers(workers: Workers) -> int | None:

@@ -34,6 +34,13 @@ class RaisedInReader(Exception):
         self.traceback_text = traceback_text
 
 
+def traceback_of(error: BaseException | None) -> str:
+    """Return the traceback of an exception of user code: where a reader process raised it, that one's."""
+    if isinstance(error, RaisedInReader):
+        return error.traceback_text
+    return "" if error is None else "".join(traceback.format_exception(error))
+
+
 def where_raised(error: BaseException, own_only: bool = False) -> str:
     """Return an exception of user code with the user's own line that led to it, in a few lines.
 

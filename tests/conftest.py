@@ -1,25 +1,16 @@
 """What all tests share: nothing is skipped where everything is required, and nothing is left running."""
 
 import os
-import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
+from support.groups import Files, Groups
 from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, started
 from support.pool import POOLS, Pool
 from support.tiers import is_left_out
-from xdist.scheduler import LoadScopeScheduling
 
 JOB_FOLDERS = ("contract", "parallel", "faults")
-# Tests of faults that run in turn with those of the other folders: they use the same pools, torchrun's port,
-# or look at the shared memory of the whole machine.
-IN_TURN = ("test_mistakes.py", "test_requeued.py", "test_torchrun.py", "test_reader_faults.py")
-# Files of the other folders that use that port or that memory, or prepare what tests of both frameworks need.
-UNDIVIDED = (
-    "test_ema.py", "test_images_task.py", "test_launchers.py", "test_reading.py", "test_resume_anywhere.py",
-)  # fmt: skip
 LAUNCHES = "launches"
 LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
@@ -51,27 +42,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give what deals out tests of jobs to several processes, asked for with --dist loadgroup.
+    """Give what deals out tests to several processes.
 
-    xdist 3.8 finds the groups of its own mark no more with pytest 9.
+    xdist 3.8 finds the groups of its own mark, asked for with --dist loadgroup, no more with pytest 9.
     """
-    return Grouped(config, log) if config.getoption("dist") == "loadgroup" else None
-
-
-class Grouped(LoadScopeScheduling):
-    """All tests that share pools run in one process, those of each other file too, one after the other.
-
-    No pool has both frameworks, so that tests of TensorFlow alone may run beside the others. Most tests of
-    faults wait for processes that were killed or stopped, so that others may run beside them.
-    """
-
-    def _split_scope(self, nodeid):
-        path = Path(nodeid.partition("::")[0])
-        if path.parent.name == "faults" and path.name not in IN_TURN:
-            return path.stem
-        params = set(re.split(r"[\[\]-]", nodeid))
-        is_divided = path.parent.name != "faults" and path.name not in UNDIVIDED
-        return "pools of TensorFlow" if is_divided and params.intersection(FRAMEWORKS) == {"tf"} else "pools"
+    schedulers = {"loadfile": Files, "loadgroup": Groups}
+    scheduler = schedulers.get(config.getoption("dist"))
+    return None if scheduler is None else scheduler(config, log)
 
 
 def _rare_pool(item):

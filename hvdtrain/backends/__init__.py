@@ -1,5 +1,6 @@
 """The frameworks: one backend each, behind one interface."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
@@ -12,7 +13,7 @@ from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
 
 
-def load_backend(config: Config, membership: Membership | None = None) -> Backend:
+def load_backend(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> Backend:
     """Import a framework's backend and start its Horovod.
 
     Collective. A process has one backend: each framework brings a native library of its own.
@@ -20,6 +21,7 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
     Args:
         config: its ``framework``, ``device`` and ``threads`` are used.
         membership: this worker's part in an elastic job; None in other jobs.
+        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
@@ -33,7 +35,7 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",
             f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
         ) from error
-    return cast(Backend, module.start(config, membership))
+    return cast(Backend, module.start(config, membership, ranks))
 
 
 def model_files(backend: Backend, framework: Framework) -> ModelFiles:

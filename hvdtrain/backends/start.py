@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.backends.abort import check_abort
@@ -27,8 +28,24 @@ _REMEDY = (
 )
 
 
+_ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in a process
+
+
+def forbid_restart(workers: object) -> None:
+    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process.
+
+    Args:
+        workers: those that it had.
+    """
+    if isinstance(workers, HorovodWorkers) and workers.uses_mpi:
+        _ended.append("MPI")
+
+
 def start_horovod(
-    hvd: Any, collectives: ByteCollectives, membership: Membership | None = None
+    hvd: Any,
+    collectives: ByteCollectives,
+    membership: Membership | None = None,
+    ranks: Sequence[int] = (),
 ) -> HorovodWorkers:
     """Collective. Start Horovod, unless it has started, and return the job's workers.
 
@@ -39,11 +56,18 @@ def start_horovod(
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         collectives: how bytes travel through it.
         membership: this worker's part in an elastic job, in which it starts alone; None in other jobs.
+        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
-        EnvironmentFault: If Horovod cannot start, or a launcher started processes that it does not see.
+        EnvironmentFault: If Horovod cannot start, or start again, or sees not all processes of a launcher.
         HorovodBuildError: If the job is elastic and Horovod was built without what that needs.
     """
+    if _ended:
+        raise EnvironmentFault(
+            "Horovod has ended in this process, after an error that not all workers had, and over MPI it "
+            "starts once",
+            "Start the job again.",
+        )
     if membership is not None:
         check_abort()
     rank, seconds = launched_rank(), start_limit()
@@ -52,10 +76,10 @@ def start_horovod(
             if rank is not None:
                 stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
                 stack.enter_context(reported_start(rank))
-            hvd.init()
+            hvd.init(list(ranks)) if ranks else hvd.init()
     except ValueError as error:
         raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", _REMEDY) from error
-    return HorovodWorkers(hvd, collectives, membership)
+    return HorovodWorkers(hvd, collectives, membership, len(ranks))
 
 
 def _give_up(rank: int, seconds: float) -> None:

@@ -20,8 +20,17 @@ from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 class ByteCollectives(Protocol):
     """How a framework's binding of Horovod moves bytes."""
 
-    def join(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+    def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker.
+
+        Args:
+            data: this worker's bytes.
+            name: of the operation: workers wait for those that have called one of the same name.
+        """
+        ...
+
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for."""
         ...
 
 
@@ -35,12 +44,19 @@ class HorovodWorkers:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
         collectives: what moves bytes through it.
         membership: this worker's part in an elastic job; None in other jobs.
+        expected: how many workers Horovod was started with; 0 for all that the launcher started.
 
     Raises:
         EnvironmentFault: If a launcher started several processes that Horovod does not see.
     """
 
-    def __init__(self, hvd: Any, collectives: ByteCollectives, membership: Membership | None = None) -> None:
+    def __init__(
+        self,
+        hvd: Any,
+        collectives: ByteCollectives,
+        membership: Membership | None = None,
+        expected: int = 0,
+    ) -> None:
         self._hvd, self._collectives, self._membership = hvd, collectives, membership
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
@@ -48,8 +64,14 @@ class HorovodWorkers:
         self.local_rank: int = hvd.local_rank()
         self.local_size: int = hvd.local_size()
         self.host = host_name()
-        self.controller = "none" if self.size == 1 else "MPI" if hvd.mpi_enabled() else "Gloo"
-        if (launch := stated_launch()) is not None:
+        self.uses_mpi: bool = hvd.mpi_enabled()  # one worker may, too
+        self.controller = "none" if self.size == 1 else "MPI" if self.uses_mpi else "Gloo"
+        if expected and self.size != expected:
+            raise EnvironmentFault(
+                f"Horovod started with {self.size} workers of the {expected} of its part of the job",
+                "Start the job over MPI: horovodrun --mpi, or mpirun.",
+            )
+        if not expected and (launch := stated_launch()) is not None:
             build = installed_build()
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
         self.least = membership.least if membership else self.size
@@ -121,6 +143,17 @@ class HorovodWorkers:
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
         self.allgather_object(None)
+
+    def have_failed(self) -> bool:
+        """Collective among workers that fail. Return, when all workers have called it, whether all may go on.
+
+        They may not if one of them has an operation under way: the others may not have begun it. Under a
+        name of its own: another worker may wait in another collective for this one.
+        """
+        if self.size == 1:
+            return True
+        is_under_way = np.array([self._collectives.is_under_way()], np.uint8)
+        return not self._collectives.join(is_under_way, "hvdtrain.failed").any()
 
     def _exchange(self, purpose: int, value: Any) -> list[memoryview]:
         """Collective. Return what all workers have encoded, in the order of ranks."""

@@ -3,7 +3,7 @@
 import time
 from itertools import pairwise
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.bench.step_split import Block
 from hvdtrain.loop import run as run_loop

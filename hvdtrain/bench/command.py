@@ -15,7 +15,7 @@ from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import launched_rank, open_console
-from hvdtrain.host.launches import stated_launch
+from hvdtrain.host.launches import check_is_not_launched
 from hvdtrain.jobs.setup import check_may_be_elastic
 from hvdtrain.printable import printable
 
@@ -49,7 +49,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         if result is not None:
             _tell(result.describe(), result.to_document(), options)
         return
-    _check_is_not_launched(options.launches)
+    check_is_not_launched(f"bench {options.launches}")
     if options.sweep:
         from hvdtrain.bench.sweep import run_sweep
 
@@ -102,18 +102,3 @@ def _tell(
         raise EnvironmentFault(
             f"{path} cannot be written: {error.strerror or error}", "What was measured stands above."
         ) from None
-
-
-def _check_is_not_launched(option: str) -> None:
-    """Check that no launcher started this process.
-
-    Raises:
-        UsageError: If one did.
-    """
-    launch = stated_launch()
-    if launched_rank() is not None or (launch is not None and launch.size > 1):
-        raise UsageError(
-            f"bench {option} launches workers itself, but a launcher has started this process",
-            f"Run it without the launcher: python -m hvdtrain bench {option} ...",
-            everywhere=True,
-        )

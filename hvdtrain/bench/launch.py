@@ -126,10 +126,10 @@ def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[by
         yield processes
     finally:
         for process in processes:
-            if _code_of(process) is None:
+            if code_of(process) is None:
                 os.kill(process.pid, signal.SIGTERM)
         until = time.monotonic() + _END_SECONDS
-        while None in map(_code_of, processes) and time.monotonic() < until:
+        while None in map(code_of, processes) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         for process in processes:
             os.killpg(process.pid, signal.SIGKILL)
@@ -143,7 +143,7 @@ def _end_of(output: Any) -> str:
     return "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
 
 
-def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+def code_of(process: subprocess.Popen[bytes]) -> int | None:
     """Return the exit code of a process, negative for a signal; None while it runs.
 
     It is not waited for, so that its number names no other process or group.
@@ -158,7 +158,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> int |
     """Wait until all processes ended well or one of them did not; return its code, None if time is up."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        codes = [_code_of(process) for process in processes]
+        codes = [code_of(process) for process in processes]
         if failed := [code for code in codes if code]:
             return failed[0]
         if None not in codes:

@@ -105,13 +105,12 @@ def measure_steps(
     """Collective. Train, and return how long steps take.
 
     Args:
-        job: the job.
+        job: the job, whose local steps ``check_rounds`` has accepted.
         backend: its backend, with the model built.
         task_data: the task with its data.
         seconds: how long to train, roughly.
         splits: whether to measure the parts of a step, for which a second model is built.
     """
-    check_rounds(job.config)
     config, workers = bench_config(job.config), backend.workers
     task_data = replace(task_data, eval_data=None)
     restore(config, backend, len(task_data.train_data))

@@ -14,15 +14,22 @@ from hvdtrain.errors import UsageError
 
 Options = TypeVar("Options")  # a dataclass
 AGAINST = ("ddp", "mwms", "plain", "horovod")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _LEAST_BYTES, _MOST_BYTES = 4 * 2**10, 4 * 2**30
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes, such as 64K or 128M."""
+    """A number of bytes, such as 64K or 128M.
+
+    Args:
+        most: the largest, and in words.
+    """
 
     name = "bytes"
+
+    def __init__(self, most: int = _MOST_BYTES, in_words: str = "4G") -> None:
+        self._most, self._in_words = most, in_words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number."""
@@ -30,8 +37,10 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
             return value
         found = _SIZE.fullmatch(str(value).strip())
         size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-        if not _LEAST_BYTES <= size <= _MOST_BYTES or size % 4:
-            self.fail(f"{value!r} is not a size from 4K to 4G, such as 64K or 128M.", param, ctx)
+        if not _LEAST_BYTES <= size <= self._most or size % 4:
+            self.fail(
+                f"{value!r} is not a size from 4K to {self._in_words}, such as 64K or 128M.", param, ctx
+            )
         return size
 
 
@@ -137,7 +146,7 @@ class BenchOptions:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Check that files can be written.
+    """Check that files can be written, and make the folders that they need.
 
     Args:
         paths: the files; None for one that is not asked for.
@@ -148,8 +157,13 @@ def check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is None:
             continue
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}", "Make it first.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{path}: the folder {path.parent} cannot be made: {error.strerror or error}",
+                "Give a file in a folder of yours.",
+            ) from None
         if path.is_dir():
             raise UsageError(f"{path} is a folder", "Give the name of a file.")
         if not os.access(path if path.exists() else path.parent, os.W_OK):

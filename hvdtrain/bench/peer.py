@@ -40,6 +40,7 @@ _OF_THE_RUN = {
     "plateau_factor", "early_stopping", "early_stopping_patience", "check_data", "on_changed_data", "run_dir",
     "resume", "save_every", "keep_last", "keep_best", "on_save_error", "log_every", "eval_every",
     "check_replicas_every", "stall_timeout", "trace_indices", "lars_trust_coefficient", "profile",
+    "track", "track_checkpoints",
 }  # fmt: skip
 
 

@@ -35,8 +35,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         document: the document.
         path: the file; its suffix tells the format.
     """
-    pyplot = import_module("matplotlib.figure")
-    figure = pyplot.Figure(figsize=_SIZE_INCHES, layout="constrained")
+    figure = new_figure()
     if "sweep" in document:
         _draw_sweep(figure, document)
     elif "ratio" in document:
@@ -45,6 +44,20 @@ def draw(document: dict[str, Any], path: Path) -> None:
         draw_plan(figure, document)
     else:
         _draw_job(figure, document)
+    save_figure(figure, path)
+
+
+def new_figure() -> Any:
+    """Return an empty figure of matplotlib."""
+    return import_module("matplotlib.figure").Figure(figsize=_SIZE_INCHES, layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to a file, whose suffix tells the format.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     if path.suffix.lower() != ".html":
         figure.savefig(path)
         return

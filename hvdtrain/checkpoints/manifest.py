@@ -56,6 +56,7 @@ class Manifest(BaseModel):
         plateau: what the schedule plateau has lowered the learning rate to; None with another schedule.
         rescale: where the peak learning rate came from when the number of workers last changed, with
             rescale_epochs; None if it did not.
+        tracking_id: the run's name among trackers; None if no tracker has it.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         files: size and SHA-256 of the other files, by name.
     """
@@ -77,6 +78,7 @@ class Manifest(BaseModel):
     waiting: EarlyStoppingState | None = None
     plateau: PlateauState | None = None
     rescale: Rescale | None = None
+    tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
     data: dict[str, Fingerprint] = {}
     files: dict[str, FileInfo] = {}
 

@@ -43,10 +43,21 @@ class Checkpoint:
     Attributes:
         path: its directory.
         manifest: what ``trainer.json`` holds.
+        damaged: newer ones of the run that were passed over, with what is wrong with them.
     """
 
     path: Path
     manifest: Manifest
+    damaged: tuple[str, ...] = ()
+
+    def notes(self) -> list[str]:
+        """Return what to tell the user: that it is not the newest one of the run, if it is not."""
+        if not self.damaged:
+            return []
+        found = "; ".join(self.damaged[:4])
+        return [
+            f"this is not the run's newest checkpoint, which is damaged: {found}; {self.path.name} is used"
+        ]
 
     def read(self) -> PortableState:
         """Read the state.

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 
@@ -102,11 +103,11 @@ def _locate(path: Path) -> Checkpoint:
             raise CheckpointError(
                 f"checkpoint {path} is damaged: {corruption}", _known(path.parent, other_than=path)
             ) from None
-    problems = []
+    problems: list[str] = []
     for folder in (path / "checkpoints", path):
         for candidate in reversed(checkpoints_in(folder)):
             try:
-                return verify(candidate)
+                return replace(verify(candidate), damaged=tuple(problems))
             except CorruptCheckpoint as corruption:
                 problems.append(f"{candidate.name}: {corruption}")
     found = "no good checkpoint in" if problems else "no checkpoint in"

@@ -16,7 +16,7 @@ from hvdtrain.errors import TaskError
 from hvdtrain.models import mlp
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.base import StepMetrics
+    from hvdtrain.backends.step_metrics import StepMetrics
     from hvdtrain.metrics import StepInfo
 
 SAMPLES, INPUTS, OUTPUTS = 480, 6, 3

@@ -7,7 +7,8 @@ from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello
 from hvdtrain.elastic.world import World
 from hvdtrain.host.hostfile import HostSlots
 
-END_SECONDS = 10.0  # for the workers to end by themselves when the job is over
+# for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers
+END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)

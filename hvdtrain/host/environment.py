@@ -8,6 +8,9 @@ from hvdtrain.host.cores import cores_per_worker
 from hvdtrain.host.launcher import is_elastic, launched_rank, workers_on_this_host
 from hvdtrain.host.start_reports import start_limit
 
+# variables that hvdtrain set in this process, and their values
+_set_here: dict[str, str] = {}
+
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _STALL_CHECK_SECONDS = 60  # Horovod's default
@@ -62,7 +65,14 @@ def prepare(
         wanted["HOROVOD_FUSION_THRESHOLD"] = "0"
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
+    if environ is os.environ:
+        _set_here.update(new)
     return new if elastic or launched_rank() is not None else {}
+
+
+def for_children(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for workers that this process launches: without what its training has set."""
+    return {name: value for name, value in environ.items() if _set_here.get(name) != value}
 
 
 def _gloo_timeout(environ: Mapping[str, str], stall_timeout: float | None) -> str:

@@ -4,7 +4,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any
 
 import psutil
@@ -58,14 +59,39 @@ def workers_on_this_host(environ: Mapping[str, str]) -> int:
     return tasks[node] if node < len(tasks) else 0
 
 
+_muted: list[bool] = []  # one entry for each ``muted_console`` that mutes
+
+
+@contextmanager
+def muted_console(muted: bool = True) -> Iterator[None]:
+    """Return a context in which jobs show nothing: ``open_console`` returns a console that writes nowhere.
+
+    Args:
+        muted: whether it does; otherwise the context changes nothing.
+    """
+    before = len(_muted)
+    _muted.extend([True] * muted)
+    try:
+        yield
+    finally:
+        del _muted[before:]
+
+
+def is_muted() -> bool:
+    """Return whether jobs of this process show nothing."""
+    return bool(_muted)
+
+
 def open_console() -> Console:
     """Open the console on which rank 0 shows the run; what cannot be written to it does not end the job.
 
     Launchers split the output of workers into lines and tag them, which breaks a progress bar, and Open MPI
     gives workers pseudo-terminals that are not displayed. If the launcher's own output is a terminal of this
     machine, the console writes to this terminal. Otherwise it writes plain lines to standard output,
-    which are not wrapped.
+    which are not wrapped. In ``muted_console`` it writes nowhere.
     """
+    if _muted:
+        return _Console(quiet=True, force_terminal=False, force_jupyter=False)
     if launched_rank() is None:
         console = _Console(file=tolerant(sys.stdout))
         return console if console.is_terminal or console.is_jupyter else _plain_console()

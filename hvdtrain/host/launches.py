@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from hvdtrain.errors import EnvironmentFault
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
 
 HOROVODRUN, TORCHRUN, SRUN, MPIRUN = "horovodrun", "torchrun", "srun", "mpirun"
@@ -168,3 +168,22 @@ def _remedy(launch: Launch, build: str) -> str:
     unset = "TF_CONFIG" if launch.variable == "TF_CONFIG" else "WORLD_SIZE and RANK"
     one = f" If one worker is meant, unset {unset}." if launch.launcher == _UNKNOWN else ""
     return f"{start}.{one}"
+
+
+def check_is_not_launched(command: str, arguments: str = "...") -> None:
+    """Check that no launcher started this process, for a command that launches workers itself.
+
+    Args:
+        command: the command.
+        arguments: what follows it in the remedy.
+
+    Raises:
+        UsageError: If one did.
+    """
+    launch = stated_launch()
+    if launched_rank() is not None or (launch is not None and launch.size > 1):
+        raise UsageError(
+            f"{command} launches workers itself, but a launcher has started this process",
+            f"Run it without the launcher: python -m hvdtrain {command} {arguments}",
+            everywhere=True,
+        )

@@ -8,9 +8,11 @@ import numpy as np
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
+from hvdtrain.data.blocks import training_order
 from hvdtrain.data.feed import Order
 from hvdtrain.data.fingerprint import differing_keys, sample_reader
-from hvdtrain.data.order import SequentialOrder, ShuffledOrder
+from hvdtrain.data.order import SequentialOrder
+from hvdtrain.data.stream import Stream
 from hvdtrain.errors import AgreementError
 from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
@@ -42,7 +44,7 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
         return []
     size = len(data.datasets["train_data"])
     plan = TrainingPlan.of(config, workers.size, size, progress, most=most_workers(workers))
-    train_order = ShuffledOrder(size, config.seed)
+    train_order = training_order(data.datasets["train_data"], size, config.seed)
     ranges: dict[str, tuple[Order, int, int, int]] = {
         "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)
     }
@@ -51,6 +53,11 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
             count = len(dataset)
             ranges[name] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
     notes = []
+    for name in [name for name, dataset in data.datasets.items() if isinstance(dataset, Stream)]:
+        ranges.pop(name, None)
+        notes.append(
+            f"check_data: the {words_for(name)} is a stream, of which only the first sample is compared"
+        )
     for name, (order, first, end, batch) in ranges.items():
         last = min(end, first + config.check_data * batch)
         for start in range(first, last, batch):

@@ -15,8 +15,8 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
-from hvdtrain.jobs.resume import same_task
 from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.same_task import same_task
 from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
@@ -39,12 +39,12 @@ _OF_TRAINING = {
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("device", "threads", "read_threads", "read_workers"),
     *("sync_every", "outer_optimizer"),
-    *("check_data", "on_changed_data", "profile"),  # chosen for one job
+    *("check_data", "on_changed_data", "profile", "track", "track_checkpoints"),  # chosen for one job
 }
 # of these, what a task has by default could refuse an evaluation or change what it does
 _NOT_BY_DEFAULT = (
     *("global_batch_size", "accumulate"),
-    *("sync_every", "outer_optimizer", "compression", "profile"),
+    *("sync_every", "outer_optimizer", "compression", "profile", "track"),
 )
 _MAX_SHOWN = 500  # characters of a task's name
 
@@ -123,12 +123,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]
-
-
-def run_dir_of(found: Checkpoint) -> Path:
-    """Return the run directory that a checkpoint lies in, or its own folder where it lies in none."""
-    folder = found.path.parent
-    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def _newest_first(folder: Path) -> Iterable[Path]:

@@ -19,8 +19,9 @@ from hvdtrain.data.fingerprint import (
     is_same,
     take_fingerprint,
 )
+from hvdtrain.data.stream import Stream, number_words, samples_words
 from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
-from hvdtrain.jobs.resume import same_task
+from hvdtrain.jobs.same_task import same_field, same_task
 
 _EVAL = "eval_data"
 # by the task's method
@@ -160,6 +161,10 @@ def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> 
     """
     for name, own in data.fingerprints.items():
         others = fingerprints.get(data.kept_as(name))
+        if others is not None and name == "train_data" and own.order != others.order:
+            raise EnvironmentFault(
+                f"the {words_for(name)} are not stored as those that the job trains on", SAME_DATA
+            )
         if others is None or own.size != others.size or (found := first_difference(others, own)) is None:
             continue
         index, key = found
@@ -196,7 +201,7 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
         trained_with = found.manifest.config
         if not same_task(str(trained_with.get("task")), config.task):
             notes.append(f"{problem}. The task was {trained_with.get('task')}, and is {config.task} now.")
-        elif trained_with.get("task_options") != config.model_dump(mode="json")["task_options"]:
+        elif not same_field("task_options", found, config.model_dump(mode="json")):
             notes.append(f"{problem}. task_options are not the checkpoint's. {leak}")
         elif config.on_changed_data == "warn":
             notes.append(f"{problem}. {leak}")
@@ -209,7 +214,10 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
 def is_changed(before: Mapping[str, Fingerprint], data: JobData) -> bool:
     """Return whether data may differ from those with the fingerprints that a checkpoint keeps."""
     pairs = [(before[name], now) for name, now in data.to_keep().items() if name in before]
-    return any(one.size != now.size or first_difference(one, now) is not None for one, now in pairs)
+    return any(
+        one.size != now.size or one.order != now.order or first_difference(one, now) is not None
+        for one, now in pairs
+    )
 
 
 def _first_difference(everyone: _Gathered, name: str, ignored: Sequence[str] = ()) -> tuple[int, str] | None:
@@ -246,8 +254,15 @@ def _counted(members: Sequence[str]) -> str:
 
 def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, notes: list[str]) -> str:
     """Return how data differ from those of a checkpoint; empty if they do not."""
+    if name == "train_data" and isinstance(data.datasets[name], Stream):
+        before, now = before.of_first_sample(), now.of_first_sample()  # a wrong length may be put right
     if before.size != now.size:
-        return f"{before.size:,} samples then, {now.size:,} now"
+        return f"{samples_words(before.size)} then, {number_words(now.size)} now"
+    if before.order != now.order and name == "train_data":
+        return (
+            "its samples are stored in other blocks or shards, or others are shuffled together, so the order "
+            "of training is another"
+        )
     if first_difference(before, now) is None:
         return ""
     changing = sorted(changing_keys(data.datasets[name], now, data.skip))

@@ -4,6 +4,7 @@ from typing import Any
 
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import Fetch, LocalFetch
+from hvdtrain.data.blocks import order_identity
 from hvdtrain.data.datasets import as_dataset, signature
 from hvdtrain.data.eval_sets import EvalSets, check_not_bare_sets, fetch_with_name, name_the_set, set_words
 from hvdtrain.jobs.data_identity import DATA
@@ -50,4 +51,6 @@ def _open_set(
         fetch = fetch_with_name(fetch, what)
     kinds = signature(dataset, what, lambda indices: fetch(indices, None)[0])
     values = {f"{key} of the {what}": kind for key, kind in kinds.items()}
+    if order := order_identity(dataset):
+        values[f"blocks of the {what}"] = order
     return dataset, {f"size of the {what}": len(dataset), **values}

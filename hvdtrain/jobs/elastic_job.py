@@ -38,6 +38,7 @@ from hvdtrain.jobs.outcome import (
     status_of,
     summarise,
     where_it_stood,
+    with_own_history,
 )
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory import CHECKPOINTS
@@ -79,7 +80,8 @@ def train_in_worlds(
     config, task_data = run.config, run.task_data
     seed_training(run, 0)
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(config, run.backend, task_data, ResumePoint(), readers)
+        session = new_session(config, run.backend, task_data, ResumePoint(), readers, callbacks=run.callbacks)
+        session.keeps_history = run.keeps_history
         found = try_out(run, session)
         if membership.is_joining:
             warm_up(session)
@@ -187,7 +189,8 @@ class Worlds:
                     raise
                 self._membership.done(EXIT_DONE)
                 newest = newest_verified(self._session.run_dir / CHECKPOINTS)  # which rank 0 wrote
-                return replace(self._summary, checkpoint=None if newest is None else str(newest))
+                summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
+                return with_own_history(self._session, summary)
             except Stopped:
                 self._membership.done(EXIT_STOPPED)
                 raise

@@ -15,9 +15,10 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, UsageError, WorkerFailure
-from hvdtrain.host.launcher import open_console
+from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.batch_limits import check_eval_batch
+from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import (
     NO_DATA,
@@ -26,8 +27,10 @@ from hvdtrain.jobs.data_identity import (
 )
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.stream_plan import known_size
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.metric_names import SEPARATOR, metrics_by_set
 from hvdtrain.paths import expand_path
@@ -46,7 +49,14 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 def evaluate(
-    checkpoint: str | Path, task: Any = None, *, framework: str | None = None, **fields: Any
+    checkpoint: str | Path,
+    task: Any = None,
+    *,
+    framework: str | None = None,
+    best: bool | str = False,
+    output: str | Path | None = None,
+    quiet: bool = False,
+    **fields: Any,
 ) -> dict[str, float]:
     """Evaluate a checkpoint; the same as ``python -m hvdtrain evaluate``, from a script.
 
@@ -57,6 +67,11 @@ def evaluate(
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
             checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.
+        best: of a run, take the best checkpoint that is kept: True by the metric that the run kept the best
+            of, or by the loss; or a metric, written as for ``keep_best``.
+        output: the file of JSON lines to append the metrics to; ``evaluations.jsonl`` in the run directory if
+            not given.
+        quiet: show nothing on the console.
         fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
 
     Returns:
@@ -67,12 +82,21 @@ def evaluate(
         HvdtrainError: as ``hvdtrain.train`` raises them.
     """
     end_if_uncaught()
-    given: dict[str, Any] = dict(fields)
+    given = [given_layer("evaluate", task, framework, fields)]
+    written = None if output is None else given_path(output)
+    with muted_console(quiet):
+        path = chosen_checkpoint(checkpoint_path(checkpoint), best)
+        return evaluate_checkpoint(path, given, task_class_of(task), written, from_python=True)
+
+
+def given_layer(function: str, task: Any, framework: str | None, fields: Mapping[str, Any]) -> Layer:
+    """Return the config fields that a caller from Python gave, with the task and the framework."""
+    given = dict(fields)
     if task is not None:
         given["task"] = task_spec(task)
     if framework is not None:
         given["framework"] = framework
-    return evaluate_checkpoint(checkpoint_path(checkpoint), [Layer("evaluate()", given)], task_class_of(task))
+    return Layer(f"{function}()", given)
 
 
 def checkpoint_path(text: str | Path) -> Path:
@@ -81,14 +105,28 @@ def checkpoint_path(text: str | Path) -> Path:
     Raises:
         UsageError: If a variable is not set.
     """
+    return given_path(text, "checkpoint ")
+
+
+def given_path(text: str | Path, what: str = "") -> Path:
+    """Return a path as a user gave it, with ``~`` and variables replaced.
+
+    Raises:
+        UsageError: If a variable is not set.
+    """
     try:
         return Path(expand_path(str(text)))
     except ValueError as error:
-        raise UsageError(f"checkpoint {text}: {error}") from None
+        raise UsageError(f"{what}{text}: {error}") from None
 
 
 def evaluate_checkpoint(
-    path: Path, given: list[Layer], task_class: Any = None, output: Path | None = None
+    path: Path,
+    given: list[Layer],
+    task_class: Any = None,
+    output: Path | None = None,
+    *,
+    from_python: bool = False,
 ) -> dict[str, float]:
     """Collective. Evaluate a checkpoint, show the metrics and append them to a file.
 
@@ -97,6 +135,7 @@ def evaluate_checkpoint(
         given: the user's config layers, weakest first.
         task_class: the task's class if the caller has it.
         output: the file of JSON lines, in place of ``evaluations.jsonl`` in the run directory.
+        from_python: whether a script called: then Horovod stays if all workers fail.
 
     Raises:
         EnvironmentFault: If ``output`` cannot be written; the metrics were shown.
@@ -105,7 +144,10 @@ def evaluate_checkpoint(
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, given), task_class)
-        with started(job, signals) as backend, signals.signals_take_precedence():
+        with (
+            started(job, signals, stays=from_python) as backend,
+            signals.signals_take_precedence(),
+        ):
             done = _evaluate(job, backend, path, found)
             run_on_rank_zero(backend.workers, lambda: _report(done, output))
         return done.metrics
@@ -177,7 +219,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint
     except BaseException as error:
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
-    sizes = {name: len(dataset) for name, dataset in sets_of(data).items()}
+    sizes = {name: known_size(dataset) or 0 for name, dataset in sets_of(data).items()}
     all_notes, bad = (*identity.notes, *notes), session.skipped.count
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, all_notes)
 
@@ -191,7 +233,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
         train_data=range(manifest.data_size),  # its size is all that the plan needs of it
         eval_data=data,
         report=SilentReport(),
-        run_dir=checkpoint_config.run_dir_of(found),
+        run_dir=run_dir_of(found),
         state=RunState(Progress(manifest.step, manifest.samples)),
     )
 
@@ -209,13 +251,13 @@ def load_verified(
         data: the data to compare with those of the checkpoint, if any.
 
     Returns:
-        The checkpoint, whether the moving average of its weights was taken, and notes on the data.
+        The checkpoint, whether the moving average of its weights was taken, and notes on both.
     """
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
     def read() -> tuple[Checkpoint, bool, list[str]]:
         found = checkpoint_config.verified(path, unverified.manifest)
-        notes = compare_with_checkpoint(found, data, config)
+        notes = [*found.notes(), *compare_with_checkpoint(found, data, config)]
         state, is_ema = read_weights(found, prefer_ema=config.ema_decay is not None)
         states.append(state)
         return found, is_ema, notes
@@ -234,16 +276,17 @@ def _report(done: _Done, output: Path | None) -> None:
     console = open_console()
     console.print(done.describe(), highlight=False, markup=False, soft_wrap=True)
     for note in done.notes:
-        _print_note(console, note)
-    path = output or checkpoint_config.run_dir_of(done.checkpoint) / EVALUATIONS_FILE
+        print_note(console, note)
+    path = output or run_dir_of(done.checkpoint) / EVALUATIONS_FILE
     problem = _append(path, to_json(done.as_dict()) + "\n", follow=output is not None)
     if problem and output is not None:
         raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
     if problem:
-        _print_note(console, f"cannot write {path}: {problem}; --output names another file")
+        print_note(console, f"cannot write {path}: {problem}; --output names another file")
 
 
-def _print_note(console: Console, text: str) -> None:
+def print_note(console: Console, text: str) -> None:
+    """Show something that the user should know, such as a warning."""
     console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,14 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.stream import Stream
 from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.regular_files import NotAFileError, check_link
@@ -64,7 +67,7 @@ class Export:
                 f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
                 *(f"input: {text}" for text in exported.inputs),
                 *(f"output: {text}" for text in exported.outputs),
-                *(f"note: {text}" for text in exported.notes),
+                *(f"note: {text}" for text in (*self.checkpoint.notes(), *exported.notes)),
                 f"loaded back, outputs differ by {exported.difference:.1e} at most, "
                 f"{exported.relative:.1e} of the largest",
                 *([f"compared on {exported.checked}"] if exported.checked else []),
@@ -84,7 +87,14 @@ class Export:
 
 
 def export_checkpoint(
-    path: Path, format_name: str, given: list[Layer], output: Path | None = None, force: bool = False
+    path: Path,
+    format_name: str,
+    given: list[Layer],
+    output: Path | None = None,
+    force: bool = False,
+    *,
+    task_class: Any = None,
+    from_python: bool = False,
 ) -> Export:
     """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
 
@@ -96,6 +106,8 @@ def export_checkpoint(
         given: the user's config layers, weakest first.
         output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
         force: replace an export that is there.
+        task_class: the task's class if the caller has it.
+        from_python: whether a script called: then Horovod stays if the export fails.
 
     Raises:
         UsageError: If the output exists or has the wrong ending, or there are several workers.
@@ -109,10 +121,10 @@ def export_checkpoint(
     fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals, seeded_frameworks():
-        job = prepare(layers)
+        job = prepare(layers, task_class)
         output = output or _default_output(found, job.config, format_name)
         _check_output(output, format_name, force)
-        with started(job, signals) as backend:
+        with started(job, signals, stays=from_python) as backend:
             check_alone(backend, "export")
             found, is_ema, batches = _open(job, backend, path, found)
             with written_beside(output) as written:
@@ -148,14 +160,19 @@ def _open(
 
 def _batches(data: LocalFetch, size: int) -> list[HostBatch]:
     """Return batches of several sizes, from different places of the data."""
-    size, samples = min(max(size, 2), _MOST_COMPARED), len(data.dataset)
+    size, samples = min(max(size, 2), _MOST_COMPARED), _readable(data.dataset)
     places = ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1))
     return [_batch(data, start, number) for start, number in places]
 
 
+def _readable(dataset: Any) -> int:
+    """Return how many samples can be read by their index."""
+    return 1 if isinstance(dataset, Stream) else len(dataset)
+
+
 def _batch(data: LocalFetch, start: int, size: int) -> HostBatch:
     """Return consecutive samples as a batch; the data from its start again if there are fewer."""
-    indices = (start + np.arange(size, dtype=np.int64)) % len(data.dataset)
+    indices = (start + np.arange(size, dtype=np.int64)) % _readable(data.dataset)
     arrays, _ = data(indices)
     return HostBatch(
         step=0,
@@ -213,7 +230,7 @@ def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path
     Raises:
         UsageError: If that is a link which leads out of it.
     """
-    run_dir = checkpoint_config.run_dir_of(found)
+    run_dir = run_dir_of(found)
     try:
         check_link(run_dir / "exports", run_dir)
     except NotAFileError as error:

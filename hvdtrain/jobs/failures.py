@@ -15,6 +15,7 @@ from types import TracebackType
 
 import click
 
+from hvdtrain.agreement import Workers
 from hvdtrain.elastic.telling import tell_driver
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
@@ -31,7 +32,7 @@ from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launc
 from hvdtrain.host.launches import output_rank
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.printable import printable
-from hvdtrain.user_errors import RaisedInReader
+from hvdtrain.user_errors import traceback_of
 from hvdtrain.watch.liveness import WatchEvent
 from hvdtrain.watch.watch_events import Abandoned, Told
 
@@ -41,8 +42,13 @@ _SPEAK_AFTER_SECONDS = 1.0
 # A worker whose peer went away waits so long to be ended by the launcher before it says so itself.
 _ENDED_BY_LAUNCHER_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0
+# So long a worker whose error a script may catch waits for the others to fail, too.
+_SHARED_SECONDS = 3.0
 # What is written before the process ends: the checkpoint has 10 s of it, the summary of rank 0 has 3.
 _WRITE_DOWN_SECONDS = 13.0
+
+
+_open: list[Callable[[], None]] = []  # closes Horovod, which an error that all workers had left open
 
 
 @contextmanager
@@ -118,6 +124,29 @@ def _write_down_in_time(on_worker_lost: Callable[[str], None], problem: str) -> 
         do_in_time(write_down, _WRITE_DOWN_SECONDS)
 
 
+def is_shared(error: BaseException, workers: Workers) -> bool:
+    """Collective, if the other workers fail too. Return whether all workers end with an error now.
+
+    Then no worker waits for another, and Horovod can stay for what the script does next. A worker whose
+    error is its own waits in vain, for ``_SHARED_SECONDS``.
+    """
+    if not isinstance(error, HvdtrainError) or isinstance(error, PeerLostError | JobEnded):
+        return False
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(workers.have_failed())
+
+    do_in_time(ask, _SHARED_SECONDS)
+    return bool(answers and answers[0])
+
+
+def leave_open(close: Callable[[], None]) -> None:
+    """Keep what closes Horovod, a function of no job, until this process ends with an error, if it does."""
+    _open[:] = [close]
+
+
 def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:
     """Return the error of a collective that failed, naming the worker that it failed for if that is known.
 
@@ -158,6 +187,8 @@ def end_worker(error: BaseException, debug: bool) -> None:
     for number in HANDLED:
         may_end_it = number in (signal.SIGINT, signal.SIGTERM) and not stopped
         signal.signal(number, signal.SIG_DFL if may_end_it else signal.SIG_IGN)
+    while _open:
+        do_in_time(_open.pop())
     rank = output_rank()
     if is_elastic():
         error = tell_driver(error)  # it also says who reports it
@@ -176,10 +207,8 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     who = _who(rank)
     if isinstance(error, Interrupted | Stopped | Removed):
         return  # rank 0 has reported where it stood
-    if isinstance(error, WorkerFailure) and isinstance(error.__cause__, RaisedInReader):
-        _show(error.__cause__.traceback_text)
-    elif isinstance(error, WorkerFailure):
-        _show("".join(traceback.format_exception(error.__cause__)))
+    if isinstance(error, WorkerFailure):
+        _show(traceback_of(error.__cause__))
     elif debug or not isinstance(error, HvdtrainError):
         _show("".join(traceback.format_exception(error)))
     if isinstance(error, HvdtrainError):

@@ -55,7 +55,15 @@ class Imported:
         )
 
 
-def import_weights(path: Path, given: list[Layer], output: Path, choice: Choice = ALL_WEIGHTS) -> Imported:
+def import_file(
+    path: Path,
+    given: list[Layer],
+    output: Path,
+    choice: Choice = ALL_WEIGHTS,
+    *,
+    task_class: Any = None,
+    from_python: bool = False,
+) -> Imported:
     """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
 
     One worker. Nothing in the file is executed.
@@ -65,6 +73,8 @@ def import_weights(path: Path, given: list[Layer], output: Path, choice: Choice 
         given: the user's config layers, weakest first.
         output: the folder that the checkpoint goes into; holds none yet.
         choice: which part of the file is taken; the rest of the model has its initial values.
+        task_class: the task's class if the caller has it.
+        from_python: whether a script called: then Horovod stays if the import fails.
 
     Raises:
         CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
@@ -77,13 +87,13 @@ def import_weights(path: Path, given: list[Layer], output: Path, choice: Choice 
     if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
         raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
     with interruptible() as signals, seeded_frameworks():
-        job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given])
+        job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given], task_class)
         if job.config.framework != framework:
             raise UsageError(
                 f"{path.name} is a file of --framework {framework}, not of {job.config.framework}",
                 "A checkpoint fits both: import it with that one, then train with the other.",
             )
-        with started(job, signals) as backend:
+        with started(job, signals, stays=from_python) as backend:
             check_alone(backend, "import")
             held, made = _make(job, backend, path, output, choice)
     return Imported(path, held, made, job.config)

@@ -6,13 +6,15 @@ from typing import Any
 from hvdtrain.backends import model_files
 from hvdtrain.config import Layer
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
-from hvdtrain.jobs.evaluate import checkpoint_path, load_verified
+from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
+from hvdtrain.jobs.evaluate import checkpoint_path, given_layer, load_verified, print_note
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.setup import build, check_alone, new_task, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
-from hvdtrain.task import task_class_of, task_spec
+from hvdtrain.task import task_class_of
 
 # how training computed is no part of the model
 _PLAIN = Layer(
@@ -21,16 +23,25 @@ _PLAIN = Layer(
 )
 
 
-def load(checkpoint: str | Path, task: Any = None, *, framework: str | None = None, **fields: Any) -> Any:
+def load(
+    checkpoint: str | Path,
+    task: Any = None,
+    *,
+    framework: str | None = None,
+    best: bool | str = False,
+    **fields: Any,
+) -> Any:
     """Return the model of a checkpoint with its weights, or their moving average if there is one.
 
     It is on the CPU and in evaluation mode, as the task makes it. The task's data is not opened.
 
     Args:
         checkpoint: a checkpoint's directory, or a run's for its newest good one.
-        task: the task's class, or its name or path as ``--task`` takes it. The checkpoint's if not
-            given; must be given if that is not a built-in one.
+        task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
+            checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.
+        best: of a run, take the best checkpoint that is kept: True by the metric that the run kept the best
+            of, or by the loss; or a metric, written as for ``keep_best``.
         fields: config fields that are to differ from the checkpoint's, such as ``task_options={...}``.
 
     Returns:
@@ -41,17 +52,15 @@ def load(checkpoint: str | Path, task: Any = None, *, framework: str | None = No
         HvdtrainError: as ``hvdtrain.evaluate`` raises them.
     """
     end_if_uncaught()
-    given: dict[str, Any] = {"device": "cpu", **fields}
-    if task is not None:
-        given["task"] = task_spec(task)
-    if framework is not None:
-        given["framework"] = framework
-    task_class, path = task_class_of(task), checkpoint_path(checkpoint)
+    given = given_layer("load", task, framework, {"device": "cpu", **fields})
+    task_class, path = task_class_of(task), chosen_checkpoint(checkpoint_path(checkpoint), best)
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
-        job = prepare(checkpoint_config.layers_of(found, [_PLAIN, Layer("load()", given)]), task_class)
-        with started(job, signals) as backend:
+        job = prepare(checkpoint_config.layers_of(found, [_PLAIN, given]), task_class)
+        with started(job, signals, stays=True) as backend:
             check_alone(backend, "load")
             build(job.config, new_task(job), backend)
-            load_verified(path, found, backend, job.config)
+            _, _, notes = load_verified(path, found, backend, job.config)
+            for note in notes:
+                print_note(open_console(), note)
             return model_files(backend, FRAMEWORKS[job.config.framework]).plain_model()

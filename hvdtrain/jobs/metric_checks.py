@@ -31,19 +31,38 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
     ):
         if best is None:
             continue
-        if eval_data is None:
-            raise ConfigError(
-                f"{field}: {best.metric} is a metric of the evaluation, and the task has no evaluation data",
-                f"Give the task eval_data(), or {otherwise[field]}.",
-                everywhere=True,
-            )
-        _check_is_known(field, best.metric, config, task, eval_data)
+        check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
         if field != "keep_best" and config.eval_every is None:
             raise ConfigError(
                 f"{field}: eval_every is null, so the only evaluation comes when training is done",
                 f"Set eval_every, such as 1epoch or a number of steps, or {otherwise[field]}.",
                 everywhere=True,
             )
+
+
+def check_metric(
+    field: str, metric: str, config: Config, task: Any, eval_data: Any, *, otherwise: str = ""
+) -> None:
+    """Check that an evaluation gives a metric, as far as that is known before.
+
+    Args:
+        field: what names the metric, for messages.
+        metric: its name.
+        config: the config.
+        task: the task.
+        eval_data: its evaluation data; None if it has none.
+        otherwise: what else can be done if there are none, in words that end a sentence.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if eval_data is None:
+        raise ConfigError(
+            f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
+            f"Give the task eval_data(){otherwise}.",
+            everywhere=True,
+        )
+    _check_is_known(field, metric, config, task, eval_data)
 
 
 def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_data: Any) -> None:

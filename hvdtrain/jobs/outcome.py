@@ -1,12 +1,16 @@
 """How a training stands and how it ended: the summary, and the agreement of all workers on it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Protocol
 
+import numpy as np
+
+from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import newest_verified
@@ -14,9 +18,10 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.jsonl import write_json
-from hvdtrain.reporting.report import SUMMARY_FILE
-from hvdtrain.reporting.summary import Summary
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.summary import Best, Summary
 from hvdtrain.session import Session
 
 LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
@@ -131,7 +136,10 @@ def end_together(session: Session, summary: Summary) -> Summary:
         SaveError: If there is none, if the config wants it to be an error, or if training completed and
             its last state is not saved.
     """
-    summary = session.backend.workers.broadcast_object(summary)
+    if session.keeps_history and not session.stopped:  # which gives no summary
+        summary = _with_history(session, summary)
+    else:
+        summary = session.backend.workers.broadcast_object(summary)
     wanted = session.config.on_save_error == "stop"
     newest = summary.checkpoint
     is_lost = newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
@@ -145,6 +153,40 @@ def end_together(session: Session, summary: Summary) -> Summary:
     if session.stopped:
         raise Stopped(summary.error)
     return summary
+
+
+def _with_history(session: Session, summary: Summary) -> Summary:
+    """Collective. Return rank 0's summary with the history of the run and the best values in it."""
+    workers = session.backend.workers
+    lines = np.empty(0, np.uint8)
+    with waiting_for_rank_zero(workers, "reading metrics.jsonl"):
+        if workers.rank == 0:
+            lines = read_lines(session.run_dir / METRICS_FILE, session.report.recent)
+    lines = workers.broadcast_object(lines)
+    log = bytes(lines)
+    if workers.rank == 0:
+        summary = replace(summary, best=_best(session, log))
+    common: Summary = workers.broadcast_object(summary)
+    return replace(common, metrics_log=log)
+
+
+def with_own_history(session: Session, summary: Summary) -> Summary:
+    """Return a summary with the history that this worker finds; rank 0 has ended. Local: no collective."""
+    if not session.keeps_history:
+        return summary
+    log = bytes(read_lines(session.run_dir / METRICS_FILE, session.report.recent))
+    return replace(summary, best=_best(session, log), metrics_log=log)
+
+
+def _best(session: Session, log: bytes) -> dict[str, Best]:
+    kept = {step_of(path): path for path in _checkpoints(session.run_dir)}
+    return best_of(log.splitlines(), session.config, kept)
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    with suppress(OSError):
+        return checkpoints_in(run_dir / CHECKPOINTS)
+    return []
 
 
 def where_it_stood(session: Session) -> str:

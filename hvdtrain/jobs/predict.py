@@ -1,7 +1,7 @@
 """Predicting with a checkpoint: the model's outputs for every sample, in the data's order."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import words_for
 from hvdtrain.jobs.evaluate import evaluation_session, load_verified
 from hvdtrain.jobs.export import check_not_there, put_into_place, written_beside
-from hvdtrain.jobs.prediction_files import PredictionFile, Rows, check_suffix, prediction_file
+from hvdtrain.jobs.prediction_files import Arrays, PredictionFile, Rows, check_suffix, prediction_file
 from hvdtrain.jobs.setup import (
     JobSpec,
     build_together,
@@ -35,6 +35,7 @@ from hvdtrain.jobs.setup import (
     started,
 )
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.stream_plan import check_not_a_stream
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.user_errors import where_raised
@@ -54,7 +55,7 @@ class _Done:
 
     checkpoint: Checkpoint
     is_ema: bool
-    path: Path
+    path: Path | None
     what: str
     samples: int = 0
     shapes: dict[str, str] = field(default_factory=dict)
@@ -62,20 +63,29 @@ class _Done:
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
+        """Return what was predicted and written, in words."""
         outputs = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
         notes = [*self.notes]
         if self.left_out:
             notes.append(f"without {', '.join(sorted(self.left_out))}, which is one value for a whole batch")
         weights = "EMA weights, " * self.is_ema
         return (
-            f"predictions: {self.path} ({counted(self.samples, 'sample')} of the {self.what}: {outputs})\n"
+            f"predictions: {self.path or 'returned'} "
+            f"({counted(self.samples, 'sample')} of the {self.what}: {outputs})\n"
             f"of {self.checkpoint.path}, {weights}step {self.checkpoint.manifest.step:,}"
             + "".join(f"\nnote: {note}" for note in notes)
         )
 
 
 def predict_checkpoint(
-    path: Path, given: list[Layer], output: Path, split: str | None = None, force: bool = False
+    path: Path,
+    given: list[Layer],
+    output: Path,
+    split: str | None = None,
+    force: bool = False,
+    *,
+    task_class: Any = None,
+    from_python: bool = False,
 ) -> None:
     """Collective. Write the model's outputs for every sample to a file, in the data's order.
 
@@ -85,6 +95,8 @@ def predict_checkpoint(
         output: the file, which ends with ``.npz`` or ``.parquet``.
         split: one of ``SPLITS``; the task's ``predict_data()`` if it has one, else its evaluation data.
         force: replace a file that is there.
+        task_class: the task's class if the caller has it.
+        from_python: whether a script called: then Horovod stays if all workers fail.
 
     Raises:
         UsageError: If the output exists or has the wrong ending.
@@ -93,24 +105,70 @@ def predict_checkpoint(
         TaskError: If the task's loss does not call the model once, or an output is not by sample.
     """
     check_suffix(output)
+    with _started(path, given, task_class, from_python) as (job, backend, found):
+        run_on_rank_zero(backend.workers, lambda: check_not_there(output, force))
+        with _opened(backend, output) as open_file:
+            done = _predict(job, backend, path, found, _Target(split, output, open_file))
+        _show(backend, done)
+
+
+def predict_arrays(
+    path: Path, given: list[Layer], split: str | None = None, task_class: Any = None
+) -> dict[str, NDArray[Any]]:
+    """Collective. Return the model's outputs for every sample, in the data's order, on every worker.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one.
+        given: the user's config layers, weakest first.
+        split: as for ``predict_checkpoint``.
+        task_class: the task's class if the caller has it.
+
+    Raises:
+        HvdtrainError: as ``predict_checkpoint`` raises them.
+    """
+    arrays = Arrays()
+    with _started(path, given, task_class, from_python=True) as (job, backend, found):
+        _show(backend, _predict(job, backend, path, found, _Target(split, None, lambda samples: arrays)))
+    return arrays.joined()
+
+
+@contextmanager
+def _started(
+    path: Path, given: list[Layer], task_class: Any, from_python: bool
+) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
+    """Collective. Return a context with the job, its backend, and the checkpoint, unverified."""
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
-        job = prepare(checkpoint_config.layers_of(found, [_LAYER, *given]))
+        job = prepare(checkpoint_config.layers_of(found, [_LAYER, *given]), task_class)
         if job.config.on_bad_sample == "skip":
             raise UsageError(
                 "on_bad_sample skip: predictions have a row for every sample",
                 "Leave it out, or give the task predict_data() without the samples that cannot be read.",
                 everywhere=True,
             )
-        with started(job, signals) as backend, signals.signals_take_precedence():
-            run_on_rank_zero(backend.workers, lambda: check_not_there(output, force))
-            done = _predict(job, backend, path, found, (output, split))
-            if backend.workers.rank == 0:
-                open_console().print(done.describe(), highlight=False, markup=False, soft_wrap=True)
+        with started(job, signals, stays=from_python) as backend, signals.signals_take_precedence():
+            yield job, backend, found
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is predicted, and where it goes: to a file on rank 0, or without a path to every worker's memory.
+
+    ``split`` is the name of the split if the user gave one. ``open_file`` returns what takes that number of
+    rows.
+    """
+
+    split: str | None
+    path: Path | None
+    open_file: Callable[[int], PredictionFile]
 
 
 def _predict(
-    job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint, wanted: tuple[Path, str | None]
+    job: JobSpec,
+    backend: Backend,
+    path: Path,
+    unverified: Checkpoint,
+    target: _Target,
 ) -> _Done:
     """Collective. Agree, build, load the weights, and go over the data.
 
@@ -119,21 +177,24 @@ def _predict(
         backend: its backend.
         path: what the user named.
         unverified: the checkpoint that was found there.
-        wanted: the file to write, and the name of the split if the user gave one.
+        target: what is predicted, and where the outputs go.
     """
-    output, split = wanted
+    split = target.split
     handshake(job, backend)
     task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
     name, data = next(iter(identity.datasets.items()))  # of several sets, the first
+    check_not_a_stream(data, "predict, which writes a row for each sample,")
     build_together(job.config, task, backend)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
     check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
-    done = _Done(found, is_ema, output, words_for(name), notes=(*identity.notes, *notes))
+    done = _Done(found, is_ema, target.path, words_for(name), notes=(*identity.notes, *notes))
     try:
-        with _opened(backend, output, len(data)) as file, backend.ema_weights():
+        file = _file_of(backend, target, len(data))
+        with backend.ema_weights():
             for part in _parts(session, job, done):
-                _write(backend, file, part, done)
+                _take(backend, target, file, part, done)
+        if target.path is not None:
             run_on_rank_zero(backend.workers, lambda: _finish(file, done), doing="writing the predictions")
     except NOT_THE_TASKS:
         raise
@@ -142,19 +203,35 @@ def _predict(
     return done
 
 
+def _show(backend: Backend, done: _Done) -> None:
+    if backend.workers.rank == 0:
+        open_console().print(done.describe(), highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
-def _opened(backend: Backend, output: Path, samples: int) -> Iterator[PredictionFile | None]:
-    """Collective. Return a context with the file on rank 0, which is in its place after a good end."""
+def _opened(backend: Backend, output: Path) -> Iterator[Callable[[int], PredictionFile]]:
+    """Collective. Return a context with what opens the file, which is in its place after a good end.
+
+    Rank 0 opens it.
+    """
     with ExitStack() as stack:
-        opened: list[tuple[PredictionFile, Path]] = []  # on rank 0
+        opened: list[Path] = []  # on rank 0
 
-        def open_file() -> None:
-            written = stack.enter_context(written_beside(output))
-            opened.append((prediction_file(written, samples), written))
+        def open_file(samples: int) -> PredictionFile:
+            opened.append(stack.enter_context(written_beside(output)))
+            return prediction_file(opened[0], samples)
 
-        run_on_rank_zero(backend.workers, open_file)
-        yield opened[0][0] if opened else None
-        run_on_rank_zero(backend.workers, lambda: put_into_place(opened[0][1], output))
+        yield open_file
+        run_on_rank_zero(backend.workers, lambda: put_into_place(opened[0], output))
+
+
+def _file_of(backend: Backend, target: _Target, samples: int) -> PredictionFile | None:
+    """Collective. Return what takes the outputs: on rank 0 alone if it is a file."""
+    if target.path is None:
+        return target.open_file(samples)
+    files: list[PredictionFile] = []  # on rank 0
+    run_on_rank_zero(backend.workers, lambda: files.append(target.open_file(samples)))
+    return files[0] if files else None
 
 
 def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
@@ -204,8 +281,8 @@ def _by_sample(outputs: Rows, samples: int, done: _Done) -> dict[str, NDArray[An
     return kept
 
 
-def _write(backend: Backend, file: PredictionFile | None, part: _Part, done: _Done) -> None:
-    """Collective. Bring the workers' parts of one step to rank 0 and write them, in the data's order.
+def _take(backend: Backend, target: _Target, file: PredictionFile | None, part: _Part, done: _Done) -> None:
+    """Collective. Bring the workers' parts of one step together and write them, in the data's order.
 
     Raises:
         EnvironmentFault: On every worker, if they cannot be written.
@@ -213,7 +290,7 @@ def _write(backend: Backend, file: PredictionFile | None, part: _Part, done: _Do
     everyone = backend.workers.allgather_object(part)
 
     def add() -> None:
-        assert file is not None  # rank 0 has it
+        assert file is not None  # called only by those that have it
         for indices, rows in everyone:
             if not len(indices):
                 continue
@@ -222,11 +299,14 @@ def _write(backend: Backend, file: PredictionFile | None, part: _Part, done: _Do
             try:
                 file.add(rows)
             except OSError as error:
-                raise _cannot_write(done.path, error) from None
+                raise _cannot_write(target.path, error) from None
             done.samples += len(indices)
             done.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
 
-    run_on_rank_zero(backend.workers, add)
+    if target.path is None:
+        add()
+    else:
+        run_on_rank_zero(backend.workers, add)
 
 
 def _finish(file: PredictionFile | None, done: _Done) -> None:
@@ -237,5 +317,5 @@ def _finish(file: PredictionFile | None, done: _Done) -> None:
         raise _cannot_write(done.path, error) from None
 
 
-def _cannot_write(path: Path, error: OSError) -> EnvironmentFault:
+def _cannot_write(path: Path | None, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(f"cannot write {path}: {error.strerror or error}", "Nothing was written.")

@@ -105,6 +105,36 @@ class NpzFile:
         shutil.rmtree(self._folder)
 
 
+class Arrays:
+    """Predictions that stay in memory, for those who predict from Python."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[NDArray[Any]]] = {}
+
+    def add(self, rows: Rows) -> None:
+        """Append rows.
+
+        Raises:
+            TaskError: If an output has another shape than before: an array has one.
+        """
+        for name, array in rows.items():
+            parts = self._parts.setdefault(name, [])
+            if parts and parts[0].shape[1:] != array.shape[1:]:
+                raise TaskError(
+                    f"output {name!r} has shape {array.shape[1:]} for some samples and {parts[0].shape[1:]} "
+                    "for others; an array has one",
+                    "Give an output that ends with .parquet.",
+                )
+            parts.append(np.array(array))
+
+    def finish(self) -> None:
+        """Do nothing: all rows are there."""
+
+    def joined(self) -> dict[str, NDArray[Any]]:
+        """Return the rows of each output as one array."""
+        return {name: np.concatenate(parts) for name, parts in self._parts.items()}
+
+
 class ParquetFile:
     """A Parquet file with one column for each output; an output with several numbers is a column of lists.
 

@@ -16,17 +16,19 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.data.stream import is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.jobs import local_steps_plan
 from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.same_task import same_field, same_task
 from hvdtrain.session import versions_with
 from hvdtrain.training_plan import Progress
 from hvdtrain.wire_types import travels
 
 # fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note
-_NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip"}
+_NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip", "track", "track_checkpoints"}
 
 
 @travels
@@ -76,6 +78,8 @@ def restore(
     data_size: int,
     compare_data: Callable[[Checkpoint], list[str]] = lambda _: [],
     check_as_built: Callable[[], None] = lambda: None,
+    *,
+    is_stream: bool = False,
 ) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend.
 
@@ -87,6 +91,7 @@ def restore(
             continues from; returns notes for the user. Rank 0 calls it.
         check_as_built: raises an error if this worker's model or optimizer is not as it was built. Every
             worker calls it before any of them gets a state, if the run continues from no checkpoint.
+        is_stream: whether the training data are a stream, whose declared length may be put right.
 
     Raises:
         CheckpointError: If the checkpoint that was named is missing or damaged, or one does not fit.
@@ -96,7 +101,7 @@ def restore(
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
     point = run_on_rank_zero(
         workers,
-        lambda: _find(config, backend, data_size, compare_data, states.append),
+        lambda: _find(config, backend, data_size, compare_data, states.append, is_stream=is_stream),
         doing="reading the checkpoint" if config.resume or config.init else "",
     )
     state = states.pop() if states else None
@@ -121,6 +126,8 @@ def _find(
     data_size: int,
     compare_data: Callable[[Checkpoint], list[str]],
     use: Callable[[PortableState], None],
+    *,
+    is_stream: bool,
 ) -> ResumePoint:
     """Return where to start from; ``use`` is called with what is to be loaded. Local: done by rank 0."""
     notes: list[str] = []
@@ -129,11 +136,12 @@ def _find(
         found, notes = verification.newest_good(_folder(config))
     elif config.resume is not None:
         found = verification.locate(Path(config.resume))
+        notes = found.notes()
     if found is None:
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
         point = ResumePoint(resumed_step=begun, notes=tuple(notes))
         return point if config.init is None else _find_weights(config.init, point, use)
-    _check_same_training(found, config, data_size)
+    _check_same_training(found, config, data_size, is_stream)
     notes += compare_data(found)
     state = _read(found)
     if config.ema_decay is None:
@@ -161,7 +169,7 @@ def _find(
         source=found,
         manifest=manifest,
         resumed_step=manifest.step if in_place else None,
-        changes=tuple(changes(manifest, config, backend)),
+        changes=tuple(changes(found, config, backend)),
         notes=tuple(notes),
         newest=found.path if in_place else None,
         values=_values(config, manifest.step) if in_place else {},
@@ -174,16 +182,17 @@ def _find_weights(init: str, point: ResumePoint, use: Callable[[PortableState], 
     state, is_ema = read_weights(found)
     use(state)
     weights = "EMA weights" if is_ema else "weights"
+    point = replace(point, notes=(*point.notes, *found.notes()))
     return replace(point, origin=f"{weights} of {found.path}, step {found.manifest.step:,}", source=found)
 
 
-def changes(manifest: Manifest, config: Config, backend: Backend) -> list[str]:
+def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
     """Return what differs from when a checkpoint was made, in words: config, number of workers, versions."""
-    new = config.model_dump(mode="json")
+    manifest, new = found.manifest, config.model_dump(mode="json")
     pairs = [
         (name, manifest.config[name], new[name])
         for name in new
-        if name in manifest.config and name not in _NOT_COMPARED
+        if name in manifest.config and name not in _NOT_COMPARED and not same_field(name, found, new)
     ]
     pairs.append(("workers", manifest.workers, backend.workers.size))
     versions = versions_with(backend)
@@ -253,30 +262,20 @@ def _scatter(found: Checkpoint, backend: Backend, state: PortableState | None) -
         ) from None
 
 
-def _check_same_training(found: Checkpoint, config: Config, data_size: int) -> None:
+def _check_same_training(found: Checkpoint, config: Config, data_size: int, is_stream: bool) -> None:
     remedy = f"To start anew from its weights, use --init {found.path} instead of --resume."
     before = str(found.manifest.config.get("task"))
     if not same_task(before, config.task):
         raise CheckpointError(
             f"checkpoint {found.path} was trained on task {before}; this job's task is {config.task}", remedy
         )
-    if found.manifest.data_size != data_size:
+    size, samples = found.manifest.data_size, found.manifest.samples
+    if size != data_size and not (is_stream and is_place_kept(samples, size, data_size)):
         raise CheckpointError(
-            f"checkpoint {found.path} was trained on {found.manifest.data_size:,} samples; the training data "
-            f"now has {data_size:,}, so its place in the data means nothing",
+            f"checkpoint {found.path} was trained on {samples_words(size)}; the training "
+            f"data now has {number_words(data_size)}, so its place in the data means nothing",
             remedy,
         )
-
-
-def same_task(one: str, other: str) -> bool:
-    """Return whether two tasks have one name, wherever they lie."""
-    return _short(one) == _short(other)
-
-
-def _short(task: str) -> str:
-    """Return a task's name without the folder or package that it lies in."""
-    place, _, name = task.rpartition(":")
-    return f"{Path(place.removesuffix('.py').replace('.', '/')).name}:{name}"
 
 
 def _quarantine_newer(than: Path) -> list[str]:

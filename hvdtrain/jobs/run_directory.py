@@ -8,16 +8,19 @@ from typing import Any
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.callbacks import RunContext
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
-from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+from hvdtrain.jobs.provenance import Provenance, config_text
+from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
+from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
-from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport, Tracking
 
 CHECKPOINTS = "checkpoints"
 
@@ -31,6 +34,8 @@ def open_run(
     *,
     lock: RunLock | None = None,
     lost_lease: Callable[[], str] = lambda: "",
+    provenance: Provenance | None = None,
+    new_tracking: Callable[[], Tracking | None] = lambda: None,
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back to where training resumes, and the report.
 
@@ -42,6 +47,8 @@ def open_run(
         context: what callbacks can use of the run; the run directory is added here.
         lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
         lost_lease: returns why this worker may no longer write files; empty while it may.
+        provenance: where the run came from, which config.yaml says; rank 0 may know.
+        new_tracking: makes what has the run sent to trackers; rank 0 calls it.
 
     Returns:
         The report of this rank, and the run directory.
@@ -56,14 +63,15 @@ def open_run(
     def prepare() -> Path:
         nonlocal report
         try:
-            path = _make_or_cut_back(config, resumed_step, lock)
+            path = _make_or_cut_back(config, resumed_step, lock, provenance)
             report = RunReport(
                 open_console(),
                 replace(context, run_dir=path),
                 resumed_step,
                 callbacks,
-                on_made_anew=lambda made: fill_anew(made, config, lock),
+                on_made_anew=lambda made: fill_anew(made, config, lock, provenance),
                 lost_lease=writing_check(lock, lost_lease),
+                tracking=new_tracking(),
             )
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:
@@ -79,7 +87,9 @@ def open_run(
     return report, path
 
 
-def _make_or_cut_back(config: Config, resumed_step: int | None, lock: RunLock | None) -> Path:
+def _make_or_cut_back(
+    config: Config, resumed_step: int | None, lock: RunLock | None, provenance: Provenance | None
+) -> Path:
     """Make the run directory, or cut one back to where training resumes; lock it, and write the config there.
 
     Raises:
@@ -99,14 +109,15 @@ def _make_or_cut_back(config: Config, resumed_step: int | None, lock: RunLock | 
         _check_is_free(path)
     if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
         AppendFile(path / METRICS_FILE).close()
-    write_whole(path / "config.yaml", config.to_yaml())  # before the logs: it detects a full disk
+    # before the logs: it detects a full disk
+    write_whole(path / "config.yaml", config_text(config, path, provenance))
     forget_causes(path)
     if resumed_step is not None:
         _cut_back(path, resumed_step)
     return path
 
 
-def fill_anew(path: Path, config: Config, lock: RunLock | None) -> None:
+def fill_anew(path: Path, config: Config, lock: RunLock | None, provenance: Provenance | None = None) -> None:
     """Lock a run directory that was made anew, and write the config there.
 
     Raises:
@@ -115,7 +126,7 @@ def fill_anew(path: Path, config: Config, lock: RunLock | None) -> None:
     """
     if lock is not None:
         lock.move(path)
-    write_whole(path / "config.yaml", config.to_yaml())
+    write_whole(path / "config.yaml", config_text(config, path, provenance))
 
 
 def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
@@ -161,6 +172,12 @@ def note_on_links(run_dir: Path) -> str:
     """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
     folder = run_dir / CHECKPOINTS
     return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+
+
+def run_dir_of(found: Checkpoint) -> Path:
+    """Return the run directory that a checkpoint lies in, or its own folder where it lies in none."""
+    folder = found.path.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def _check_is_free(path: Path) -> None:

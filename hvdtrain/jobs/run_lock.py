@@ -9,17 +9,15 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.regular_files import not_followed, read_regular
+from hvdtrain.reporting.lock_state import HOLDER_BYTES, LOCK_FILE, Holder
 
-LOCK_FILE = ".lock"
 _HELD = {errno.EACCES, errno.EAGAIN}
-_MAX_BYTES = 4096
 _LOOK_SECONDS = 1.0
 _REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
 
@@ -62,7 +60,7 @@ class RunLock:
         path = run_dir / LOCK_FILE
         file = _open(path)
         reason = _lock(file)
-        holder = _Holder.of(os.pread(file, _MAX_BYTES, 0))
+        holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
         if holder.follows(self.job, self.generation):
             os.close(file)
             raise EnvironmentFault(f"run_dir: {run_dir} was taken over{holder.describe()}")
@@ -92,7 +90,7 @@ class RunLock:
         if not self.job:
             return False
         with suppress(OSError):
-            return _Holder.of(read_regular(run_dir / LOCK_FILE, _MAX_BYTES)).job == self.job
+            return Holder.of(read_regular(run_dir / LOCK_FILE, HOLDER_BYTES)).job == self.job
         return False
 
     def lost(self) -> str:
@@ -112,7 +110,7 @@ class RunLock:
 
     def _look(self, file: int) -> str:
         reason = _lock(file)  # this also makes a network file system look whether the file has changed
-        holder = _Holder.of(os.pread(file, _MAX_BYTES, 0))
+        holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
         is_held = reason is not None and reason.errno in _HELD
         if holder.follows(self.job, self.generation) or (is_held and holder.process and not holder.is_self()):
             return f"the run directory was taken over{holder.describe()}"
@@ -162,53 +160,6 @@ def _own(job: str, generation: int) -> str:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     of_job = {"job": job, "generation": generation} if job else {}
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, **of_job}) + "\n"
-
-
-@dataclass(frozen=True)
-class _Holder:
-    """The process that a lock file names; empty if it names none."""
-
-    process: int = 0
-    host: str = ""
-    since: str = ""
-    job: str = ""
-    generation: int = 0
-
-    @classmethod
-    def of(cls, content: bytes) -> "_Holder":
-        """Return what a lock file says."""
-        try:
-            found = json.loads(content)
-            of_job = str(found.get("job", "")), int(found.get("generation", 0))
-            return cls(int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}", *of_job)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            return cls()
-
-    def precedes(self, job: str, generation: int) -> bool:
-        """Return whether it is of an earlier world of a job."""
-        return bool(job) and self.job == job and self.generation < generation
-
-    def follows(self, job: str, generation: int) -> bool:
-        """Return whether it is of a later world of a job."""
-        return bool(job) and self.job == job and self.generation > generation
-
-    def is_self(self) -> bool:
-        """Return whether it is this process."""
-        return self.process == os.getpid() and self.host == socket.gethostname()[:80]
-
-    def describe(self) -> str:
-        """Return who it is, in words that follow those of the message."""
-        return f": process {self.process} on {self.host} since {self.since}" if self.host else ""
-
-    def remedy(self, path: Path) -> str:
-        """Return what to do if the holder's host, which is another one, is lost.
-
-        A file server keeps the locks of a host that it lost until it learns of it; one on this host ends
-        with its process.
-        """
-        if not self.host or self.host == socket.gethostname():
-            return ""
-        return f"If {self.host} is lost, and the file server still keeps its lock, remove {path}."
 
 
 def _open(path: Path) -> int:

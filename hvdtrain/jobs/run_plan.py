@@ -9,9 +9,11 @@ import hvdtrain
 from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs import elastic_plan, local_steps_plan
 from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
 from hvdtrain.plateau import PlateauState
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
@@ -53,6 +55,7 @@ def describe_plan(
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
         "data": found or _data(session),
+        "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
         "batch": _batch(config, plan) + elastic_plan.batch(session, plan),
         "batch norm": _batch_norm(session, model, plan),
@@ -117,10 +120,11 @@ def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
 
 def _data(session: Session) -> str:
     sets = sets_of(session.eval_data)
-    evaluation = f", {len(sets['']):,} to evaluate" if "" in sets else ""  # a line of its own has named ones
+    # named sets have a line of their own
+    evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
-    return f"{counted(session.data_size, 'sample')} to train{evaluation}{read}"
+    return f"{size_words(session.train_data)} to train{evaluation}{read}"
 
 
 def _eval_sets(session: Session) -> str:
@@ -128,7 +132,7 @@ def _eval_sets(session: Session) -> str:
     sets = sets_of(session.eval_data)
     if "" in sets or not sets:
         return ""
-    sizes = [f"{name} ({counted(len(dataset), 'sample')})" for name, dataset in sets.items()]
+    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items()]
     first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
     return f"{', '.join(sizes)}{first}"
 
@@ -161,6 +165,8 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
         )
     padding = "" if batch.is_even else "; padding (a repeated sample) counts in the statistics"
+    if is_dealt(session):
+        padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
     if batch.workers == 1:
         over = f"over each micro-batch of {counted(batch.micro_batch, 'sample')}"
         return (
@@ -177,10 +183,13 @@ def _length(session: Session, plan: TrainingPlan) -> str:
     epochs = plan.last_sample / session.data_size
     cadence = session.config.eval_every
     evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.eval_data else ""
+    if known_size(session.train_data) is None:
+        return f"{counted(plan.steps, 'step')}{evaluates}"
     text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
     done = session.state.progress.step
     left = f", {counted(max(0, plan.steps - done), 'step')} to go" if done else ""
-    return f"{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
+    least = "at least " if is_dealt(session) else ""  # the last steps of an epoch have fewer samples
+    return f"{least}{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
 
 
 def _precision(config: Config) -> str:

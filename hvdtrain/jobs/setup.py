@@ -12,6 +12,7 @@ from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.model_call import describe_columns
+from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
@@ -43,13 +44,23 @@ from hvdtrain.jobs.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.data_sets import open_sets
-from hvdtrain.jobs.failures import do_in_time, end_at_once, expect_answer, is_debugging, name_lost_worker
+from hvdtrain.jobs.failures import (
+    do_in_time,
+    end_at_once,
+    expect_answer,
+    is_debugging,
+    is_shared,
+    leave_open,
+    name_lost_worker,
+)
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.stream_plan import check_streams, notes_on_streams
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task
+from hvdtrain.trackers import check_installed
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
@@ -140,6 +151,7 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
         [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
     )
     check_capabilities(config)
+    check_installed(config.track)
     return task_class, config
 
 
@@ -194,6 +206,9 @@ def started(
     signals: Signals,
     watching: Watching | None = None,
     membership: Membership | None = None,
+    *,
+    stays: bool = False,
+    ranks: Sequence[int] = (),
 ) -> Iterator[Backend]:
     """Collective. Return a context with the job's backend, in which the job's workers are watched.
 
@@ -204,6 +219,8 @@ def started(
         signals: what signals asked of this worker.
         watching: what is done before the process ends because a worker does not answer.
         membership: this worker's part in an elastic job, whose driver watches the workers; None in others.
+        stays: whether Horovod also stays after an error that all workers have.
+        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         UsageError: If the launcher started an elastic job, and what this process does cannot be elastic.
@@ -211,7 +228,7 @@ def started(
     check_may_be_elastic(membership)
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
-    backend = load_backend(job.config, membership)
+    backend = load_backend(job.config, membership, ranks)
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
             if membership is not None:
@@ -222,9 +239,14 @@ def started(
                 raise name_lost_worker(error, watching.explain) from error
     except BaseException as error:
         signals.ignore()  # how this ends is settled
+        if stays and membership is None and is_shared(error, backend.workers):
+            leave_open(backend.close)
+            raise
         if membership is not None and isinstance(error, HvdtrainError):
             membership.failed(error)  # the others need not wait
         do_in_time(backend.close)  # workers that wait for this one learn of it
+        if membership is None:
+            forbid_restart(backend.workers)
         raise
 
 
@@ -281,7 +303,11 @@ def open_task_data(job: JobSpec) -> TaskData:
         train_data,
         eval_data,
         {**train_values, **eval_values},
-        notes=(*_notes_on_data(train_data, "train_data"), *_notes_on_data(eval_data, "eval_data")),
+        notes=(
+            *_notes_on_data(train_data, "train_data"),
+            *_notes_on_data(eval_data, "eval_data"),
+            *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),
+        ),
     )
 
 
@@ -379,6 +405,7 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
     check_elastic(workers, os.environ, uses_nccl, config.compression)
+    check_streams(config, workers, task_data.train_data, task_data.eval_data)
     plan = TrainingPlan.of(config, workers.size, len(task_data.train_data), most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)

@@ -15,6 +15,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.run_directory import CHECKPOINTS, fill_anew, writing_check
 from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.tracked_run import tracking_of
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
 from hvdtrain.reporting.records import EVAL, RecentRecords, key_of
@@ -132,7 +133,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
     _cut_traces(session)
     newest, values, set_aside = _find_checkpoints(session)
-    old = session.report
+    old, moved = session.report, f"rank 0 is on {world.host} from here on"
     session.report = report = RunReport(
         open_console(),
         replace(services.context, rank=0, workers=world.size, run_dir=path),
@@ -140,6 +141,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         services.callbacks,
         on_made_anew=lambda made: fill_anew(made, session.config, lock),
         lost_lease=writing_check(lock, services.lost_lease),
+        tracking=tracking_of(session.config, session.state.tracking_id, [], [moved])(),
     )
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)

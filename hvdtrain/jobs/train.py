@@ -11,6 +11,7 @@ from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.config import Layer
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.elastic_job import train_in_worlds
 from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.failure_cause import exchange_cause
@@ -48,7 +49,14 @@ from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching
 
 
-def train(task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), **fields: Any) -> Summary:
+def train(
+    task: Any = None,
+    *,
+    framework: str,
+    callbacks: Sequence[Any] = (),
+    quiet: bool = False,
+    **fields: Any,
+) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 
     Collective: every worker of the job calls it.
@@ -59,24 +67,34 @@ def train(task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), **
         framework: "torch" or "tf".
         callbacks: objects that are told of steps, evaluations and checkpoints, beside the task's own;
             see :class:`hvdtrain.Callback`.
+        quiet: show nothing on the console. The files of the run directory are written as ever, and errors
+            are raised as ever.
         fields: config fields, such as ``epochs=3``; docs/config.md lists them.
 
     Returns:
-        How the run ended.
+        How the run ended, with its ``history`` and the ``best`` values of its metrics: the same on every
+        worker.
 
     Raises:
         Stopped: If a signal stopped training at a step and its state is saved.
         HvdtrainError: as ``hvdtrain.errors`` lists them. One that the script does not catch ends
             it as the command line would: said once among all workers, without a traceback, with
-            its exit code.
+            its exit code. After one that all workers raise, the next call of ``train`` works.
     """
     end_if_uncaught()
     named = {} if task is None else {"task": task_spec(task)}
     given = Layer("train()", {**named, "framework": framework, **fields})
-    return run_job([given], task_class_of(task), callbacks)
+    with muted_console(quiet):
+        return run_job([given], task_class_of(task), callbacks, from_python=True)
 
 
-def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = ()) -> Summary:
+def run_job(
+    layers: list[Layer],
+    task_class: Any = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    from_python: bool = False,
+) -> Summary:
     """Resolve the configuration, make the task and train it.
 
     Collective.
@@ -85,6 +103,8 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class if the caller has it; found by its name otherwise.
         callbacks: those of the caller, beside the task's own.
+        from_python: whether a script called: then the summary has the history, and Horovod stays if all
+            workers fail.
     """
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
@@ -94,9 +114,9 @@ def run_job(layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any
         with (
             RunLock() as lock,
             timeline_requested(has_profile),  # for the whole job: an elastic one starts Horovod many times
-            started(job, signals, watching, membership) as backend,
+            started(job, signals, watching, membership, stays=from_python) as backend,
         ):
-            run = opened(job, backend, callbacks, lock)
+            run = replace(opened(job, backend, callbacks, lock), keeps_history=from_python)
             if membership is not None:
                 return train_in_worlds(run, membership, signals, watching)
             return _train(run, signals, watching)
@@ -123,7 +143,8 @@ def _entered(
     """
     config, task_data = run.config, run.task_data
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(config, run.backend, task_data, point, readers)
+        session = new_session(config, run.backend, task_data, point, readers, callbacks=run.callbacks)
+        session.keeps_history = run.keeps_history
         found = try_out(run, session)
         open_services(run, session, point)
         with signals.defer_to_step_boundary():

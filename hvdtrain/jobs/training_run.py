@@ -1,34 +1,38 @@
 """What every training does from its configuration to its first step, with fixed workers or in worlds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.callbacks import RunContext, find_callbacks
+from hvdtrain.callbacks import SHOULD_STOP, RunContext, find_callbacks, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
+from hvdtrain.data.stream import Stream
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
+from hvdtrain.jobs.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run
+from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
+from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.profiling.profile import NoProfile, Profile
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators
-from hvdtrain.session import Session
+from hvdtrain.session import Session, versions_with
+from hvdtrain.task import GivenTask
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class TrainingRun:
         hosts: the host of each worker.
         callbacks: the user's callbacks, checked.
         lock: the lock of the run directory, which rank 0 acquires.
+        keeps_history: whether the summary that training returns has the run's history.
+        notes_on_task: what rank 0 has to tell the user of the task's file.
     """
 
     job: JobSpec
@@ -52,6 +58,8 @@ class TrainingRun:
     hosts: Sequence[str]
     callbacks: Sequence[Any]
     lock: RunLock
+    keeps_history: bool = False
+    notes_on_task: list[str] = field(default_factory=list)
 
     @property
     def config(self) -> Config:
@@ -104,6 +112,7 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
         len(run.task_data.train_data),
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
         check_as_built=check_as_built,
+        is_stream=isinstance(run.task_data.train_data, Stream),
     )
     ACTIVITY.enter("comparing batches", is_long=True)
     checked = check_batches(workers, data, config, point.progress)
@@ -121,7 +130,13 @@ def seed_training(run: TrainingRun, step: int) -> None:
 
 
 def new_session(
-    config: Config, backend: Backend, task_data: TaskData, point: ResumePoint, readers: Readers
+    config: Config,
+    backend: Backend,
+    task_data: TaskData,
+    point: ResumePoint,
+    readers: Readers,
+    *,
+    callbacks: Sequence[Any] = (),
 ) -> Session:
     """Return the run as it stands before anything is written."""
     session = Session(
@@ -134,6 +149,7 @@ def new_session(
         readers=readers,
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+        stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
     )
     session.profile = _profile_of(session)
     follow_workers(session)
@@ -158,6 +174,9 @@ def open_services(
         lost_lease: returns why this worker may no longer write files; empty while it may.
     """
     config, workers = run.config, run.backend.workers
+    provenance = _provenance(run) if workers.rank == 0 else None
+    known, in_place = session.state.tracking_id, point.resumed_step is not None
+    session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
     session.report, session.run_dir = open_run(
         config,
         workers,
@@ -166,7 +185,15 @@ def open_services(
         run.context(),
         lock=run.lock,
         lost_lease=lost_lease,
+        provenance=provenance,
+        new_tracking=tracking_of(
+            config, tracking_id, run.hosts, point.changes, origin=point.origin, provenance=provenance
+        ),
     )
+    if provenance is not None:
+        source = point.source if point.manifest is not None else None
+        source_dir = None if source is None else run_dir_of(source)
+        run.notes_on_task[:] = keep(provenance, session.run_dir, point.progress.step, source_dir)
     session.saver = NoSaver()
     if workers.rank == 0:
         session.saver = BackgroundSaver(
@@ -179,6 +206,14 @@ def open_services(
             values=point.values,
             parameters=list(run.model.parameter_shapes),
         )
+
+
+def _provenance(run: TrainingRun) -> Provenance:
+    """Find out where this start of the run comes from. Local: rank 0 does it."""
+    versions = versions_with(run.backend)
+    if run.job.build_identity:
+        versions["Horovod"] = run.job.build_identity
+    return provenance_of(run.config, run.hosts, versions, isinstance(run.job.task_class, GivenTask))
 
 
 def _profile_of(session: Session) -> Profile:
@@ -215,7 +250,7 @@ def plan_and_notes(
         found: the notes of the dry run.
     """
     config, task = run.config, run.task_data.task
-    of_directory = filter(None, [run.lock.note, note_on_links(session.run_dir)])
+    of_directory = filter(None, [run.lock.note, note_on_links(session.run_dir), *run.notes_on_task])
     point = replace(point, notes=(*point.notes, *found, *of_directory))
     options = notes_on_options(
         config,

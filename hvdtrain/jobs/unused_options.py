@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.step_window import StepWindow
+from hvdtrain.trackers import senders
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.words import counted
 
@@ -114,6 +115,7 @@ _OTHERS = (
         ),
         "with sync_every, the peak does not depend on the number of workers",
     ),
+    _Rule(("track_checkpoints",), lambda config: not senders(config.track), "track names no tracker"),
     _Rule(("read_threads",), lambda config: config.read_workers > 0, "read_workers reads the samples"),
 )
 

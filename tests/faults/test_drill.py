@@ -1,17 +1,14 @@
-"""The drill on this machine: real jobs, really disturbed, in both frameworks."""
+"""The drill on this machine: real jobs, really disturbed. tests/cluster drills TensorFlow on three hosts."""
 
 import json
 import os
 
-import pytest
 from support.jobs import run
 
 
-# the smallest number of workers, and what it is by default
-@pytest.mark.parametrize(("framework", "options"), [("torch", ()), ("tf", ("--workers", "2"))])
-def test_a_drill_loses_nothing(framework, options, tmp_path):
-    command = ["python", "-m", "hvdtrain", "drill", "--framework", framework, "--json", "drill.json"]
-    result = run([*command, *options], tmp_path, timeout=400)
+def test_a_drill_loses_nothing(tmp_path):
+    command = ["python", "-m", "hvdtrain", "drill", "--framework", "torch", "--json", "drill.json"]
+    result = run(command, tmp_path, timeout=400)
     assert result.returncode == 0, result.output[-6000:]
     cases = {case["case"]: case for case in json.loads((tmp_path / "drill.json").read_text())["cases"]}
     tried = {name for name, case in cases.items() if not case["not_tried"]}

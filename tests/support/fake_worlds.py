@@ -271,8 +271,11 @@ class ElasticWorkers:
     def barrier(self):
         self.allgather_object(None)
 
+    def have_failed(self):
+        return False
 
-def start(config: Any, membership: FakeMembership) -> "ElasticNumpyBackend":
+
+def start(config: Any, membership: FakeMembership, ranks: Any = ()) -> "ElasticNumpyBackend":
     """Return the backend of a worker, as a framework's module does."""
     return ElasticNumpyBackend(ElasticWorkers(membership))
 

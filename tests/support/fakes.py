@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import BackendInfo, DryRun, ModelInfo, StepMetrics
+from hvdtrain.backends.base import BackendInfo, DryRun, ModelInfo
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
@@ -59,6 +60,10 @@ class FakeWorkers:
 
     def barrier(self) -> None:
         self.allgather_object(None)
+
+    def have_failed(self) -> bool:
+        self.barrier()
+        return True
 
 
 def on_every_rank(hosts: Sequence[str], work: Callable[[FakeWorkers], Any]) -> list[Any]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import (
-    FINDINGS,
     Backend,
     BackendInfo,
     DryRun,
@@ -23,9 +22,9 @@ from hvdtrain.backends.base import (
     PendingMetrics,
     PendingState,
     PortableState,
-    StepMetrics,
 )
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.step_metrics import FINDINGS, StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, SIGNALS
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -61,7 +60,7 @@ class Mlp:
         return hidden, hidden @ w2 + b2
 
 
-def start(config: Config, membership: Any = None) -> "NumpyBackend":
+def start(config: Config, membership: Any = None, ranks: Any = ()) -> "NumpyBackend":
     """Return the backend; one worker needs no Horovod."""
     return NumpyBackend(one_worker())
 

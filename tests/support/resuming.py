@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-from hvdtrain.jobs.run_lock import LOCK_FILE
+from hvdtrain.reporting.lock_state import LOCK_FILE
 from support import pool
 from support.jobs import Run, launcher, run, started
 

@@ -26,6 +26,7 @@ OWN_FILES = {
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
     "torch/all_reduce.py": {"wait_for_all"},  # operations of a TensorFlow graph wait for what they need
+    "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
@@ -171,3 +172,9 @@ def test_only_low_rank_keeps_something_from_step_to_step(framework):
         classes |= definitions(f"{framework}/{file}.py")
     named = ("GradientReducer", "AllReduce", "BFloat16", "LowRank")
     assert [name for name in named if {"state", "load"} & set(methods(classes[name]))] == ["LowRank"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_closes_horovod_after_a_shared_error_keeps_no_model(framework):
+    close = own_method(framework, "Backend", "close")
+    assert [ast.unparse(decorator) for decorator in close.decorator_list] == ["staticmethod"]

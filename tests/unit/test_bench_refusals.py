@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import against, command, predict_command, sweep, tune_job
+from hvdtrain.bench import against, command, job, predict_command, sweep, tune_job
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.predict_evidence import evidence_of
 from hvdtrain.bench.predict_options import PlanOptions
@@ -29,6 +29,10 @@ def nothing_starts(monkeypatch):
 
     for module in (against, sweep, tune_job):
         monkeypatch.setattr(module, "run_program", fails)
+    monkeypatch.setattr(job, "started", fails)
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):  # which a job sets before it starts
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
 
@@ -43,7 +47,7 @@ def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
     assert error.value.everywhere
 
 
-@pytest.mark.parametrize("options", COMMANDS[:3])
+@pytest.mark.parametrize("options", COMMANDS)
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -13,6 +13,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.run_directory import run_dir_of
 
 
 def manifest(step: int = 3, workers: int = 2, **fields: object) -> Manifest:
@@ -159,7 +160,7 @@ def test_under_a_launcher_it_is_said_that_each_host_needs_the_checkpoint(tmp_pat
     ("path", "folder"), [("r/checkpoints/step-00000003", "r"), ("weights/step-00000000", "weights")]
 )
 def test_the_run_directory_of_a_checkpoint(path, folder):
-    assert checkpoint_config.run_dir_of(Checkpoint(Path(path), manifest())) == Path(folder)
+    assert run_dir_of(Checkpoint(Path(path), manifest())) == Path(folder)
 
 
 def test_the_manifest_on_disk_is_what_the_config_is_made_of(tmp_path):

@@ -44,7 +44,12 @@ def test_one_of_another_name_can_be_named(tmp_path, name):
 def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
     good = saved(tmp_path / "checkpoints", 100)
     spoil(saved(tmp_path / "checkpoints", 120))
-    assert verification.locate(tmp_path).path == good
+    found = verification.locate(tmp_path)
+    assert found.path == good
+    (note,) = found.notes()
+    assert note.startswith("this is not the run's newest checkpoint, which is damaged: step-00000120: ")
+    assert note.endswith("; step-00000100 is used")
+    assert verification.locate(good).notes() == []
     assert names(tmp_path / "checkpoints") == ["step-00000100", "step-00000120"]
 
 

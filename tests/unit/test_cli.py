@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import hvdtrain
 from hvdtrain import cli
+from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.errors import ConfigError, UsageError
@@ -121,7 +122,7 @@ def test_resume_alone_takes_the_newest_of_the_run_directory(layers, words, value
     assert layers(*words)[-1].values == values
 
 
-FLAGS = {name for name in cli.OPTIONS if Config.model_fields[name].annotation is bool}
+FLAGS = {name for name in OPTIONS if Config.model_fields[name].annotation is bool}
 
 
 @pytest.mark.parametrize("name", sorted(FLAGS))
@@ -130,7 +131,7 @@ def test_every_flag_reaches_its_field_and_can_be_taken_back(layers, name, prefix
     assert layers(f"{prefix}{name.replace('_', '-')}")[-1].values == {name: value}
 
 
-@pytest.mark.parametrize("name", [name for name in cli.OPTIONS if name not in FLAGS])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in FLAGS])
 def test_every_option_reaches_its_field(layers, name):
     given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
              "compression": "fp16", "device": "cpu", "task": "t", "run_dir": "r", "log_every": "2epoch",
@@ -138,7 +139,7 @@ def test_every_option_reaches_its_field(layers, name):
              "momentum": "0.5", "label_smoothing": "0.5", "ema_decay": "0.5", "precision": "bf16",
              "early_stopping": "loss:min", "on_bad_sample": "skip", "outer_optimizer": "average",
              "outer_momentum": "0.5", "stall_timeout": "60",
-             "on_changed_data": "warn"}.get(name, "3")  # fmt: skip
+             "on_changed_data": "warn", "track": "wandb"}.get(name, "3")  # fmt: skip
     values = layers(f"--{name.replace('_', '-')}", given)[-1].values
     assert list(values) == [name]
     config = resolve([Layer("rest", {"framework": "torch", "init": "w"}), Layer("options", values)])
@@ -309,6 +310,16 @@ def test_the_job_loads_no_framework_before_it_knows_which():
         & HEAVY
         == set()
     )
+
+
+def test_a_job_that_is_not_tracked_loads_nothing_of_trackers():
+    code = "import sys, hvdtrain.jobs.train, hvdtrain.jobs.tracked_run as t\n"
+    code += "from hvdtrain.config import Config\n"
+    code += "assert t.tracking_of(Config(framework='torch'), None, [])() is None\n"
+    code += "print([name for name in sys.modules if name.startswith('hvdtrain.tracking')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert loaded_by("-c", code) & {"mlflow", "wandb"} == set()
 
 
 def test_public_names_are_there():

@@ -1,5 +1,6 @@
 """Data that differ between workers, between readings, and from those of a checkpoint."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,7 +170,7 @@ def job_data(train, evaluation=None) -> JobData:
 def checkpoint(data: JobData, **fields) -> SimpleNamespace:
     made_with = config(**fields).model_dump(mode="json")
     manifest = make_record(3).model_copy(update={"data": dict(data.fingerprints), "config": made_with})
-    return SimpleNamespace(path="run/step-3", manifest=manifest)
+    return SimpleNamespace(path=Path("run/step-3"), manifest=manifest)
 
 
 def compared(before: JobData, now: JobData, made_with=None, **fields) -> list[str]:
@@ -210,6 +211,15 @@ def test_another_number_of_samples_is_a_change():
 def test_a_note_is_enough_if_the_user_wants_other_data(fields, words):
     (note,) = compared(job_data(values()), job_data(values(0)), **fields)
     assert words in note
+
+
+def test_changed_data_are_refused_by_whatever_path_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_with, now = (
+        {"task": "images", "task_options": {"path": path}} for path in ("images", f"{tmp_path}/images")
+    )
+    with pytest.raises(CheckpointError, match="changed since checkpoint"):
+        compared(job_data(values()), job_data(values(0)), made_with, **now)
 
 
 def test_keys_that_change_are_not_compared_with_a_checkpoint():

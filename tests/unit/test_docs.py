@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from support.documents import ROOT, blocks, can_run_here, commands, documents, hvdtrain_commands, links
 
-from hvdtrain.cli import OPTIONS, cli
+from hvdtrain.cli import cli
+from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
@@ -63,6 +64,8 @@ def _type(field: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
         part = get_args(kind)[0]
+        if get_origin(part) is Literal:
+            return f"list of {', '.join(f'`{choice}`' for choice in get_args(part))}"
         is_text = get_origin(part) is Annotated and get_args(part)[0] is str
         return "list of numbers" if part is float else "list of texts" if is_text else "list of mappings"
     if get_origin(kind) is dict:

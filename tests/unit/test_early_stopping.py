@@ -12,7 +12,7 @@ from hvdtrain.early_stopping import (
     MetricGoal,
     early_stopping_from,
 )
-from hvdtrain.errors import ConfigError
+from hvdtrain.errors import ConfigError, WorkerFailure
 from hvdtrain.loop import run
 from hvdtrain.run_state import RunState
 from hvdtrain.training_plan import Progress
@@ -146,3 +146,63 @@ def test_a_metric_that_there_is_not_is_named(tmp_path):
     session = session_of(tmp_path, one_worker(), [], early_stopping="accuracy")
     with pytest.raises(ConfigError, match="early_stopping: there is no metric 'accuracy'"):
         run(session)
+
+
+class StopsAt:
+    """A callback that ends training at a step, and remembers when it was asked."""
+
+    def __init__(self, at: int, error: Exception | None = None, errors_end_job: bool = True) -> None:
+        self.at, self.error, self.errors_end_job, self.asked = at, error, errors_end_job, list[int]()
+
+    def should_stop(self, step, metrics) -> str:
+        assert metrics["loss"] == 0.5
+        self.asked.append(step.step)
+        if self.error is not None:
+            raise self.error
+        return "enough" if step.step == self.at else ""
+
+
+def stoppable(tmp_path, workers, callbacks):
+    session = session_of(tmp_path, workers, [0.5] * 5, early_stopping=None)
+    session.stoppers = callbacks
+    return session
+
+
+def test_a_callback_of_rank_zero_ends_training_on_all_workers(tmp_path):
+    def work(workers):
+        callback = StopsAt(2 if workers.rank == 0 else 1)
+        session = stoppable(tmp_path, workers, [StopsAt(9), callback])
+        run(session)
+        return session.state.progress.step, session.stopped_early, callback.asked
+
+    said = "stopped early at step 2: enough"
+    assert on_every_rank(["here"] * 2, work) == [(2, said, [1, 2]), (2, said, [])]
+
+
+def test_a_callback_is_not_asked_when_training_is_done(tmp_path):
+    callback = StopsAt(9)
+    session = stoppable(tmp_path, one_worker(), [callback])
+    run(session)
+    assert callback.asked == [1, 2, 3, 4]  # not after the fifth, which is the last
+    assert not session.stopped_early
+
+
+def test_a_callback_that_fails_ends_the_job_on_all_workers(tmp_path):
+    def work(workers):
+        run(stoppable(tmp_path, workers, [StopsAt(9, ValueError("boom"))]))
+
+    found = on_every_rank(["here"] * 2, work)
+    assert all(isinstance(error, WorkerFailure) for error in found)
+    assert "callback StopsAt failed in should_stop: " in found[1].problem
+
+
+def test_a_callback_whose_errors_do_not_end_the_job_is_not_asked_again(tmp_path):
+    callback = StopsAt(9, ValueError("boom"), errors_end_job=False)
+
+    def work(workers):
+        session = stoppable(tmp_path, workers, [callback if workers.rank == 0 else StopsAt(9)])
+        run(session)
+        return session.state.progress.step
+
+    assert len(set(on_every_rank(["here"] * 2, work))) == 1
+    assert callback.asked == [1]

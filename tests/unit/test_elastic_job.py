@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Job:
         self.outcomes: dict[str, object] = {}
         self.memberships: dict[str, FakeMembership] = {}
         self.calls: dict[str, list[str]] = {}
-        self.loses_saves = False
+        self.loses_saves = self.keeps_history = False
         self.is_over = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
 
@@ -88,6 +89,7 @@ class Job:
             workers = ElasticWorkers(membership)
             with RunLock() as lock:
                 run = opened(self.job, ElasticNumpyBackend(workers, called), (), lock)
+                run = replace(run, keeps_history=self.keeps_history)
                 outcome = train_in_worlds(run, membership, Signals(), Watching())
         except BaseException as error:
             outcome = error
@@ -213,8 +215,14 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
         return found
 
     monkeypatch.setattr("hvdtrain.jobs.elastic_job.end_together", end_late)
-    job = job_in(steps=3, eval_every=None).run("a", "b")
+    job = job_in(steps=3, eval_every=None)
+    job.keeps_history = True
+    job.run("a", "b")
     assert job.statuses() == {"a": "completed", "b": "completed"}
+    assert [line["step"] for line in job.outcomes["a"].history] == [2, 3, 3]
+    assert job.outcomes["a"].history == job.outcomes["b"].history
+    assert job.outcomes["a"].best == job.outcomes["b"].best
+    assert set(job.outcomes["b"].best) == {"loss", "accuracy"}
     assert job.outcomes["a"].final == job.outcomes["b"].final
     assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
     assert job.memberships["b"].said[-1] == ("done", 0)

@@ -128,7 +128,7 @@ def test_readers_leave_nothing_behind():
         assert shared_memory() - before == set()
     np.testing.assert_array_equal(found["inputs"], big[[5, 1000]])
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert set(os.listdir("/proc/self/fd")) <= files
 
 
 def test_arrays_in_a_file_are_opened_and_others_lie_once_for_all_readers(tmp_path):

@@ -23,6 +23,10 @@ OWNERS = {
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
     "hvdtrain.bench.torch": ("torch", "horovod.torch"),
     "hvdtrain.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
+    "hvdtrain.parity.torch": ("torch",),
+    "hvdtrain.parity.tensorflow": ("tensorflow", "keras"),
+    "hvdtrain.search.torch": ("torch",),
+    "hvdtrain.search.tensorflow": ("tensorflow",),
     "hvdtrain.elastic.host_job": ("horovod.runner",),
     "hvdtrain.elastic.processes": ("horovod.runner",),
     "hvdtrain.elastic.store": ("horovod.runner",),
@@ -154,5 +158,5 @@ def test_the_reader_of_imports_sees_what_is_there():
     assert first_words >= {"tensorflow", "keras", "horovod"}
     assert {name.partition(".")[0] for name in frameworks("hvdtrain.models.convnet")} == {"torch", "keras"}
     assert frameworks("hvdtrain.models.convnet", top_only=True) == set()
-    assert "hvdtrain.jobs.train" in internal("hvdtrain.cli")
+    assert "hvdtrain.jobs.train" in internal("hvdtrain.cli.jobs")
     assert "hvdtrain.errors" in internal("hvdtrain.config_layers")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.errors import Interrupted
 from hvdtrain.reporting import jsonl as logs
-from hvdtrain.reporting.jsonl import AppendFile, cut_log
+from hvdtrain.reporting.jsonl import AppendFile, cut_log, parse_line
 
 
 @pytest.fixture
@@ -288,3 +288,9 @@ def test_what_cutting_left_half_written_is_no_part_of_the_log(tmp_path, monkeypa
     with pytest.raises(OSError, match="full"):
         cut_log(path, 2)
     assert path.read_text() == lines(1, 2, 3)
+
+
+@pytest.mark.parametrize("line", [b"", b'{"step": 1', b"[1]", b"1", b"\xff", b"[" * 100_000], ids=range(6))
+def test_a_line_that_is_no_whole_object_holds_nothing(line):
+    assert parse_line(line) is None
+    assert parse_line(b'{"step": 1}\n') == {"step": 1}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
 

@@ -13,8 +13,9 @@ from hvdtrain.data.readers import Readers
 
 PACKAGE = Path(hvdtrain.__file__).parent
 SERIALIZERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "copyreg", "joblib", "multiprocessing"}
-# a worker and its readers; and the class of an error that torch.load raises
-ALLOWED = {"data/ipc.py", "data/serialization.py", "backends/torch/export.py"}
+# a worker and its readers; launch() and its workers, with the job's key; the class of torch.load's error
+ALLOWED = {"data/ipc.py", "data/serialization.py", "launching/launch.py", "launching/worker.py"}
+ALLOWED |= {"backends/torch/export.py"}
 # Horovod's functions that unpickle what another worker sends
 OF_HOROVOD = {
     *("broadcast_object", "broadcast_object_fn", "allgather_object", "broadcast_optimizer_state"),

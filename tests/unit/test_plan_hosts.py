@@ -344,8 +344,8 @@ def test_options_that_contradict_each_other_are_refused(options, launched, said)
 
 
 def test_files_that_cannot_be_written_are_refused_early():
-    with pytest.raises(UsageError, match="there is no folder /missing"):
-        predict_command.run_plan([], PlanOptions(json_path=Path("/missing/a.json")))
+    with pytest.raises(UsageError, match="the folder /dev/null cannot be made"):
+        predict_command.run_plan([], PlanOptions(json_path=Path("/dev/null/a.json")))
     with pytest.raises(UsageError, match="is a folder"):
         predict_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
     with pytest.raises(UsageError, match="no framework is given"):

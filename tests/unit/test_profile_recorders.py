@@ -105,7 +105,7 @@ def test_a_trace_of_pytorch_becomes_spans():
 def test_training_starts_horovod_with_a_timeline_if_steps_are_to_be_recorded(monkeypatch, window, seen):
     found = []
 
-    def start(*job):
+    def start(*job, **options):
         found.append(os.environ.get(TIMELINE))
         raise RuntimeError("enough")
 

@@ -10,7 +10,7 @@ import pytest
 from hvdtrain.checkpoints import saver
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EnvironmentFault, SaveError
-from hvdtrain.jobs.run_lock import LOCK_FILE
+from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.run_folder import RunFolder
 
 

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.reporting.lock_state import LOCK_FILE
 
 # a second process: a lock does not keep out the process that holds it
 OTHER = """

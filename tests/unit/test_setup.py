@@ -1,5 +1,7 @@
 """What a worker does before it meets the others: config, task and data, with every check."""
 
+import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
+from hvdtrain.jobs.signals import interruptible
 
 
 class Small:
@@ -321,10 +324,31 @@ def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
     assert joined == [True, "small"]
 
 
+def test_a_signal_changes_no_error_that_is_settled(monkeypatch):
+    done = []
+    backend = SimpleNamespace(workers=None, close=lambda: done.append("closed"))
+    monkeypatch.setattr(opening, "load_backend", lambda *_: backend)
+    monkeypatch.setattr(opening, "_watched", lambda *_: nullcontext())
+    monkeypatch.setattr(opening, "forbid_restart", lambda _: done.append("forbidden"))
+
+    def ask(error, workers):
+        signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(opening, "is_shared", ask)
+    with (
+        pytest.raises(DataError, match="no data"),
+        interruptible() as signals,
+        opening.started(prepared(), signals, stays=True),
+    ):
+        raise DataError("no data")
+    assert done == ["closed", "forbidden"]
+
+
 def test_a_second_training_of_a_process_does_not_begin_with_the_age_of_the_first(monkeypatch):
     seen = []
 
-    def load(config, membership):
+    def load(config, membership, ranks=()):
         seen.append(ACTIVITY.current)
         raise ZeroDivisionError
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import (
     NO_SIGNALS,
     ControlFlags,

@@ -3,7 +3,7 @@
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.base import StepMetrics
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults

@@ -24,9 +24,10 @@ from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs import run_lock
 from hvdtrain.jobs.run_directory import open_run
-from hvdtrain.jobs.run_lock import LOCK_FILE, RunLock
+from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.take_over import RunServices, _missing, hand_over_run, take_over_run
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import RecentRecords, line_of
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport

@@ -242,3 +242,21 @@ def test_a_run_that_goes_on_ends_exactly_where_it_should(before, step, batch_siz
         samples, count = found.samples_after(samples), count + 1
     assert count == found.steps
     assert samples == max(before, epochs * 100)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "one_cycle"])
+def test_steps_with_few_samples_have_the_learning_rates_of_full_ones(schedule):
+    warmup = {} if schedule == "one_cycle" else {"warmup_steps": 4}
+    fields = {"epochs": None, "steps": 20, "batch_size": 10, "lr_schedule": schedule, **warmup}
+    config = Config(**{"framework": "torch", **fields})
+    full = TrainingPlan.of(config, 1, 100)
+    begun = TrainingPlan.of(config, 1, 100, is_dealt=True)
+    for progress in (Progress(3, 21), Progress(12, 80)):
+        resumed = TrainingPlan.of(config, 1, 100, progress, is_dealt=True)
+        for step in range(progress.step, 20):
+            at = Progress(step, progress.samples + 7 * (step - progress.step))
+            expected = full.learning_rate_at(Progress(step, 10 * step))
+            assert resumed.learning_rate_at(at) == begun.learning_rate_at(at) == expected
+            assert resumed.in_warmup(at) == full.in_warmup(Progress(step, 10 * step))
+        assert not resumed.is_done(Progress(19, 140))
+        assert resumed.is_done(Progress(20, 147))

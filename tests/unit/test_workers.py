@@ -42,7 +42,10 @@ class Collectives:
     def __init__(self, *others):
         self.others = others
 
-    def join(self, data):
+    def is_under_way(self):
+        return False
+
+    def join(self, data, name="hvdtrain.objects"):
         own = data.tobytes()
         parts = [other(own) if callable(other) else other for other in self.others]
         return np.frombuffer(own + b"".join(parts), np.uint8)
@@ -50,6 +53,13 @@ class Collectives:
 
 def same(own: bytes) -> bytes:
     return own
+
+
+@pytest.mark.parametrize(("own", "other", "may_go_on"), [(0, 0, True), (0, 1, False), (1, 0, False)])
+def test_workers_that_failed_go_on_if_none_has_an_operation_under_way(own, other, may_go_on, monkeypatch):
+    monkeypatch.setattr(Collectives, "is_under_way", lambda self: bool(own))
+    assert two_workers(bytes([other])).have_failed() == may_go_on
+    assert HorovodWorkers(binding(1), Collectives()).have_failed()
 
 
 def two_workers(*others) -> HorovodWorkers:

@@ -162,13 +162,13 @@ def test_class_numbers_of_any_name_are_int64(key):
             class_of("torch", "DataLoader"),
             r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
         ),
-        (class_of("torch", "IterableDataset", __len__=len), "Streams are not supported"),
+        (class_of("torch", "IterableDataset", __len__=len), "It is a stream: wrap it"),
         (class_of("datasets", "IterableDataset"), "without streaming=True"),
-        (class_of("tensorflow", "DatasetV2"), r"Streams are not supported.*as_numpy_iterator\(\)"),
+        (class_of("tensorflow", "DatasetV2"), r"It is a stream: wrap it.*\n?.*as_numpy_iterator\(\)"),
         (class_of("keras", "PyDataset"), "Its items are batches"),
         (class_of("polars", "LazyFrame"), r"\.collect\(\)"),
-        (iter([1, 2]), r"found list_iterator\nStreams are not supported"),
-        ((x for x in []), r"found generator\nStreams are not supported"),
+        (iter([1, 2]), r"found list_iterator\nIt can be passed over only once"),
+        ((x for x in []), r"found generator\nIt can be passed over only once"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -184,7 +184,7 @@ def test_real_classes_are_recognised():
     dictionary = pytest.importorskip("datasets").DatasetDict({"train": hugging_face({"a": [1]})})
     with pytest.raises(DataError, match=r"data\['train'\]"):
         as_dataset(dictionary)
-    with pytest.raises(DataError, match="Streams are not supported"):
+    with pytest.raises(DataError, match="It is a stream: wrap it"):
         as_dataset(hugging_face({"a": [1]}).to_iterable_dataset())
 
 

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
-    FINDINGS,
     Backend,
     BackendInfo,
     DryRun,
@@ -60,6 +59,7 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.start import start_horovod
+from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
@@ -127,7 +127,9 @@ GradientsOf = Callable[..., tuple[list[Tensor], Tensor]]
 _WARM_UP_RATE = 1e-6
 
 
-def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
+def start(
+    config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()
+) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
@@ -139,7 +141,7 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    workers = start_horovod(hvd, HorovodCollectives(), membership)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks)
     return TensorFlowBackend(workers, use_device(config, workers))
 
 
@@ -152,6 +154,7 @@ class TensorFlowBackend:
 
     Attributes:
         model: the task's model after ``build``.
+        optimizers: its optimizers after ``build``.
     """
 
     _has_built = False  # in this process
@@ -193,6 +196,7 @@ class TensorFlowBackend:
         if not trainable:
             raise TaskError("the model has no trainable variable")
         chosen, own_rates, factors = self._make_optimizers(task, config, tensors, groups, method)
+        self.optimizers = list(self._optimizers.values())
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(trainable, config)
@@ -395,7 +399,8 @@ class TensorFlowBackend:
                     self.eval_step(self._wrap(eval_batch))
         self.enter_world()
 
-    def close(self) -> None:
+    @staticmethod
+    def close() -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 

@@ -11,11 +11,15 @@ from hvdtrain.backends.workers import peer_errors
 class HorovodCollectives:
     """How objects, as bytes, and the states of metrics move between workers."""
 
-    def join(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks, on every worker."""
         with peer_errors(), tf.device("CPU"):
-            joined = hvd.allgather(tf.constant(data), name="hvdtrain.objects")
+            joined = hvd.allgather(tf.constant(data), name=name)
         return np.asarray(joined.numpy())
+
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for: steps wait for theirs."""
+        return False
 
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors."""

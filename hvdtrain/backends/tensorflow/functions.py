@@ -254,5 +254,5 @@ def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
     Source: torch.nn.utils.clip_grad_norm_, whose small constant it shares.
     """
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
-    factor = tf.minimum(1.0, clip_norm / (norm + 1e-6))
+    factor = tf.minimum(tf.ones((), norm.dtype), clip_norm / (norm + 1e-6))
     return [g * factor for g in gradients]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
-    NUMBERS_AFTER_SUMS,
     Backend,
     BackendInfo,
     DryRun,
@@ -46,6 +45,7 @@ from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.start import start_horovod
+from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
@@ -88,13 +88,13 @@ from hvdtrain.host.cores import threads_per_worker
 _WARM_UP_RATE = 1e-6
 
 
-def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
+def start(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    workers = start_horovod(hvd, HorovodCollectives(), membership)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
@@ -114,6 +114,7 @@ class TorchBackend:
 
     Attributes:
         model: the task's model after ``build``.
+        optimizers: its optimizers after ``build``.
     """
 
     model: torch.nn.Module
@@ -147,6 +148,7 @@ class TorchBackend:
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
         own_rates = self._make_optimizers(task, config, tensors, groups, own_optimizer)
+        self.optimizers = list(self._optimizers.values())
         self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(tensors.trainable_fields(), config)
@@ -349,7 +351,8 @@ class TorchBackend:
         self._moving.forget()
         self.enter_world()
 
-    def close(self) -> None:
+    @staticmethod
+    def close() -> None:
         """Collective. Leave Horovod."""
         hvd.shutdown()
 

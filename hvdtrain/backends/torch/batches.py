@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import StepMetrics
 from hvdtrain.backends.stateful_metrics import Samples
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.data.feed import HostBatch
 
 

@@ -7,7 +7,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import OVERFLOW_INDEX
+from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.low_rank import LowRank

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.torch.flat import flat_zeros
+
 
 def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
     """Return a function that sums a tensor over the workers, and waits for the sum. It is collective.
@@ -13,7 +15,7 @@ def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
         size: bytes of the tensor.
         on_gpu: whether it lies on the GPU.
     """
-    tensor = torch.zeros(size // 4, device=torch.device("cuda") if on_gpu else torch.device("cpu"))
+    tensor = flat_zeros(size // 4, torch.float32, torch.device("cuda") if on_gpu else torch.device("cpu"))
     name = f"hvdtrain.bench.{size}"
 
     def reduce() -> None:

@@ -60,7 +60,7 @@ class Member:
 def backend(monkeypatch):
     closed: list[bool] = []
     backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True))
-    monkeypatch.setattr(setup, "load_backend", lambda config, membership: backend)
+    monkeypatch.setattr(setup, "load_backend", lambda *_: backend)
     monkeypatch.setattr(setup, "watch_workers", pytest.fail)
     return backend
 

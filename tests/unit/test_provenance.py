@@ -1,0 +1,255 @@
+"""Where a run came from: config.yaml repeats it from any folder, and a changed task is seen."""
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from support import numpy_backend
+
+from hvdtrain.config import Config
+from hvdtrain.config_layers import read_file, resolve
+from hvdtrain.jobs import provenance as provenances
+from hvdtrain.jobs.git_state import GitState, git_state
+from hvdtrain.jobs.provenance import Provenance, config_text, keep, last_start, provenance_of
+from hvdtrain.jobs.train import run_job
+
+TASK = """
+from support.numpy_backend import NumpyDigits
+
+class Mine(NumpyDigits):
+    pass
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@x")
+    done = subprocess.run(
+        ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True, timeout=20
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file.py").write_text("1\n")
+    git(tmp_path, "add", "file.py")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    return tmp_path
+
+
+def test_the_commit_and_whether_files_were_changed(repository):
+    commit = git(repository, "rev-parse", "HEAD")
+    assert git_state(repository) == GitState(commit, False)
+    (repository / "new.py").write_text("2\n")
+    assert git_state(repository) == GitState(commit, False)
+    (repository / "file.py").write_text("2\n")
+    assert git_state(repository).describe() == f"{commit}, with changes"
+
+
+def test_another_repository_of_the_environment_is_not_asked(repository, tmp_path_factory, monkeypatch):
+    other = tmp_path_factory.mktemp("other")
+    git(other, "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert git_state(repository).commit
+
+
+def test_the_file_system_monitor_of_a_repository_is_not_executed(repository):
+    hook = repository / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {repository}/executed\n")
+    hook.chmod(0o755)
+    git(repository, "config", "core.fsmonitor", str(hook))
+    (repository / "executed").unlink(missing_ok=True)  # by git config itself
+    assert git_state(repository).commit
+    assert not (repository / "executed").exists()
+
+
+def test_without_a_repository_or_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    assert git_state(tmp_path) == GitState()
+    assert git_state(tmp_path / "missing") == GitState()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path).describe() == "none"
+
+
+def test_a_slow_git_is_given_up(tmp_path, monkeypatch):
+    slow = tmp_path / "git"
+    slow.write_text('#!/bin/sh\ncase "$*" in *status*) sleep 60;; *) echo abc;; esac\n')
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    begun = time.monotonic()
+    assert git_state(tmp_path, limit_seconds=0.5).describe() == "abc, perhaps with changes"
+    assert time.monotonic() - begun < 10
+
+
+def test_a_git_that_cannot_be_killed_is_left(tmp_path, monkeypatch):
+    slow = tmp_path / "git"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    left = []
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "killpg", lambda group, number: left.append(group))
+        begun = time.monotonic()
+        assert git_state(tmp_path, limit_seconds=0.2) == GitState()
+    assert time.monotonic() - begun < 20
+    os.killpg(left[0], signal.SIGKILL)
+    os.waitpid(left[0], 0)
+
+
+def config(**fields: object) -> Config:
+    return Config(**{"framework": "torch", "epochs": 1, **fields})
+
+
+def came_from(**changes: object) -> Provenance:
+    values = {
+        "command": ["python", "-m", "hvdtrain", "--seed", "3"],
+        "folder": "/work",
+        "hosts": ["one", "two", "one"],
+        "git": GitState("abc", True),
+        "task_file": None,
+        "source": b"",
+        "versions": {"Python": "3.11"},
+    }
+    return Provenance(**{**values, **changes})
+
+
+def test_the_comments_say_where_the_run_came_from():
+    text = config_text(config(seed=3), Path("/runs/a b"), came_from())
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert comments == [
+        "# to repeat this run: horovodrun -np 3 -H one:2,two:1 python -m hvdtrain '/runs/a b/config.yaml'",
+        "# command: python -m hvdtrain --seed 3",
+        "# folder: /work",
+        "# workers: 3 on one, two",
+        "# commit: abc, with changes",
+        "# task file: none",
+        "# versions: Python 3.11",
+    ]
+    assert yaml.safe_load(text) == yaml.safe_load(config(seed=3).to_yaml())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\0", "\udc80"])
+def test_a_command_cannot_add_fields(tmp_path, end):
+    command = ["python", f"x{end}seed: 99{end}"]
+    text = config_text(config(seed=3), tmp_path, came_from(command=command))
+    (tmp_path / "config.yaml").write_text(text)
+    assert resolve([read_file(tmp_path / "config.yaml")]) == config(seed=3)
+
+
+def test_paths_in_the_file_mean_the_same_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    fields = {"task": "images", "init": "runs/a", "task_options": {"path": "images", "model": "images"}}
+    found = yaml.safe_load(config_text(config(**fields), tmp_path))
+    assert found["init"] == f"{tmp_path}/runs/a"
+    assert found["task_options"] == {"path": f"{tmp_path}/images", "model": "images"}
+    assert (
+        yaml.safe_load(config_text(config(task="a/x.py:Mine"), tmp_path))["task"] == f"{tmp_path}/a/x.py:Mine"
+    )
+    own = config(task="a/x.py:Mine", task_options={"path": "images"})
+    assert yaml.safe_load(config_text(own, tmp_path))["task_options"] == {"path": "images"}
+
+
+def test_a_module_is_named_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "provenance_of_mine.py").write_text("class Mine: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("provenance_of_mine")
+    found = yaml.safe_load(config_text(config(task="provenance_of_mine:Mine"), tmp_path))
+    assert found["task"] == f"{tmp_path}/provenance_of_mine.py:Mine"
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "__init__.py").write_text("class Mine: pass")
+    __import__("package_of_mine")
+    package = yaml.safe_load(config_text(config(task="package_of_mine:Mine"), tmp_path))
+    assert package["task"] == "package_of_mine:Mine"
+    inside = yaml.safe_load(config_text(config(task="hvdtrain.tasks.digits:Digits"), tmp_path))
+    assert inside["task"] == "hvdtrain.tasks.digits:Digits"
+
+
+@pytest.mark.parametrize(
+    ("task", "is_instance", "why"),
+    [("x.py:Mine", True, "as an instance"), ("__main__:Mine", False, "in no file"), ("digits", False, "")],
+)
+def test_a_run_that_the_file_does_not_repeat_says_so(task, is_instance, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(provenances, "git_state", lambda folder: GitState())
+    found = provenance_of(config(task=task), ["here"], {}, is_instance)
+    assert why in found.missing
+    assert bool(found.missing) == bool(why)
+    text = config_text(config(task=task), tmp_path, found)
+    repeated = f"# to repeat this run: python -m hvdtrain {tmp_path}/config.yaml\n"
+    assert text.startswith("# this file does not repeat the run" if why else repeated)
+
+
+def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
+    first = came_from(task_file=Path("/a/x.py"), source=b"one")
+    assert keep(first, tmp_path, 0, None) == []
+    assert (tmp_path / "task" / "x.py").read_bytes() == b"one"
+    assert keep(first, tmp_path, 5, tmp_path) == []
+    changed = came_from(task_file=Path("/b/x.py"), source=b"two")
+    (note,) = keep(changed, tmp_path, 9, tmp_path)
+    assert note == (
+        "the task's file /b/x.py has changed since the run's start at step 5; "
+        f"{tmp_path}/task/x.py is what it was"
+    )
+    two = f"x-{hashlib.sha256(b'two').hexdigest()[:8]}.py"
+    assert (tmp_path / "task" / two).read_bytes() == b"two"
+    starts = [json.loads(line) for line in (tmp_path / "provenance.jsonl").read_text().splitlines()]
+    assert [start["step"] for start in starts] == [0, 5, 9]
+    assert last_start(tmp_path)["task_file"]["copy"] == f"task/{two}"
+    assert (starts[0]["commit"], starts[0]["dirty"], starts[0]["workers"]) == ("abc", True, 3)
+    (again,) = keep(came_from(task_file=Path("/b/x.py"), source=b"three"), tmp_path, 9, tmp_path)
+    assert again.endswith(f"{tmp_path}/task/{two} is what it was")
+    assert (tmp_path / "task" / two).read_bytes() == b"two"
+
+
+def test_what_cannot_be_kept_is_noted(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "task").symlink_to(tmp_path / "elsewhere")
+    (run / "provenance.jsonl").symlink_to(tmp_path / "elsewhere" / "file")
+    notes = keep(came_from(task_file=Path("/a/x.py"), source=b"one"), run, 0, None)
+    assert ["cannot keep a copy" in notes[0], "cannot write" in notes[1]] == [True, True]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_damaged_provenance_says_nothing(tmp_path):
+    assert last_start(tmp_path) == {}
+    (tmp_path / "provenance.jsonl").write_text("[1]\n{cut")
+    assert last_start(tmp_path) == {}
+
+
+def test_config_yaml_repeats_a_run_from_another_folder(train, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(TASK)
+    monkeypatch.syspath_prepend(Path(numpy_backend.__file__).parents[1])
+    train(None, task="mine.py:Mine", steps=3, seed=3)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    repeated = run_job([read_file(tmp_path / "run" / "config.yaml")])
+    first = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert repeated.final == first["final"]
+    assert (tmp_path / "run" / "task" / "mine.py").read_text() == TASK
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(f"{TASK}\n# changed\n")
+    capsys.readouterr()
+    train(None, task="mine.py:Mine", steps=6, resume="auto", seed=3)
+    assert "has changed since the run's start at step 0; run/task/mine.py is what it was" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_removed_working_folder_ends_no_job(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    fields = config(task="x.py:Mine", init="runs/a")
+    found = provenance_of(fields, ["here"], {}, is_instance=False)
+    assert (found.folder, found.task_file, found.git) == ("", None, GitState())
+    assert yaml.safe_load(config_text(fields, tmp_path, found)) == yaml.safe_load(fields.to_yaml())

@@ -1,0 +1,143 @@
+"""What a page says happened to a run: starts, resumes, changes of the workers, problems, the end."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from support.stored_runs import SUMMARY, change, make_run, window
+
+from hvdtrain.reporting import event_file
+from hvdtrain.reporting.event_file import EventFile
+from hvdtrain.reporting.event_sessions import sessions_in
+from hvdtrain.run_views.curves import read_log
+from hvdtrain.run_views.event_texts import describe_event
+from hvdtrain.run_views.history import history_of
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Makes the event file of a start."""
+    clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
+    monkeypatch.setattr(event_file, "time", clock)
+
+    def make(folder, resumed_step=None):
+        file = EventFile(folder, resumed_step)
+        file.add({"train/loss": 1.0}, 400)
+        file.close()
+
+    return make
+
+
+def test_starts_and_resumes_are_read_from_event_files(tmp_path, start):
+    start(tmp_path)
+    start(tmp_path, 0)
+    start(tmp_path, 123_456_789)
+    assert [session.resumed_step for session in sessions_in(tmp_path)] == [None, 0, 123_456_789]
+    assert sessions_in(tmp_path)[0].began == 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 40, b"\x00" * 8, bytes(range(256)), b"\x09" + b"\x00" * 30]
+)
+def test_a_file_that_is_none_of_ours_is_left_out(tmp_path, start, content):
+    start(tmp_path)
+    (tmp_path / "events.out.tfevents.1.2.hvdtrain").write_bytes(content)
+    (tmp_path / "events.out.tfevents.1.host.other").write_bytes(b"x")
+    assert len(sessions_in(tmp_path)) == 1
+
+
+def test_a_resume_has_its_place(tmp_path, start):
+    run = make_run(tmp_path, window(10), window(20), window(40))
+    start(run)
+    start(run, 20)
+    events = history_of(run, read_log(run), SUMMARY)
+    assert [(event.kind, event.text) for event in events] == [
+        ("started", "training started"),
+        ("resumed", "resumed after step 20"),
+        ("ended", "completed after 40 steps"),
+    ]
+    assert events[1].place == {"step": 20, "epoch": 2, "samples": 640, "seconds": 4}
+    assert events[1].time == "2023-11-14 22:13:20 UTC"
+
+
+def test_workers_that_came_and_went_are_named(tmp_path):
+    joined = change(30, left=[], joined=["localhost, slot 2"], workers=2)
+    run = make_run(tmp_path, window(10), change(20), joined)
+    texts = [event.text for event in history_of(run, read_log(run), None)]
+    assert texts == [
+        "1 worker from step 21 on; left: rank 1 on h2: killed (SIGKILL); 0.5 s without training",
+        "2 workers from step 31 on; joined: localhost, slot 2; 0.5 s without training",
+    ]
+
+
+def test_a_new_rank_0_of_an_elastic_job_is_no_resume(tmp_path, start):
+    run = make_run(tmp_path, window(10), change(20))
+    start(run)
+    start(run, 20)
+    assert [event.kind for event in history_of(run, read_log(run), None)] == ["started", "workers"]
+
+
+def test_one_start_at_a_change_is_no_resume_and_others_are(tmp_path, start):
+    run = make_run(tmp_path, window(10), change(20), window(30))
+    start(run)
+    start(run, 20)
+    start(run, 20)
+    texts = [event.text.partition(";")[0] for event in history_of(run, read_log(run), None)]
+    assert texts == ["training started", "resumed after step 20", "1 worker from step 21 on"]
+
+
+def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path, start):
+    run = make_run(tmp_path, window(10), window(20), window(30))
+    for step in (None, 40, 20, 30):
+        start(run, step)
+    events = history_of(run, read_log(run), None)
+    assert [(event.text, event.place.get("step")) for event in events] == [
+        ("training started", 0),
+        ("resumed after step 40; what it trained was done again from step 21 on", None),
+        ("resumed after step 20", 20),
+        ("resumed after step 30", 30),
+    ]
+
+
+def test_of_many_events_the_last_ones_are_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.run_views.curves._MOST_EVENTS", 300)
+    run = make_run(tmp_path, *(change(step) for step in range(1, 1001)))
+    events = history_of(run, read_log(run), None)
+    assert events[0].text == "800 earlier events left out"
+    assert [event.place.get("step") for event in events] == [None, *range(801, 1001)]
+
+
+def test_what_a_summary_says_is_listed(tmp_path):
+    summary = {
+        **SUMMARY, "status": "failed", "bad_samples": 3, "failed_saves": 1, "save_error": "disk full",
+        "stopped_early": "loss has not improved", "error": "the loss is NaN",
+    }  # fmt: skip
+    run = make_run(tmp_path, window(10))
+    texts = [event.text for event in history_of(run, read_log(run), summary)]
+    assert texts == [
+        "3 samples could not be read and were skipped since the last start",
+        "1 checkpoint could not be written; the last: disk full",
+        "stopped early: loss has not improved",
+        "failed after 40 steps: the loss is NaN",
+    ]
+
+
+@pytest.mark.parametrize("steps", [10**400, True, "x", None], ids=lambda steps: f"{steps!s:.9}")
+def test_a_summary_with_a_step_that_is_none_has_no_place(tmp_path, steps):
+    run = make_run(tmp_path, window(10))
+    (ended,) = history_of(run, read_log(run), {**SUMMARY, "steps": steps})
+    assert (ended.kind, ended.place) == ("ended", {})
+
+
+def test_an_event_of_another_version_is_shown_with_its_values():
+    record = {**window(10), "phase": "event", "event": "rewound", "to": 5, "hosts": ["a", "b"], "none": None}
+    for name in ("loss", "learning_rate", "samples_per_second", "data_wait_fraction"):
+        del record[name]
+    assert describe_event(record) == "rewound; to 5; hosts a, b"
+
+
+@pytest.mark.parametrize(
+    "values", [{"left": 1, "joined": None, "cause": 5, "pause_seconds": "x"}, {"workers": "x", "step": True}]
+)
+def test_an_event_of_other_types_raises_nothing(values):
+    assert "without training" in describe_event(json.loads(json.dumps({**change(5), **values})))
