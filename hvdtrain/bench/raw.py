@@ -101,32 +101,53 @@ def _process_group(workers: Workers, transport: str) -> Iterator[Raw]:
     if transport == "nccl":
         torch.cuda.set_device(workers.local_rank)
     own_folder = "" if workers.rank else tempfile.mkdtemp(prefix="hvdtrain-bench-")
+    try:
+        store = Path(workers.broadcast_object(own_folder), "store")
+        with _on_loopback():
+            try:
+                own_problem = _join_group(distributed, transport, workers, store)
+                problems = [one for one in workers.allgather_object(own_problem) if one]
+                name = {"gloo": "Gloo", "nccl": "NCCL"}[transport]
+                yield (
+                    Raw("", reason=problems[0])
+                    if problems
+                    else Raw(name, _calls(torch, distributed, transport))
+                )
+            finally:
+                if distributed.is_initialized():
+                    distributed.destroy_process_group()
+        workers.barrier()  # a process whose group is destroyed when the file is gone is aborted
+    finally:
+        if own_folder:
+            shutil.rmtree(own_folder, ignore_errors=True)
+
+
+def _join_group(distributed: Any, transport: str, workers: Workers, store: Path) -> str:
+    """Return why PyTorch's group of workers does not start; empty if it does."""
+    try:
+        distributed.init_process_group(
+            transport,
+            init_method=store.as_uri(),
+            rank=workers.rank,
+            world_size=workers.size,
+            timeout=timedelta(seconds=_START_SECONDS),
+        )
+    except Exception as error:  # of many kinds; the other workers learn of it
+        return f"PyTorch's group of workers does not start: {error}"
+    return ""
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Return a context in which Gloo uses the loopback interface."""
     before = os.environ.get(_INTERFACE)
     os.environ[_INTERFACE] = "lo"
     try:
-        store = Path(workers.broadcast_object(own_folder), "store")
-        problem = ""
-        try:
-            distributed.init_process_group(
-                transport,
-                init_method=store.as_uri(),
-                rank=workers.rank,
-                world_size=workers.size,
-                timeout=timedelta(seconds=_START_SECONDS),
-            )
-        except Exception as error:  # of many kinds; the other workers learn of it
-            problem = f"PyTorch's group of workers does not start: {error}"
-        problems = [one for one in workers.allgather_object(problem) if one]
-        name = {"gloo": "Gloo", "nccl": "NCCL"}[transport]
-        yield Raw("", reason=problems[0]) if problems else Raw(name, _calls(torch, distributed, transport))
+        yield
     finally:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
         os.environ.pop(_INTERFACE)
         if before is not None:
             os.environ[_INTERFACE] = before
-        if own_folder:
-            shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _calls(torch: Any, distributed: Any, transport: str) -> Callable[[int], Callable[[], None]]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -470,6 +471,23 @@ def test_why_there_is_no_other_call_is_said(given, said, monkeypatch):
     with raw.raw_calls(workers, on_gpu=False) as found:
         assert found.of_size is None
         assert said in found.reason
+
+
+def test_workers_find_the_file_of_their_group_until_all_have_left_it(tmp_path, monkeypatch):
+    distributed = pytest.importorskip("torch.distributed")
+
+    seen = []
+
+    class Watching(LoneWorker):
+        def barrier(self) -> None:
+            seen.append((distributed.is_initialized(), len(list(tmp_path.glob("hvdtrain-bench-*")))))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with raw.raw_calls(Watching("h1", 0, 1, 0, 1, "Gloo"), on_gpu=False) as found:
+        found.of_size(64)()
+        assert (found.name, distributed.is_initialized()) == ("Gloo", True)
+    assert seen == [(False, 1)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_options_that_are_not_given_have_their_defaults():
