@@ -107,7 +107,7 @@ def _no_leaks():
     yield
     left = [t for t in threading.enumerate() if t not in threads and t.is_alive()]
     for thread in left:
-        thread.join(timeout=10)  # Horovod's launcher gives a process it ends 5 s
+        thread.join(timeout=60)  # Horovod's launcher gives a process it ends 5 s
     left = [t.name for t in left if t.is_alive()]
     changed = {name for name in {*environ, *os.environ} if environ.get(name) != os.environ.get(name)} - {
         "PYTEST_CURRENT_TEST",

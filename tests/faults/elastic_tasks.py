@@ -4,7 +4,8 @@ The variable ``HVDTRAIN_TEST_POINTS`` lists places as ``name@rank#count!signal``
 ``count``-th time that the worker of that rank gets there, it sends itself the signal, once in the whole job.
 
 While there is a file ``hold`` in the folder of the job, each step takes a second: steps go on, so that
-workers can come and go, but the job does not end before slow ones are there.
+workers can come and go, but the job does not end before slow ones are there. ``HVDTRAIN_TEST_HELD_AT``
+names a place, as ``name-rank``, at which the worker makes that file before the signal.
 """
 
 import importlib
@@ -87,5 +88,7 @@ def _at(point: str, count: int) -> None:
         Path(f"reached-{name}-{rank}").touch(exist_ok=False)
     except FileExistsError:
         return
+    if os.environ.get("HVDTRAIN_TEST_HELD_AT") == f"{name}-{rank}":
+        Path(HOLD).touch()
     os.kill(os.getpid(), int(number))
     time.sleep(60)  # a signal that kills has done so

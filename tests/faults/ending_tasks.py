@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty_tasks import RANK, Slow, Sound  # noqa: F401
 
-SAVE_SECONDS = 10
+SAVE_SECONDS = 20  # more than the stall limit of test_jobs_end.py
 
 
 class LeavesThread(Sound):

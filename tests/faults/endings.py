@@ -5,9 +5,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.jobs import launcher, started
+from support.jobs import LIMIT_SECONDS, launcher, started
 
 TASKS = Path(__file__).with_name("faulty_tasks.py")
+# In which a job ends of which a worker failed, left or was asked to stop: one to five seconds on an idle machine.
+# It is far below the limits that would end a job in which nobody notices: 120 s, of Gloo and of --stall-timeout.
+SOON_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -49,19 +52,19 @@ def command_for(workers: int, controller: str, task: str, *options: str) -> list
 
 
 def end_of(
-    workers: int, controller: str, task: str, *options: str, cwd: Path, timeout: float = 150
+    workers: int, controller: str, task: str, *options: str, cwd: Path, timeout: float = LIMIT_SECONDS
 ) -> Ending:
     """Train a faulty task until the last process is gone."""
     return run_to_end(command_for(workers, controller, task, *options), cwd, timeout)
 
 
-def run_to_end(command: list[str], cwd: Path, timeout: float = 150, **changes: str) -> Ending:
+def run_to_end(command: list[str], cwd: Path, timeout: float = LIMIT_SECONDS, **changes: str) -> Ending:
     """Run a command until its last process is gone."""
     with started(command, cwd, **changes) as job:
         return ended(job, cwd, timeout)
 
 
-def ended(job: started, cwd: Path, timeout: float) -> Ending:
+def ended(job: started, cwd: Path, timeout: float = LIMIT_SECONDS) -> Ending:
     """Wait until the last process of a job is gone."""
     result = job.wait(timeout)
     deadline = time.monotonic() + timeout
@@ -70,7 +73,7 @@ def ended(job: started, cwd: Path, timeout: float) -> Ending:
     return Ending(cwd, result.returncode, job.result().output, job.since, time.time())
 
 
-def wait_until(condition, seconds: float = 150) -> None:
+def wait_until(condition, seconds: float = LIMIT_SECONDS) -> None:
     """Wait for what a job is about to do.
 
     Raises:

@@ -38,8 +38,8 @@ def test_exit_code_says_that_the_environment_is_at_fault(ending):
     assert ending.returncode == 3
 
 
-def test_every_worker_ends_within_seconds(ending):
-    assert ending.seconds < 30  # from the launch; the import of PyTorch is in it
+def test_every_worker_ends_without_waiting_for_a_limit(ending):
+    assert ending.seconds < 110  # from the launch, with the import of PyTorch; the shortest limit is 120
 
 
 def test_it_is_said_once_and_without_a_traceback(ending):

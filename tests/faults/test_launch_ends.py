@@ -13,14 +13,14 @@ import hvdtrain
 
 def work():
     print("WORKING", flush=True)
-    time.sleep(100)
+    time.sleep(1000)
 
 try:
     hvdtrain.launch(work, controller="{controller}")
 except KeyboardInterrupt:
     print("INTERRUPTED")
 """
-MOST_SECONDS = 25
+MOST_SECONDS = 180
 
 
 def until(condition, seconds: float) -> None:
@@ -35,7 +35,7 @@ def until(condition, seconds: float) -> None:
 def test_nothing_is_left(controller, number, tmp_path):
     (tmp_path / "job.py").write_text(WAITS.format(controller=controller))
     with started(["python", "job.py"], tmp_path) as job:
-        until(lambda: job.result().stdout.count("WORKING") == 2, 60)
+        until(lambda: job.result().stdout.count("WORKING") == 2, MOST_SECONDS)
         os.kill(job.process.pid, number)
         job.process.wait(MOST_SECONDS)
         until(lambda: not job.pids(), MOST_SECONDS)

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from endings import Ending, command_for, end_of, ended, steps_logged, wait_until
+from endings import SOON_SECONDS, Ending, command_for, end_of, ended, steps_logged, wait_until
 from support.jobs import started
 
-TIMEOUT = 5
-SPARE_SECONDS = 10  # from the timeout to the end of the last process
+TIMEOUT = 10  # a worker on a busy machine answers within it, some 10 times as often as it has to
 HOST = socket.gethostname()
 OPTIONS = ("--stall-timeout", str(TIMEOUT))
 
@@ -24,7 +23,7 @@ def frozen(framework: str, controller: str, rank: int, folder: Path) -> tuple[En
         wait_until(lambda: steps_logged(folder) >= 30)
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGSTOP)
         begun = time.time()
-        ending = ended(job, folder, 60)
+        ending = ended(job, folder)
     return ending, ending.ended - begun
 
 
@@ -40,7 +39,7 @@ def test_a_frozen_worker_ends_the_job_in_time_and_is_named(framework, controller
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     assert re.fullmatch(rf"hvdtrain: rank {1 - rank} on {HOST}: {problem}", line)
     assert ending.returncode == 3
-    assert seconds < TIMEOUT + SPARE_SECONDS
+    assert seconds < TIMEOUT + SOON_SECONDS
     assert re.fullmatch(problem, ending.summary["error"])
     assert ending.summary["status"] == "failed"
 
@@ -61,14 +60,14 @@ def test_code_of_the_user_that_waits_on_one_worker_ends_the_job_and_is_named(
     framework, controller, task, doing, tmp_path
 ):
     ending = end_of(
-        2, controller, task, "--framework", framework, *OPTIONS, "--debug", cwd=tmp_path, timeout=120
+        2, controller, task, "--framework", framework, *OPTIONS, "--debug", cwd=tmp_path
     )
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     problem = rf"the others have waited for \d+ s: rank 1 on {HOST} is {doing}"
     assert re.fullmatch(rf"hvdtrain: rank 0 on {HOST}: {problem}", line)
     assert re.search(rf"rank 1 on {HOST}:\n +File ", ending.output), "the Python stack, for --debug"
     assert ending.returncode == 3
-    assert ending.seconds_since_failure() < TIMEOUT + SPARE_SECONDS
+    assert ending.seconds_since_failure() < TIMEOUT + SOON_SECONDS
     assert re.fullmatch(problem, ending.summary["error"])
 
 
@@ -76,10 +75,10 @@ def test_code_of_the_user_that_waits_on_one_worker_ends_the_job_and_is_named(
 def test_a_worker_that_leaves_with_the_code_of_success_is_a_failure_with_a_name(
     framework, controller, tmp_path
 ):
-    ending = end_of(2, controller, "Leaves", "--framework", framework, cwd=tmp_path, timeout=120)
+    ending = end_of(2, controller, "Leaves", "--framework", framework, cwd=tmp_path)
     problem = rf"rank 1 on {HOST} ended without a message in the middle of the job \(last it was .*\): .*"
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     assert re.fullmatch(rf"hvdtrain: rank 0 on {HOST}: {problem}", line)
     assert ending.returncode == {"gloo": 3, "mpi": 1}[controller]  # mpirun has a code of its own for it
-    assert ending.seconds_since_failure() < SPARE_SECONDS
+    assert ending.seconds_since_failure() < SOON_SECONDS
     assert re.fullmatch(problem, ending.summary["error"])

@@ -7,7 +7,7 @@ import socket
 
 import psutil
 import pytest
-from endings import TASKS, command_for, end_of, ended, steps_logged, wait_until
+from endings import SOON_SECONDS, TASKS, command_for, end_of, ended, steps_logged, wait_until
 from support.jobs import is_running, started
 
 READERS = ("--read-workers", "2")
@@ -39,7 +39,7 @@ def kill(framework: str, controller: str, whom: str, cwd) -> tuple:
         readers = readers_of(job)
         worker = int((cwd / "pid-1").read_text())
         os.kill(readers[worker][0] if whom == "reader" else worker, signal.SIGKILL)
-        return ended(job, cwd, 60), readers
+        return ended(job, cwd), readers
 
 
 @pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
@@ -74,4 +74,4 @@ def test_what_a_data_set_raises_in_a_reader_ends_the_job_as_in_a_thread(framewor
     assert ending.output.count("Traceback (most recent call last)") == 1
     assert f'File "{TASKS}", line ' in ending.output
     assert ending.summary["status"] == "failed"
-    assert ending.seconds_since_failure() < 10
+    assert ending.seconds_since_failure() < SOON_SECONDS

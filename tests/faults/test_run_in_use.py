@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-from support.jobs import Result, Run, run, temporary_folder
+from support.jobs import LIMIT_SECONDS, Result, Run, run, temporary_folder
 from support.resuming import await_in, command_for, kill, last_step, slow, trained_steps
 
 STEPS = 40
@@ -38,7 +38,7 @@ def met() -> Met:
         job.process.send_signal(signal.SIGSTOP)  # so that it does not end before the others come
         resumed, fresh = run([*command, "--resume"], folder), run(command, folder)
         job.process.send_signal(signal.SIGCONT)
-        return Met(job.process.pid, resumed, fresh, Run(folder / "run", job.wait(120)))
+        return Met(job.process.pid, resumed, fresh, Run(folder / "run", job.wait(LIMIT_SECONDS)))
 
 
 @pytest.mark.parametrize("second", ["resumed", "fresh"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from endings import Ending, command_for, ended, steps_logged, wait_until
+from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait_until
 from support.jobs import started
 
 from hvdtrain.errors import Interrupted
@@ -24,7 +24,7 @@ def stopped(command: list[str], cwd: Path, stop: Callable[[started], None]) -> t
         wait_until(lambda: steps_logged(cwd) >= 3)
         begun = time.time()
         stop(job)
-        ending = ended(job, cwd, 60)
+        ending = ended(job, cwd)
     return ending, ending.ended - begun
 
 
@@ -46,7 +46,7 @@ def killed(request, tmp_path_factory):
 
 
 def test_a_killed_worker_ends_the_job_soon(killed):
-    assert killed[1] < 10
+    assert killed[1] < SOON_SECONDS
 
 
 def test_a_killed_worker_is_a_failure(killed):
@@ -80,7 +80,7 @@ def interrupted(request, tmp_path_factory):
 
 
 def test_ctrl_c_ends_all_workers_soon(interrupted):
-    assert interrupted[1] < 10
+    assert interrupted[1] < SOON_SECONDS
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hvdtrain.frameworks import FRAMEWORKS as MODULES
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 KEY = "5e" * 32
-SECONDS = 90
+SECONDS = 300
 ADDRESS_BYTES = 8  # of family, port and IPv4 address, at the beginning of a worker's address
 WORKER = """
 import sys
@@ -44,7 +44,7 @@ class Job:
     def start(self, rank: int, key: str = KEY) -> "subprocess.Popen[str]":
         rank_0 = {"address": "127.0.0.1", "port": self.port}
         variables = torchrun._variables(self._slots[rank], rank_0, "lo")
-        limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60", "OMP_NUM_THREADS": "1", KEY_VARIABLE: key}
+        limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "240", "OMP_NUM_THREADS": "1", KEY_VARIABLE: key}
         self._workers.append(
             subprocess.Popen(
                 [sys.executable, "-c", WORKER, MODULES[self._framework].horovod],
@@ -69,7 +69,7 @@ class Job:
 
     def ask(self, method: str, path: str, body: bytes = b"") -> int:
         """Send a request without a key, and return the status."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, body)
             return connection.getresponse().status
@@ -96,7 +96,7 @@ def test_strangers_who_come_first_do_not_join_and_keep_nobody_out(job):
     with contextlib.ExitStack() as stack:
 
         def stranger() -> socket.socket:
-            return stack.enter_context(socket.create_connection(address, 10))
+            return stack.enter_context(socket.create_connection(address, 60))
 
         for said in (b"GET / HTTP/1.1\r\n\r\n".ljust(48), os.urandom(48), b"\0" * 5000):
             liar = stranger()

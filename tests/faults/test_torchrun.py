@@ -10,7 +10,7 @@ def test_after_sigterm_the_workers_save(tmp_path):
     with started(command_for(2, "torchrun", "Slow", "--framework", "torch"), tmp_path) as job:
         wait_until(lambda: steps_logged(tmp_path) >= 3)
         job.process.send_signal(signal.SIGTERM)
-        ending = ended(job, tmp_path, 60)
+        ending = ended(job, tmp_path)
         assert not job.pids()
     assert ending.returncode == 1
     assert ending.output.count("SIGTERM came at step") == 1

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from support.elastic_jobs import HOLD, ElasticJob
+from support.jobs import LIMIT_SECONDS
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
@@ -19,12 +20,12 @@ def test_the_run_goes_on_when_another_worker_becomes_rank_0(tmp_path):
     options = ("--track", "mlflow", "--log-every", "2")
     slow = {"HVDTRAIN_TEST_STEP_SECONDS": "0.05", "MLFLOW_TRACKING_URI": uri}
     with ElasticJob("torch", tmp_path, *options, workers=2, **slow) as job:
-        job.wait_for_step(2)
         job.hold()  # until the sender has loaded its library
-        job.wait_until((tmp_path / "run" / "tracking" / "mlflow.sent").exists, "the first lines", 60)
+        job.wait_for_step(2)
+        job.wait_until((tmp_path / "run" / "tracking" / "mlflow.sent").exists, "the first lines")
         os.kill(job.members()[0], signal.SIGKILL)
         (tmp_path / HOLD).unlink()
-        result = job.wait(150)
+        result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-4000:]
     (found,) = client.search_runs(["0"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -19,9 +19,9 @@ from support.jobs import FRAMEWORKS, environment
 from hvdtrain.backends import torchrun
 from hvdtrain.elastic.world import World, world_key
 
-START_SECONDS = 150
-ANSWER_SECONDS = 30  # of Gloo's 120: nothing here may end by its timeout
-NOTICED_SECONDS = 5  # some 0.05 on an idle machine
+START_SECONDS = 300
+ANSWER_SECONDS = 90  # of Gloo's 120: nothing here may end by its timeout
+NOTICED_SECONDS = 20  # some 0.05 on an idle machine
 LARGE = {"length": 4_000_000, "times": 500}  # many seconds
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from hvdtrain.drill.history import History, differences, log_lines
-from support.jobs import started
+from support.jobs import LIMIT_SECONDS, started
 
 TASKS = Path(__file__).parents[1] / "faults" / "elastic_tasks.py"
 STATE = "elastic-state.json"
@@ -68,11 +68,11 @@ class ElasticJob(started):
         """Give the last step that is logged."""
         return max((line["step"] for line in log_lines(self.run_dir) if line["phase"] == "train"), default=0)
 
-    def wait_for_step(self, step: int, seconds: float = 60) -> None:
+    def wait_for_step(self, step: int, seconds: float = LIMIT_SECONDS) -> None:
         """Wait until a step is logged."""
         self.wait_until(lambda: self.step() >= step, f"step {step}", seconds)
 
-    def wait_for_workers(self, workers: int, seconds: float = 120) -> None:
+    def wait_for_workers(self, workers: int, seconds: float = LIMIT_SECONDS) -> None:
         """Wait until there are so many workers and they train; until then, steps are slow."""
         self.hold()
         self.wait_until(lambda: len(self.members()) == workers, f"{workers} workers", seconds)
@@ -83,7 +83,7 @@ class ElasticJob(started):
         """Let each step take a second, so that the job does not end before what a test waits for."""
         (self.folder / HOLD).touch()
 
-    def wait_until(self, condition, words: str, seconds: float = 60) -> None:
+    def wait_until(self, condition, words: str, seconds: float = LIMIT_SECONDS) -> None:
         """Wait for what the job is about to do.
 
         Raises:

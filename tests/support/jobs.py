@@ -21,7 +21,9 @@ BIN = Path(sys.executable).parent
 CONTROLLERS = ("mpi", "gloo")
 FRAMEWORKS = ("torch", "tf")
 MARK = "HVDTRAIN_TEST_JOB"
-_HELPERS_SECONDS = 5  # in which a launcher's own helper processes end after it
+# of a job that does not hang: imports beside other jobs may take a minute
+LIMIT_SECONDS = 300
+_HELPERS_SECONDS = 30  # in which a launcher's own helper processes end after it
 # "[1,0]<stdout>: " of mpirun, "[0]<stdout>:" of Horovod's Gloo launcher, "[w1]<stdout>:" of an elastic job
 _TAG = re.compile(r"^\[(?:1,|w)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
 
@@ -64,7 +66,7 @@ def launcher(workers: int, controller: str) -> list[str]:
     return ["horovodrun", f"--{controller}", "-np", str(workers)]
 
 
-def run(command: list[str], cwd: Path, timeout: float = 150, **changes: str) -> Result:
+def run(command: list[str], cwd: Path, timeout: float = LIMIT_SECONDS, **changes: str) -> Result:
     """Run a command to its end, or kill all of it after ``timeout`` seconds and fail."""
     with started(command, cwd, **changes) as job:
         return job.wait(timeout)
@@ -194,7 +196,7 @@ class Run:
 
 
 def train(
-    workers: int, controller: str, *options: str, cwd: Path, timeout: float = 150, **changes: str
+    workers: int, controller: str, *options: str, cwd: Path, timeout: float = LIMIT_SECONDS, **changes: str
 ) -> Run:
     """Run ``python -m hvdtrain`` to its good end, writing to a folder in ``cwd``."""
     folder = cwd / "run"

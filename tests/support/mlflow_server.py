@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.jobs import environment
 
-_START_SECONDS = 90
+_START_SECONDS = 300
 
 
 class MlflowServer:

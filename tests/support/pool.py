@@ -22,14 +22,14 @@ from typing import Any
 
 import psutil
 
-from support.jobs import Result, Run, launcher, started, temporary_folder
+from support.jobs import LIMIT_SECONDS, Result, Run, launcher, started, temporary_folder
 
 WORKER = Path(__file__).with_name("pool_worker.py")
 _WORKER_BYTES = 1 << 30  # what a worker keeps, at most
 # of all pools together, so that most of the memory stays free
 MAX_WORKERS = max(6, min(20, psutil.virtual_memory().total // 2 // _WORKER_BYTES))
 _SESSION_SECONDS = 7200
-_START_SECONDS = 120
+_START_SECONDS = 300
 _LEFT_BEHIND = "The PMIx server's listener thread failed to start"
 _OTHERS_SECONDS = 3  # that the other workers have to answer when a case failed on one
 
@@ -287,7 +287,7 @@ POOLS = _Pools()
 
 
 def call(
-    key: Key, function: str, cwd: Path, timeout: float = 150, environ: dict[str, str] | None = None,
+    key: Key, function: str, cwd: Path, timeout: float = LIMIT_SECONDS, environ: dict[str, str] | None = None,
     **arguments: Any,
 ) -> Done:  # fmt: skip
     """Run a function on every worker of a pool.
@@ -307,7 +307,7 @@ def call(
 
 
 def command(
-    workers: int, controller: str, framework: str, *words: str, cwd: Path, timeout: float = 150,
+    workers: int, controller: str, framework: str, *words: str, cwd: Path, timeout: float = LIMIT_SECONDS,
     **environ: str,
 ) -> Result:  # fmt: skip
     """Run ``hvdtrain`` with these words in a pool; return its exit code, as rank 0 has it, and its output."""
@@ -320,7 +320,7 @@ def command(
 
 
 def train(
-    workers: int, controller: str, *options: str, cwd: Path, framework: str = "", timeout: float = 150,
+    workers: int, controller: str, *options: str, cwd: Path, framework: str = "", timeout: float = LIMIT_SECONDS,
     **environ: str,
 ) -> Run:  # fmt: skip
     """Train in a pool to the good end, writing to the folder ``run`` in ``cwd``; as jobs.train."""

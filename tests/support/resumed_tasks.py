@@ -1,14 +1,23 @@
-"""Tasks for runs in several legs: as slow as the environment asks, so that a test can step in."""
+"""Tasks for runs in several legs: as slow as the environment asks, so that a test can step in.
+
+Each sample takes ``HVDTRAIN_TEST_SAMPLE_SECONDS``. From the step ``HVDTRAIN_TEST_HELD_FROM`` on, each step takes a
+second: however late a test stops or kills the job, it is not over. A file ``released`` in the job's folder ends that.
+"""
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
+from hvdtrain.callbacks import Callback
 from hvdtrain.tasks.digits import Digits
 
 # does not change what is computed, so it is no option of the task
 SAMPLE_SECONDS = float(os.environ.get("HVDTRAIN_TEST_SAMPLE_SECONDS", "0"))
+HELD_FROM = int(os.environ.get("HVDTRAIN_TEST_HELD_FROM", "0"))
+RELEASED = "released"
+_HELD_SECONDS = 1.0
 INPUTS, OUTPUTS = 6, 3
 
 
@@ -24,6 +33,20 @@ class Samples:
     def __getitem__(self, index):
         time.sleep(SAMPLE_SECONDS)
         return {name: array[index] for name, array in self.arrays.items()}
+
+
+class _Held(Callback):
+    """Lets steps take a second."""
+
+    def on_step(self, step, metrics):
+        until = time.monotonic() + _HELD_SECONDS
+        while step.step >= HELD_FROM and time.monotonic() < until and not Path(RELEASED).exists():
+            time.sleep(0.02)
+
+
+def callbacks():
+    """Return what holds a job up, if the environment asks for that."""
+    return [_Held()] if HELD_FROM else []
 
 
 class Fit:
@@ -52,6 +75,9 @@ class Fit:
     def eval_data(self):
         arrays = self.train_data().arrays
         return {name: array[:20] for name, array in arrays.items()}
+
+    def callbacks(self):
+        return callbacks()
 
     def torch_model(self):
         from torch import nn
@@ -100,3 +126,6 @@ class ReadSlowly(Digits):
     def train_data(self):
         data = super().train_data()
         return Samples(data.batch(np.arange(len(data))))
+
+    def callbacks(self):
+        return callbacks()

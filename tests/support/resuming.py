@@ -13,10 +13,10 @@ from pathlib import Path
 
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from support import pool
-from support.jobs import Run, launcher, run, started
+from support.jobs import LIMIT_SECONDS, Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
-# what a clock decides
+_HELD_AFTER_STEPS = 6  # from the step at which a test steps in: by then a line of seven steps is logged
 _NOT_REPEATED = (
     "seconds",
     "samples_per_second",
@@ -40,25 +40,29 @@ def trained(workers: int, controller: str, task: str, *options: str, cwd: Path, 
     return Run(cwd / "run", result)
 
 
-def finished(command: list[str], cwd: Path, timeout: float = 150, returncode: int = 0) -> Run:
+def finished(command: list[str], cwd: Path, timeout: float = LIMIT_SECONDS, returncode: int = 0) -> Run:
     """Run the last leg, or the only one, to its end."""
     result = run(command, cwd, timeout, OMP_NUM_THREADS="1")
     assert result.returncode == returncode, f"ended with {result.returncode}:\n{result.output[-5000:]}"
     return Run(cwd / "run", result)
 
 
-def killed_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> None:
+def killed_at(
+    step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = LIMIT_SECONDS
+) -> None:
     """Start a leg and kill all of its processes at once when it has logged a step."""
-    with slow(command, cwd, sample_seconds) as job:
+    with slow(command, cwd, sample_seconds, held_from=step + _HELD_AFTER_STEPS) as job:
         await_in(job, lambda: last_step(cwd) >= step, timeout)
         kill(job)
     assert not (cwd / "run" / "summary.json").exists(), "the run was over before it was killed"
     print(f"killed after step {last_step(cwd)}; to be killed from step {step} on")
 
 
-def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = 120) -> int:
+def stopped_at(
+    step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = LIMIT_SECONDS
+) -> int:
     """Start a leg without a launcher, ask it to stop when it has logged a step; return where it did."""
-    with slow(command, cwd, sample_seconds) as job:
+    with slow(command, cwd, sample_seconds, held_from=step + _HELD_AFTER_STEPS) as job:
         await_in(job, lambda: last_step(cwd) >= step, timeout)
         job.process.send_signal(signal.SIGTERM)
         result = job.wait(timeout)
@@ -68,15 +72,22 @@ def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float, 
     return stopped
 
 
-def slow(command: list[str], cwd: Path, sample_seconds: float) -> started:
+def slow(command: list[str], cwd: Path, sample_seconds: float, held_from: int = 0) -> started:
     """Start a command whose task takes so long to read a sample.
 
     It computes with one thread, as pools do: the same leg in a pool gives the same bits.
+
+    Args:
+        command: the command.
+        cwd: where it runs.
+        sample_seconds: how long it takes to read a sample.
+        held_from: the step from which on each one takes a second; 0 for none.
     """
-    return started(command, cwd, HVDTRAIN_TEST_SAMPLE_SECONDS=str(sample_seconds), OMP_NUM_THREADS="1")
+    changes = {"HVDTRAIN_TEST_SAMPLE_SECONDS": str(sample_seconds), "HVDTRAIN_TEST_HELD_FROM": str(held_from)}
+    return started(command, cwd, OMP_NUM_THREADS="1", **changes)
 
 
-def await_in(job: started, condition: Callable[[], bool], timeout: float = 120) -> None:
+def await_in(job: started, condition: Callable[[], bool], timeout: float = LIMIT_SECONDS) -> None:
     """Wait for what a job is about to do.
 
     Raises:
@@ -95,7 +106,7 @@ def kill(job: started) -> None:
 
     They are stopped first: none sees another one end and says so before its own end.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_SECONDS
     _send(signal.SIGSTOP, job.pids())
     while (pids := job.pids()) and time.monotonic() < deadline:
         _send(signal.SIGKILL, pids)
