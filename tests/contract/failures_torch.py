@@ -23,7 +23,7 @@ class Failures:
         self._at, self._next = number, 0
 
     def settle(self, backend):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 180
         backend.workers.barrier()
         while not all(mpi_ops.poll(handle) for handle in mpi_ops._handle_map):
             assert time.monotonic() < deadline

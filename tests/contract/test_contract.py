@@ -21,18 +21,18 @@ LOW_RANK = Path(__file__).with_name("suite_low_rank.py")
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo"), (3, "mpi")])
 def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
     marks = "" if (workers, controller) in {(1, "none"), (2, "mpi")} else "not local"
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240, marks=marks)
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500, marks=marks)
 
 
 @pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "mpi")])
 def test_a_step_is_a_transaction(framework, workers, controller, tmp_path):
-    run_suite(TRANSACTION, workers, controller, framework, cwd=tmp_path, timeout=400)
+    run_suite(TRANSACTION, workers, controller, framework, cwd=tmp_path, timeout=550)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(framework, tmp_path):
     job = Path(__file__).with_name(f"job_shut_down_in_step_{framework}.py")
-    done = jobs.run([*jobs.launcher(2, "gloo"), sys.executable, str(job), "0"], tmp_path, timeout=100)
+    done = jobs.run([*jobs.launcher(2, "gloo"), sys.executable, str(job), "0"], tmp_path)
     assert done.returncode == 0, done.output
     found = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
     assert "Horovod has been shut down" in found.pop("error")
@@ -54,13 +54,13 @@ def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(frame
     ids=lambda value: value.__module__ if callable(value) else None,
 )
 def test_reducers_keep_the_contract(framework, workers, controller, runner, tmp_path):
-    runner(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=240)
+    runner(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo")])
 def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path):
-    run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=240)
+    run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path)
     ],
 )
 def test_adasum_keeps_the_contract(framework, workers, controller, tmp_path):
-    run_suite(ADASUM, workers, controller, framework, cwd=tmp_path, timeout=240)
+    run_suite(ADASUM, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_adasum_keeps_the_contract(framework, workers, controller, tmp_path):
     [("torch", 2, "mpi"), ("torch", 2, "gloo"), ("torch", 3, "mpi"), ("tf", 2, "mpi"), ("tf", 2, "gloo")],
 )
 def test_compressed_gradients_keep_the_contract(framework, workers, controller, tmp_path):
-    run_suite(LOW_RANK, workers, controller, framework, cwd=tmp_path, timeout=240)
+    run_suite(LOW_RANK, workers, controller, framework, cwd=tmp_path, timeout=500)

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from endings import TASKS, Ending, end_of, run_to_end
+from endings import SOON_WITH_IMPORT_SECONDS, TASKS, Ending, end_of, run_to_end
 
 HOST = socket.gethostname()
 
@@ -39,7 +39,7 @@ def test_exit_code_says_that_the_environment_is_at_fault(ending):
 
 
 def test_every_worker_ends_without_waiting_for_a_limit(ending):
-    assert ending.seconds < 110  # from the launch, with the import of PyTorch; the shortest limit is 120
+    assert ending.seconds < SOON_WITH_IMPORT_SECONDS
 
 
 def test_it_is_said_once_and_without_a_traceback(ending):

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.jobs import Run, run, started, temporary_folder
+from support.jobs import LIMIT_SECONDS, Run, run, started, temporary_folder
 from support.resuming import (
     await_in,
     command_for,
     content_of,
     finished,
     last_step,
+    paused,
     said,
     slow,
     trained_steps,
@@ -31,7 +32,7 @@ from hvdtrain.reporting.jsonl import AppendFile
 
 MEGABYTES = 8
 SAMPLE_SECONDS = 0.01
-STEPS, LONG = 60, 300
+STEPS, LONG = 60, 600
 # a checkpoint has 0.6 MB
 OPTIONS = ("--save-every", "5", "--keep-last", "1", "--set", "task_options.hidden=5000")
 MAKES = {
@@ -88,6 +89,8 @@ def fill(disk: Path, left: int) -> bool:
 
 def keep_full(disk: Path, job: started) -> None:
     """Leave a disk no room for a checkpoint, but some for the logs, until a job ends."""
+    with paused(job):
+        fill(disk, left=300_000)
     await_in(job, lambda: job.process.poll() is not None or fill(disk, left=300_000))
 
 
@@ -124,7 +127,7 @@ def train(
     with slow(command, disk, SAMPLE_SECONDS) as job:
         await_in(job, (checkpoints / "step-00000010").exists)
         happen(job)
-        run = Run(disk / "run", job.wait(120))
+        run = Run(disk / "run", job.wait(LIMIT_SECONDS))
     summary, metrics = run.folder / "summary.json", run.folder / "metrics.jsonl"
     found = checkpoints_in(checkpoints)
     return After(
@@ -195,6 +198,8 @@ def freed():
 
     def fill_and_free(job: started) -> None:
         expected = {"checkpoint", "metrics.jsonl"}
+        with paused(job):
+            fill(disk, left=0)
         await_in(job, lambda: fill(disk, left=0) or expected <= failures(job))
         while_full.append((disk / "run" / "metrics.jsonl").read_bytes())
         (disk / "filler").unlink()
@@ -308,7 +313,12 @@ def test_a_run_that_is_to_stop_does_so_soon(stopped):
 def failed():
     with small_disk("ext4") as disk:
         abort = ["mount", "-o", "remount,abort", disk]
-        yield train(disk, lambda _: subprocess.run(abort, check=True), "--steps", str(STEPS))
+
+        def fail(job: started) -> None:
+            with paused(job):
+                subprocess.run(abort, check=True)
+
+        yield train(disk, fail, "--steps", str(STEPS))
 
 
 def test_a_disk_that_takes_no_writes_does_not_stop_training(failed):
@@ -338,8 +348,9 @@ def test_a_log_that_could_not_be_written_holds_whole_lines(failed):
 def vanished():
     folder = temporary_folder()
 
-    def remove(_: started) -> None:
-        (folder / "run").rename(folder / "removed")  # at once, while a checkpoint may be written
+    def remove(job: started) -> None:
+        with paused(job):
+            (folder / "run").rename(folder / "removed")  # at once, while a checkpoint may be written
         shutil.rmtree(folder / "removed", ignore_errors=True)
 
     return train(folder, remove, "--steps", str(STEPS))

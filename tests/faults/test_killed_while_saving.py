@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.jobs import Run, started, temporary_folder
+from support.jobs import LIMIT_SECONDS, Run, started, temporary_folder
 from support.resuming import (
     TASKS,
     await_in,
@@ -21,6 +21,7 @@ from support.resuming import (
     kill,
     last_step,
     logged,
+    paused,
     trained,
     trained_steps,
 )
@@ -57,7 +58,7 @@ class Killed:
         checkpoints = self.folder / "run" / "checkpoints"
         found = [verify(path) for path in checkpoints_in(checkpoints)]
         self.newest.append(found[-1].manifest.step if found else 0)
-        self.unfinished += bool(list(checkpoints.glob(".*-step-*")))
+        self.unfinished += has_unfinished(self.folder)
         match = re.search(r"starts from\s+\S+:\s+step\s+([\d,]+),", printed)
         self.said.append(int(match[1].replace(",", "")) if match else None)
 
@@ -75,6 +76,23 @@ def kill_while_it_trains(
     await_in(job, lambda: last_step(folder) >= step)
     time.sleep(random.uniform(0, 0.03))
     kill_it()
+
+
+def kill_while_it_saves(job: started, folder: Path, kill_it: Callable[[], None]) -> None:
+    """Kill when a checkpoint is half written or half deleted: the job is stopped to look, and goes on if none is."""
+    step = last_step(folder) + 2  # the first save clears away what the kill before has left
+    await_in(job, lambda: last_step(folder) >= step)
+    while True:
+        await_in(job, lambda: has_unfinished(folder))
+        with paused(job):
+            if has_unfinished(folder):
+                kill_it()
+                return
+
+
+def has_unfinished(folder: Path) -> bool:
+    """Whether a checkpoint is half written or half deleted."""
+    return any((folder / "run" / "checkpoints").glob(".*-step-*"))
 
 
 def job_of(workers: int, save_every: str) -> tuple:
@@ -98,6 +116,8 @@ def killed_alone() -> Killed:
                 kill_it = partial(os.kill, int((folder / f"pid-{number}").read_text()), signal.SIGKILL)
                 if number % 6 == 5:
                     kill_while_it_starts(random_moments, kill_it)
+                elif number % 3 == 1:
+                    kill_while_it_saves(job, folder, kill_it)
                 else:
                     kill_while_it_trains(job, folder, random_moments, kill_it)
             await_in(job, (folder / f"ended-{number}").exists)
@@ -106,7 +126,7 @@ def killed_alone() -> Killed:
             assert code == (-signal.SIGKILL if number < KILLS[1] else 0), job.result().output[-5000:]
             seen.look(output[printed:])
             printed = len(output)
-        result = job.wait(60)
+        result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-5000:]
     seen.run = Run(folder / "run", result)
     return seen
@@ -117,9 +137,12 @@ def killed_together() -> Killed:
     folder = temporary_folder()
     seen, random_moments = Killed(folder), random.Random("together")
     command = command_for(*job_of(2, save_every="1"))
-    for _ in range(KILLS[2]):
+    for number in range(KILLS[2]):
         with started(command, folder, OMP_NUM_THREADS="1") as job:
-            kill_while_it_trains(job, folder, random_moments, partial(kill, job))
+            if number == 1:
+                kill_while_it_saves(job, folder, partial(kill, job))
+            else:
+                kill_while_it_trains(job, folder, random_moments, partial(kill, job))
             seen.look(job.result().stdout)
     seen.run = finished(command, folder)
     seen.look(seen.run.result.stdout)

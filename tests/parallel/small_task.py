@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 INPUTS, OUTPUTS = 6, 2
+GLOO_SECONDS = 15  # that a worker waits for others over Gloo, in the job of SlowToOpen
 
 
 class Small:
@@ -89,7 +90,7 @@ class SlowToOpen(Small):
 
     def train_data(self):
         if os.environ.get("HOROVOD_RANK") == "1":
-            time.sleep(12)
+            time.sleep(GLOO_SECONDS + 5)
         return super().train_data()
 
 

@@ -19,7 +19,7 @@ def curve(run):
 
 
 def test_they_join_the_objective_of_one_worker(tmp_path):
-    run_suite(HERE / "suite_added_losses.py", 1, "none", "tf", cwd=tmp_path, timeout=240)
+    run_suite(HERE / "suite_added_losses.py", 1, "none", "tf", cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize(("workers", "options"), [(1, ()), (2, ()), (2, ("--accumulate", "2")), (3, ())])

@@ -98,7 +98,7 @@ def test_one_worker_that_resumes_and_evaluates(framework, tmp_path):
 
 def test_a_job_with_sharded_data_ends_with_exit_code_3(tmp_path):
     words = ["python", "-m", "hvdtrain", "--framework", "torch", "--task", f"{TASKS}:Sharded"]
-    result = run([*launcher(2, "gloo"), *words, "--run-dir", "run"], tmp_path, timeout=60)
+    result = run([*launcher(2, "gloo"), *words, "--run-dir", "run"], tmp_path)
     assert result.returncode == 3
     assert result.output.count("Do not shard it") == 1
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ import saved_bert
 from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import FRAMEWORKS, Result, Run, run
 from support.pool import POOLS, Key, call, framework_of
+from support.resuming import notes
 
 PAGE = ROOT / "docs" / "examples.md"
 # the task of each command of the page, and to what it is shortened
@@ -71,7 +72,7 @@ def test_a_classifier_of_hugging_face_learns(folder):
     options = ("--learning-rate", "0.001", "--lr-schedule", "constant")
     done = trained("BertClassifier", "torch", folder, *options)
     assert done.summary["final"]["accuracy"] > 0.9
-    assert "note:" not in done.result.output  # every column is used
+    assert notes(done) == []  # every column is used
 
 
 def test_a_classifier_of_the_page_on_hugging_face(folder):

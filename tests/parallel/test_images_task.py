@@ -27,7 +27,7 @@ def runs():
         options += ["--set", "task_options.augment=[crop]", "--global-batch-size", "64"]
         options += ["--epochs", "8", "--optimizer", "adamw", "--learning-rate", "4e-3"]
         options += ["--set", "eval_every=null"]
-        found[framework] = train(2, "mpi", *options, cwd=root, timeout=240)
+        found[framework] = train(2, "mpi", *options, cwd=root, timeout=500)
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.documents import ROOT, named_files
 from support.jobs import run
 
+SECONDS = 300  # far less than the workers sleep that are to be ended
 SCRIPT = Path(__file__).with_name("launching_script.py")
 FAILS = """
 import time
@@ -19,7 +20,7 @@ def work():
     rank = int(os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     if rank == 1:
         raise ValueError("it went wrong")
-    time.sleep(60)
+    time.sleep(1000)
 
 try:
     hvdtrain.launch(work, controller="{controller}")
@@ -55,7 +56,7 @@ hvdtrain.launch(work, controller="{controller}")
 @pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
 def test_a_function_trains_on_workers_and_gives_its_result(framework, controller, tmp_path):
     shutil.copy(SCRIPT, tmp_path)
-    result = run(["python", SCRIPT.name, framework, controller], tmp_path, timeout=200)
+    result = run(["python", SCRIPT.name, framework, controller], tmp_path)
     assert result.returncode == 0, result.output[-5000:]
     found = json.loads(re.findall(r"FOUND (.*)", result.stdout)[0])
     assert found["failures"] == ["NonFiniteLossError", "TaskError", "ConfigError"]
@@ -73,7 +74,7 @@ def test_a_function_trains_on_workers_and_gives_its_result(framework, controller
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
 def test_the_error_of_a_worker_comes_back_and_the_others_end(controller, tmp_path):
     (tmp_path / "job.py").write_text(FAILS.format(controller=controller))
-    result = run(["python", "job.py"], tmp_path, timeout=40)
+    result = run(["python", "job.py"], tmp_path, timeout=SECONDS)
     assert re.search(r"^CAUGHT rank 1 on \S+: ValueError: it went wrong$", result.stdout, re.MULTILINE)
     assert 'raise ValueError("it went wrong")' in result.stdout
 
@@ -82,7 +83,7 @@ def test_the_error_of_a_worker_comes_back_and_the_others_end(controller, tmp_pat
 def test_after_the_error_of_one_worker_alone(controller, tmp_path):
     """All train again over Gloo; over MPI Horovod cannot start again, which is said."""
     (tmp_path / "job.py").write_text(FAILS_ALONE.format(controller=controller))
-    result = run(["python", "job.py"], tmp_path, timeout=120)
+    result = run(["python", "job.py"], tmp_path)
     assert result.returncode == 0, result.output[-5000:]
     ends = {rank: re.findall(rf"END {rank} (.*)", result.stdout) for rank in (0, 1)}
     assert ends[0][0].startswith("PeerLostError")
@@ -98,7 +99,7 @@ def test_the_page_from_python_shows_scripts_that_run(tmp_path):
     shown = {}
     for name, text in named_files(ROOT / "docs" / "python.md").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-        result = run(["python", name], tmp_path, timeout=100)
+        result = run(["python", name], tmp_path)
         assert result.returncode == 0, result.output[-5000:]
         shown[name] = result.stdout
     assert list(shown) == ["from_python.py", "retries.py"]

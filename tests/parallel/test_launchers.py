@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import small_task
 from support import pool
 from support.jobs import FRAMEWORKS, Run, launcher, run, train
 
-TASKS = Path(__file__).with_name("small_task.py")
+TASKS = Path(small_task.__file__)
 
 
 # framework, launcher, workers
@@ -106,7 +107,7 @@ def test_a_script_may_train_twice_and_gets_the_same(script):
 
 def test_a_worker_that_takes_long_over_its_data_holds_up_no_start(tmp_path):
     options = ("--framework", "torch", "--task", f"{TASKS}:SlowToOpen")
-    job = train(2, "gloo", *options, cwd=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS="6")
+    job = train(2, "gloo", *options, cwd=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=str(small_task.GLOO_SECONDS))
     assert job.summary["status"] == "completed"
 
 

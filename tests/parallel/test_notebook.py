@@ -26,7 +26,7 @@ def test_it_runs(notebook, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     client = NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
     shown = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))

@@ -22,7 +22,7 @@ def planned(result, folder) -> dict:
 
 def test_a_launched_job_is_measured_and_predicted(tmp_path):
     command = ["python", "-m", "hvdtrain", "plan", "--framework", "torch", "--link", "1gbit,10gbit", *SHORT]
-    found = planned(run([*launcher(2, "mpi"), *command], tmp_path, timeout=300), tmp_path)
+    found = planned(run([*launcher(2, "mpi"), *command], tmp_path, timeout=500), tmp_path)
     (one,) = found["measurements"]
     measured = one["measured"]
     assert (measured["workers"], measured["hosts"], measured["controller"]) == (2, 1, "MPI")
@@ -50,7 +50,7 @@ def test_a_launched_job_is_measured_and_predicted(tmp_path):
 def test_jobs_are_launched_without_a_launcher(tmp_path):
     options = ["-np", "2", "--controller", "gloo", "--compression", "powersgd:2", "--link", "200mbit"]
     command = ["python", "-m", "hvdtrain", "plan", "--framework", "tf", *options, *SHORT]
-    found = planned(run(command, tmp_path, timeout=400), tmp_path)
+    found = planned(run(command, tmp_path, timeout=500), tmp_path)
     (one,) = found["measurements"]
     assert (one["own_way"], one["measured"]["controller"]) == ("powersgd:2", "Gloo")
     assert found["predictions"][0]["way"] == "powersgd:2", "the job's own way is the first"

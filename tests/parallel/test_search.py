@@ -75,7 +75,7 @@ def test_the_largest_micro_batch_is_found_and_the_curve_stays(framework, tmp_pat
     job = ["--framework", framework, "--task", f"{CASES}:Large", "--batch-size", "2", "--accumulate", "4"]
     job += ["--device", "cpu", "--learning-rate", "0.02"]
     command = ["python", "-m", "hvdtrain", "batch-find", *job, "--seconds", "0.2", "--json", "found.json"]
-    result = run(command, tmp_path, timeout=300)
+    result = run(command, tmp_path, timeout=500)
     assert result.returncode == 0, result.output[-5000:]
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
     found = json.loads((tmp_path / "found.json").read_text())
@@ -139,7 +139,7 @@ def test_a_sweep_that_is_killed_continues(framework, pruner, tmp_path):
         while job.pids():  # the kernel asks the trial to end
             assert time.monotonic() < until
             time.sleep(0.1)
-    result = run(command, tmp_path, timeout=400)
+    result = run(command, tmp_path, timeout=500)
     assert result.returncode == 0, result.output[-5000:]
     found = json.loads((tmp_path / "found.json").read_text())
     ended = {one["number"]: one["state"] for one in found["trials"]}

@@ -27,7 +27,7 @@ def difference(found, expected):
 
 @pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 3, "mpi"), ("tf", 2, "mpi")])
 def test_it_is_the_plain_layer_on_the_whole_batch(framework, workers, controller, tmp_path):
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240)
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

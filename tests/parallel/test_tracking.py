@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import wandb_files
-from support.jobs import launcher, run, started, temporary_folder
+from support.jobs import LIMIT_SECONDS, launcher, run, started, temporary_folder
 from support.mlflow_server import MlflowServer
 
 pytest.importorskip("wandb")
@@ -25,12 +25,13 @@ OPTIONS = ("--task", SLOW, "--log-every", "5", "--eval-every", "20", "--save-eve
 @pytest.fixture(scope="module")
 def server():
     """Gives a server that runs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        found = MlflowServer(temporary_folder(), free.getsockname()[1])
-    found.start()
-    yield found
-    found.kill()
+    with socket.socket() as reserved:  # nobody else is given the port; the server, which also asks for reuse, is
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        found = MlflowServer(temporary_folder(), reserved.getsockname()[1])
+        found.start()
+        yield found
+        found.kill()
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def lines_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def wait_for(condition, seconds: float = 120) -> None:
+def wait_for(condition, seconds: float = LIMIT_SECONDS) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -91,11 +92,11 @@ def resumed(server):
         # on a busy machine a library may take longer to load than the job waits at its end
         wait_for(lambda: len(lines_of(folder / "one")) > 12 and all(path.exists() for path in sent))
         os.kill(job.process.pid, signal.SIGTERM)
-        stopped = job.wait(60)
+        stopped = job.wait(LIMIT_SECONDS)
     assert stopped.returncode == 75, stopped.output
     step = json.loads((folder / "one" / "summary.json").read_text())["steps"]
     more = ("--steps", str(step + 30), "--resume", "one", "--track", "mlflow", "--track", "wandb")
-    second = run(command("two", *more, framework="tf", workers=3), folder, 150, **changes(server))
+    second = run(command("two", *more, framework="tf", workers=3), folder, **changes(server))
     assert second.returncode == 0, second.output
     send_rest(second, folder, "two", server)
     return folder, step
@@ -142,7 +143,7 @@ def test_a_server_that_is_killed_for_a_while_loses_nothing(server, client, tmp_p
         wait_for(lambda: len(lines_of(tmp_path / "run")) > before + 20)  # training goes on
         server.start()
         os.kill(job.process.pid, signal.SIGTERM)
-        result = job.wait(120)
+        result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 75, result.output
     state = json.loads((tmp_path / "run" / "tracking" / "mlflow.json").read_text())
     send_rest(result, tmp_path, "run", server)  # the server may be back too late

@@ -2,8 +2,7 @@
 
 import time
 
-import pytest
-from support.jobs import run, started
+from support.jobs import LIMIT_SECONDS, run, started
 
 JOB = [
     "python", "-m", "hvdtrain", "--framework", "torch", "--task", "digits", "--epochs", "1000",
@@ -12,25 +11,24 @@ JOB = [
 HVDTRAIN = ["python", "-m", "hvdtrain"]
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=LIMIT_SECONDS):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(200)
 def test_a_job_is_followed_over_a_stop_and_a_resume_to_its_end(tmp_path):
     log = tmp_path / "run" / "metrics.jsonl"
-    with started([*HVDTRAIN, "watch", "run", "--wait", "100"], tmp_path) as watch:
+    with started([*HVDTRAIN, "watch", "run", "--wait", str(LIMIT_SECONDS)], tmp_path) as watch:
         with started(JOB, tmp_path) as job:
             wait_for(lambda: log.exists() and log.stat().st_size > 20_000)
             drawn = run([*HVDTRAIN, "report", "run", "-o", "page.html"], tmp_path)
             job.process.terminate()
-            assert job.wait(60).returncode == 75
+            assert job.wait(LIMIT_SECONDS).returncode == 75
         compared = run([*HVDTRAIN, "compare", "run", "--csv"], tmp_path)
         resumed = run([*JOB, "--resume", "--early-stopping", "accuracy:min"], tmp_path)
-        watched = watch.wait(60)
+        watched = watch.wait(LIMIT_SECONDS)
     assert drawn.returncode == resumed.returncode == watched.returncode == 0, drawn.output + resumed.output
     page = (tmp_path / "page.html").read_text()
     assert "<td>running</td>" in page

@@ -13,4 +13,4 @@ SUITE = Path(__file__).with_name("suite_weights.py")
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (3, "mpi")])
 def test_the_mean_is_over_what_counts(framework, workers, controller, tmp_path):
     marks = "" if workers == 1 else "not local"
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=240, marks=marks)
+    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500, marks=marks)

@@ -50,7 +50,11 @@ class ElasticJob(started):
         super().__init__(
             ["horovodrun", *limits, *hosts, *launch, *training, "--run-dir", "run", *options],
             folder,
-            **{"HVDTRAIN_ELASTIC_STATE": str(folder / STATE), **changes},
+            **{
+                "HVDTRAIN_ELASTIC_STATE": str(folder / STATE),
+                "HOROVOD_START_TIMEOUT": str(LIMIT_SECONDS),  # all workers are in the first world
+                **changes,
+            },
         )
 
     def members(self) -> dict[int, int]:

@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from support import pool
 from support.jobs import LIMIT_SECONDS, Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
+# of saves that the job waits for, and of a worker that the others wait for
+_TIMED_NOTE = re.compile(r"(\S+ ){1,6}(waited [\d.]+ s until|was not written within) |rank \d+ is slower than ")
 _HELD_AFTER_STEPS = 6  # from the step at which a test steps in: by then a line of seven steps is logged
 _NOT_REPEATED = (
     "seconds",
@@ -113,6 +115,17 @@ def kill(job: started) -> None:
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def paused(job: started) -> Iterator[None]:
+    """Context in which the processes of a job are stopped: it trains no further meanwhile."""
+    pids = job.pids()
+    _send(signal.SIGSTOP, pids)
+    try:
+        yield
+    finally:
+        _send(signal.SIGCONT, pids)
+
+
 def _send(signal_number: int, pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -134,6 +147,11 @@ def last_step(cwd: Path) -> int:
 def said(run: Run) -> str:
     """Return what a run has printed, in one line."""
     return " ".join(run.result.output.split())
+
+
+def notes(run: Run) -> list[str]:
+    """Return the notes that a run has printed, each in one line, but those that depend on the clock."""
+    return [note for note in said(run).split("note: ")[1:] if not _TIMED_NOTE.match(note)]
 
 
 def resumed_from(run: Run) -> tuple[int, int]:
