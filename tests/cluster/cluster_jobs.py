@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hosts import Cluster
-from support.jobs import Run
+from support.jobs import LIMIT_SECONDS, Run
 
 # The hosts of a test share the machine's cores: one compute thread each, and nobody holds a core waiting.
 SMALL = ("--set", "threads=1")
@@ -18,7 +18,9 @@ def launcher(cluster: Cluster, controller: str) -> list[str]:
     return ["horovodrun", f"--{controller}", "-np", workers, "-H", cluster.words()]
 
 
-def train(cluster: Cluster, launch: list[str], *options: str, folder: Path, timeout: float = 150) -> Run:
+def train(
+    cluster: Cluster, launch: list[str], *options: str, folder: Path, timeout: float = LIMIT_SECONDS
+) -> Run:
     """Train from the cluster's head to the good end, in a folder that all hosts see."""
     command = [*launch, "python", "-m", "hvdtrain", *options, *SMALL, "--run-dir", str(folder / "run")]
     result = cluster.head.run(command, cwd=folder, timeout=timeout, **YIELDING)

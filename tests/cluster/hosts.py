@@ -23,7 +23,7 @@ from namespaces import Namespaces
 from support import jobs
 
 _TOOLS = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "unshare", "nsenter", "mount", "env")
-_START_SECONDS = 30
+_START_SECONDS = 180
 FOLDER_PREFIX = f"hvdtrain-hosts-{os.getpid()}-"
 _NETWORK = "10.83.0"
 
@@ -64,7 +64,12 @@ class Host:
         return jobs.started(self.enter(command, cwd), Path("/"), **environ)
 
     def run(
-        self, command: list[str], *, cwd: Path | None = None, timeout: float = 60, **environ: str
+        self,
+        command: list[str],
+        *,
+        cwd: Path | None = None,
+        timeout: float = jobs.LIMIT_SECONDS,
+        **environ: str,
     ) -> jobs.Result:
         """Run a command here to its end, as `jobs.run`."""
         with self.started(command, cwd=cwd, **environ) as job:

@@ -22,7 +22,7 @@ MaxStartups 100
 """
 _READY = """\
 for host; do
-    [ "$(ssh -o BatchMode=yes -o ConnectTimeout=10 $host hostname)" = $host ] || exit 1
+    [ "$(ssh -o BatchMode=yes -o ConnectTimeout=60 $host hostname)" = $host ] || exit 1
 done
 """
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-_KILL_SECONDS = 10
+_KILL_SECONDS = 90
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 _HOLDER = Path(__file__).with_name("namespace_holder.py")
-_END_SECONDS = 15
+_END_SECONDS = 120
 
 
 class Namespaces:
@@ -67,7 +67,7 @@ class Namespaces:
         return self._succeed(["nsenter", "--target", str(self.pid), "--net", "--", *words])
 
     def _succeed(self, words: list[str]) -> str:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
         return done.stdout
 

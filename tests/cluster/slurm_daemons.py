@@ -23,7 +23,7 @@ from support import jobs
 
 GRACE_SECONDS = 60  # what a preempted job gets between its signal and its end
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "sinfo", "srun", "scancel")
-_START_SECONDS = 30
+_START_SECONDS = 180
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={head}({address})
@@ -92,14 +92,16 @@ class Slurm:
     def __exit__(self, *_: object) -> None:
         self._ended.close()
 
-    def run(self, command: list[str], cwd: Path | None = None, timeout: float = 60, **environ: str) -> str:
+    def run(
+        self, command: list[str], cwd: Path | None = None, timeout: float = jobs.LIMIT_SECONDS, **environ: str
+    ) -> str:
         """Run a command on the head, which must end well; give what it printed."""
         result = self.tried(command, cwd, timeout, **environ)
         assert result.returncode == 0, f"{command}: {result.output}\n{self.logs()}"
         return result.stdout
 
     def tried(
-        self, command: list[str], cwd: Path | None = None, timeout: float = 60, **environ: str
+        self, command: list[str], cwd: Path | None = None, timeout: float = jobs.LIMIT_SECONDS, **environ: str
     ) -> jobs.Result:
         """Run a command on the head; a job gets its environment, but not the mark of this one."""
         words = ["env", "-u", jobs.MARK, *command]

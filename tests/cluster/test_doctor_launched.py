@@ -8,7 +8,7 @@ import pytest
 from hosts import Cluster
 from support.jobs import CONTROLLERS
 
-SECONDS = 200
+SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_plain_ssh_from_the_first_key_to_a_job_that_went_on(cluster, tmp_path):
     key = head.run(["sh", "-c", "cat ~/.ssh/id_ed25519.pub"]).stdout
     other.run(["sh", "-c", 'echo "$0" >>~/.ssh/authorized_keys', key])
 
-    result = head.run(["bash", "-ec", joined(others)], cwd=tmp_path, timeout=300, **YIELDING)
+    result = head.run(["bash", "-ec", joined(others)], cwd=tmp_path, timeout=500, **YIELDING)
     assert result.returncode == 0, result.output[-5000:]
     assert "host2\n" in result.stdout
     assert result.stdout.count("4 on 2 hosts (host1: 2, host2: 2), coordinated by Gloo") == 2
@@ -72,7 +72,7 @@ def test_plain_ssh_from_the_first_key_to_a_job_that_went_on(cluster, tmp_path):
 def test_mpirun_from_a_first_job_to_one_that_went_on(cluster, tmp_path):
     (tmp_path / "hosts.txt").write_text("host1 slots=2\nhost2 slots=2\n")  # of the section before
     script = joined(scripts("MPI", tmp_path))
-    result = cluster.head.run(["bash", "-ec", script], cwd=tmp_path, timeout=300, **YIELDING)
+    result = cluster.head.run(["bash", "-ec", script], cwd=tmp_path, timeout=500, **YIELDING)
     assert result.returncode == 0, result.output[-5000:]
     assert summary(tmp_path, "by-mpirun") == ("completed", "torch", 4)
     assert summary(tmp_path, "by-file") == ("completed", "tf", 4)
@@ -94,7 +94,7 @@ def test_the_command_of_the_readmes_for_several_hosts(cluster, tmp_path):
     ]
     assert documented[0] == documented[1]
     (words,) = documented[0]
-    result = cluster.head.run([*words, "--steps", "2"], cwd=tmp_path, timeout=300, **YIELDING)
+    result = cluster.head.run([*words, "--steps", "2"], cwd=tmp_path, timeout=500, **YIELDING)
     assert result.returncode == 0, result.output[-5000:]
     assert "16 on 2 hosts (host1: 8, host2: 8)" in result.stdout
     (folder,) = (tmp_path / "runs").iterdir()

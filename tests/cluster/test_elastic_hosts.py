@@ -13,7 +13,10 @@ from hosts import Cluster
 from support.documents import ROOT
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
-SECONDS = 60
+SECONDS = 300
+SOON_SECONDS = (
+    60  # some 3 on an idle machine; a connection to a host that is cut off is tried for more than 100
+)
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # starts a process on h2, says when it ends; kills what standard input names
 STARTER = """
@@ -35,7 +38,7 @@ if __name__ == "__main__":
         except (FileNotFoundError, ValueError):
             continue
         cluster.kill_far("h2", int(pid), float(since)) if way == "far" else process.kill()
-        print("ended" if ended.wait(20) else "runs", cluster.address_for("h2"), flush=True)
+        print("ended" if ended.wait(200) else "runs", cluster.address_for("h2"), flush=True)
         break
 """
 
@@ -78,7 +81,7 @@ def test_a_frozen_process_is_killed_over_ssh_and_a_lost_host_holds_nobody_up(clu
             (folder / "order").write_text(f"{way} {pid} {since!r}")
             result = job.wait(SECONDS)
             assert result.stdout.splitlines()[-1] == f"ended {cluster.head.address}", result.output
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < SOON_SECONDS
             assert psutil.pid_exists(pid) == (way == "cut")
         finally:
             cluster.hosts["h2"].connect()
@@ -108,10 +111,11 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
     assert "h3" in "".join(read(path) for path in folder.glob("*.json"))
 
 
+@pytest.mark.timeout(1200)
 def test_a_drill_on_three_hosts_loses_nothing(cluster, folder):
     words = [sys.executable, "-m", "hvdtrain", "drill", "-H", cluster.words(), "--framework", "tf"]
     options = ["--hosts-may-fail", "--folder", str(folder / "drill"), "--json", str(folder / "drill.json")]
-    result = cluster.head.run([*words, *options], cwd=folder, timeout=400, PYTHONPATH=str(ROOT))
+    result = cluster.head.run([*words, *options], cwd=folder, timeout=1100, PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.output[-6000:]
     cases = {case["case"]: case for case in json.loads(read(folder / "drill.json"))["cases"]}
     tried = {name for name, case in cases.items() if not case["not_tried"]}

@@ -31,7 +31,7 @@ def test_digits_trains_on_hosts_of_an_image(framework, controller, cluster, fold
     launch = ["horovodrun", f"--{controller}", "-np", "3", "-H", cluster.words()]
     train = ["python", "-m", "hvdtrain", "--framework", framework, "--run-dir", str(folder / framework)]
     command = ["hvdtrain-entrypoint", "head", *launch, *train, "--set", "threads=1"]
-    result = cluster.head.run(command, timeout=240, OMPI_MCA_mpi_yield_when_idle="1")
+    result = cluster.head.run(command, timeout=500, OMPI_MCA_mpi_yield_when_idle="1")
     assert result.returncode == 0, result.output[-5000:]
     assert "3 on 3 hosts (head: 1, worker1: 1, worker2: 1)" in result.stdout
     run = Run(folder / framework, result)
@@ -46,7 +46,7 @@ def test_the_doctor_finds_nothing_that_would_stop_a_job(way, cluster, folder):
     doctor = ["python", "-m", "hvdtrain", "doctor", "--json", "--quick", "--run-dir", str(folder / "runs")]
     launched = ["horovodrun", way, "-np", "3", *hosts, *doctor]
     words = [*doctor, *hosts] if way == "ssh" else launched
-    result = cluster.head.run(["hvdtrain-entrypoint", "head", *words], timeout=120)
+    result = cluster.head.run(["hvdtrain-entrypoint", "head", *words], timeout=300)
     said = next((line for line in result.stdout.splitlines() if line.startswith('{"format"')), "{}")
     found = json.loads(said)
     assert [host["name"] for host in found.get("hosts", [])] == list(cluster.hosts), result.output[-5000:]

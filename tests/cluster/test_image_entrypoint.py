@@ -84,7 +84,7 @@ def test_the_head_names_the_hosts_that_never_came(cluster):
     assert "worker1: ssh: connect to host worker1 port 2222: Connection refused" in said.stderr
     assert "worker9: ssh: Could not resolve hostname worker9" in said.stderr
     assert "HVDTRAIN_WAIT_SECONDS" in said.stderr
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 55  # the limit would be 60
 
 
 @pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--hostfile="])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.documents import ROOT
-from support.jobs import started
+from support.jobs import LIMIT_SECONDS, started
 from support.resuming import await_in, last_step
 from support.resuming import command_for as training
 
@@ -41,7 +41,7 @@ def test_the_hook_stops_the_workers_with_a_checkpoint(tmp_path):
     with pod(tmp_path, *command, HVDTRAIN_TEST_SAMPLE_SECONDS="0.01") as job:
         await_in(job, lambda: last_step(tmp_path) >= 3)
         (tmp_path / "stop").touch()
-        result = job.wait(30)
+        result = job.wait(LIMIT_SECONDS)
     assert "hook: 0\n" in result.stdout
     assert "job: 75\n" in result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -52,5 +52,5 @@ def test_the_hook_stops_the_workers_with_a_checkpoint(tmp_path):
 def test_the_hook_ends_where_no_worker_runs(tmp_path):
     with pod(tmp_path, "true") as job:
         (tmp_path / "stop").touch()
-        result = job.wait(10)
+        result = job.wait(LIMIT_SECONDS)
     assert "hook: 0\njob: 0\n" in result.stdout

@@ -38,7 +38,7 @@ def test_a_function_runs_on_two_hosts(controller, tmp_path):
     with Cluster({"h1": 1, "h2": 1}, shared=tmp_path) as cluster:
         script = tmp_path / "job.py"
         script.write_text(SCRIPT.format(hosts=cluster.words(), controller=controller, run=tmp_path / "run"))
-        result = cluster.head.run(["python", str(script)], cwd=tmp_path, timeout=120, **YIELDING)
+        result = cluster.head.run(["python", str(script)], cwd=tmp_path, **YIELDING)
     assert result.returncode == 0, result.output[-5000:]
     assert "FOUND from h1 2\n" in result.stdout
     assert "WORKER h1" in result.stdout

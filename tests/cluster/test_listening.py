@@ -4,6 +4,7 @@ import time
 
 import pytest
 from hosts import Cluster, Host
+from support.jobs import LIMIT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ def test_a_gloo_job_listens_on_its_own_network_only(tmp_path, used, network, fro
     with Cluster({"h1": 2, "h2": 1}, shared=tmp_path) as cluster:
         before = {name: listening(host) for name, host in cluster.hosts.items()}
         with cluster.head.started([*launcher, *training, "--run-dir", str(log.parent)], cwd=tmp_path) as job:
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + LIMIT_SECONDS
             while not log.exists() or log.read_text().count("\n") < 3:
                 assert job.process.poll() is None, job.result().output
                 assert time.monotonic() < deadline, job.result().output
@@ -32,7 +33,7 @@ def test_a_gloo_job_listens_on_its_own_network_only(tmp_path, used, network, fro
                 assert time.monotonic() < deadline, job.result().output
                 time.sleep(0.1)
             job.process.terminate()
-            ended = job.wait(60)
+            ended = job.wait(LIMIT_SECONDS)
             assert ended.returncode == 75
     assert all("403 Forbidden" in answer for answer in answers), answers
     assert ended.output.count("The rendezvous server refused a request from") == 1, ended.output

@@ -20,7 +20,7 @@ def test_a_secret_is_neither_printed_nor_on_a_command_line(tmp_path, controller)
         words = [*launcher, *training, "--run-dir", str(run)]
         with cluster.head.started(words, cwd=tmp_path, MY_API_TOKEN=SECRET) as job:
             shown, arrived = _watch(job, os.readlink(f"/proc/{cluster.hosts['h2'].namespaces.pid}/ns/net"))
-            result = job.wait(30)
+            result = job.wait(jobs.LIMIT_SECONDS)
     assert result.returncode == 0, result.output
     assert not shown, "the secret is on command lines"
     assert arrived, "the worker on the other host did not get it"
@@ -33,7 +33,7 @@ def _watch(job: jobs.started, network: str) -> tuple[set[str], bool]:
     """Give the command lines that showed the secret, and whether a worker in this network had it."""
     shown: set[str] = set()
     arrived = False
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + jobs.LIMIT_SECONDS
     while job.process.poll() is None and time.monotonic() < deadline:
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():

@@ -17,9 +17,9 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-def ssh(cluster: Cluster, name: str, *words: str):
-    command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1", name, *words]
-    return cluster.head.run(command, timeout=20)
+def ssh(cluster: Cluster, name: str, *words: str, seconds: int = 60):
+    command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", name, *words]
+    return cluster.head.run(command)
 
 
 def test_hosts_have_names_addresses_and_homes_of_their_own(cluster):
@@ -57,7 +57,7 @@ def test_a_file_can_differ_on_one_host(cluster, tmp_path):
 def test_a_host_without_its_cable_does_not_answer(cluster):
     cluster.hosts["h2"].disconnect()
     try:
-        assert ssh(cluster, "h2", "true").returncode == 255
+        assert ssh(cluster, "h2", "true", seconds=1).returncode == 255
     finally:
         cluster.hosts["h2"].connect()
     assert ssh(cluster, "h2", "true").returncode == 0
@@ -79,7 +79,7 @@ from hosts import Cluster
 
 with Cluster({"h1": 1, "h2": 1}, shared=Path(sys.argv[1])) as cluster:
     cluster.hosts["h2"].run(["sh", "-c", "sleep 1000 & echo $! >" + sys.argv[1] + "/pid"])
-    time.sleep(100)
+    time.sleep(1000)
 """
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_left_of_a_cluster_whose_test_was_killed(tmp_path):
 
 
 def wait(done) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -14,7 +14,7 @@ from hvdtrain.cli import cli
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 NODES = ("n1", "n2", "n3", "n4")  # the command for GPUs asks for four
-LIMIT_SECONDS = 90
+LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from support.documents import ROOT
 from hvdtrain.drill.history import History
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
-SECONDS = 60
+SECONDS = 300
 # a worker that needs no framework, and one that trains
 TOLD_TO_WAIT = f'{sys.executable} {WORKER} "$PWD" wait'
 TRAINING = f"{sys.executable} -m hvdtrain --framework torch --task hvdtrain.drill.task:Drill --run-dir run"

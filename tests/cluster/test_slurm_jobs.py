@@ -12,6 +12,7 @@ from hosts import Cluster
 from slurm_daemons import GRACE_SECONDS, Slurm
 from support.documents import ROOT
 from support.jobs import Run
+from support.resumed_tasks import RELEASED
 from support.resuming import (
     TASKS,
     checkpoint_files,
@@ -29,9 +30,10 @@ OPTIONS = (
     *("--steps", str(STEPS), "--batch-size", "3", "--accumulate", "2", "--save-every", "1000"),
     *("--set", "threads=1", "--set", "trace_indices=true"),
 )
-SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015"}
+HELD_FROM = 10  # the step from which on a job takes its time, until something has happened to it
+SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015", "HVDTRAIN_TEST_HELD_FROM": str(HELD_FROM)}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +71,22 @@ def submitted(slurm: Slurm, folder: Path, framework: str, *options: str) -> str:
 
 
 def preempt(slurm: Slurm, folder: Path, job: str) -> None:
-    """Let a job of higher priority take all nodes, and see it end."""
+    """Let a job of higher priority take all nodes, and see it end; then the first one may be quick."""
     assert slurm.state(job) == "RUNNING"
     words = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"]
     other = slurm.submit(words, folder)
     assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
+    (folder / RELEASED).touch()
 
 
 def trains(slurm: Slurm, folder: Path, job: str) -> None:
-    """Wait until a job has done some steps, with most of them still to do."""
+    """Wait until a job has done some steps; it has most of them still to do."""
     deadline = time.monotonic() + LIMIT_SECONDS
-    while (step := last_step(folder)) < 3:
+    while last_step(folder) < 3:
         state = slurm.state(job)
         assert state not in ENDED, f"{state}: {output(folder, job)}"
         assert time.monotonic() < deadline, output(folder, job)
         time.sleep(0.05)
-    assert step < STEPS // 2
 
 
 def output(folder: Path, job: str) -> str:

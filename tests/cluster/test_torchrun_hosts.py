@@ -16,7 +16,7 @@ def test_workers_on_two_hosts_find_each_other(tmp_path_factory):
         def start(number: int) -> jobs.Result:
             command = [*AGENT, "--master-port", "29711", "--node-rank", str(number), *TRAIN]
             host = cluster.hosts[f"n{number + 1}"]
-            return host.run(command, cwd=shared, timeout=120, OMP_NUM_THREADS="1")
+            return host.run(command, cwd=shared, OMP_NUM_THREADS="1")
 
         first, second = threads.map(start, range(2))
     assert (first.returncode, second.returncode) == (0, 0), first.output + second.output

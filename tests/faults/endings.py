@@ -8,7 +8,7 @@ from pathlib import Path
 from support.jobs import LIMIT_SECONDS, launcher, started
 
 TASKS = Path(__file__).with_name("faulty_tasks.py")
-# In which a job ends of which a worker failed, left or was asked to stop: one to five seconds on an idle machine.
+# In which a job ends after a worker failed, left or was asked to stop: some 1 to 5 on an idle machine.
 # It is far below the shortest limit that would end a job in which nobody notices: 120 s, of --stall-timeout.
 SOON_SECONDS = 60
 SOON_WITH_IMPORT_SECONDS = 110  # likewise, from before frameworks are imported

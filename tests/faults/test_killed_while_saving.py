@@ -79,7 +79,7 @@ def kill_while_it_trains(
 
 
 def kill_while_it_saves(job: started, folder: Path, kill_it: Callable[[], None]) -> None:
-    """Kill when a checkpoint is half written or half deleted: the job is stopped to look, and goes on if none is."""
+    """Kill when a checkpoint is half written or half deleted; to be sure, the job is paused first."""
     step = last_step(folder) + 2  # the first save clears away what the kill before has left
     await_in(job, lambda: last_step(folder) >= step)
     while True:

@@ -59,9 +59,7 @@ def test_a_frozen_worker_ends_the_job_in_time_and_is_named(framework, controller
 def test_code_of_the_user_that_waits_on_one_worker_ends_the_job_and_is_named(
     framework, controller, task, doing, tmp_path
 ):
-    ending = end_of(
-        2, controller, task, "--framework", framework, *OPTIONS, "--debug", cwd=tmp_path
-    )
+    ending = end_of(2, controller, task, "--framework", framework, *OPTIONS, "--debug", cwd=tmp_path)
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     problem = rf"the others have waited for \d+ s: rank 1 on {HOST} is {doing}"
     assert re.fullmatch(rf"hvdtrain: rank 0 on {HOST}: {problem}", line)

@@ -67,7 +67,7 @@ def test_a_run_whose_worker_was_killed_is_not_reported_as_completed(killed):
     assert not path.exists() or killed[0].summary["status"] != "completed"
 
 
-# It kills its workers 0.3 s after it has sent them SIGTERM, whatever they do then: a busy machine may need longer
+# It kills its workers 0.3 s after it has sent them SIGTERM, which may be too soon on a busy machine
 TRIES_OF_MPIRUN = 5
 INTERRUPTED = [("torch", "none"), ("torch", "mpirun"), ("torch", "mpi"), ("torch", "gloo"), ("tf", "gloo")]
 

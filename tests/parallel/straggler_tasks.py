@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-SLOW_SECONDS = 0.2  # in each step: much more than all else in it, also on a busy machine
+SLOW_SECONDS = 0.15  # in each step: much more than all else in it, also on a busy machine
 SLOW_RANK = 1
 
 

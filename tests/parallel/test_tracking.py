@@ -25,7 +25,9 @@ OPTIONS = ("--task", SLOW, "--log-every", "5", "--eval-every", "20", "--save-eve
 @pytest.fixture(scope="module")
 def server():
     """Gives a server that runs."""
-    with socket.socket() as reserved:  # nobody else is given the port; the server, which also asks for reuse, is
+    with (
+        socket.socket() as reserved
+    ):  # nobody else is given the port; the server, which also asks for reuse, is
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         found = MlflowServer(temporary_folder(), reserved.getsockname()[1])

@@ -320,8 +320,8 @@ def command(
 
 
 def train(
-    workers: int, controller: str, *options: str, cwd: Path, framework: str = "", timeout: float = LIMIT_SECONDS,
-    **environ: str,
+    workers: int, controller: str, *options: str, cwd: Path, framework: str = "",
+    timeout: float = LIMIT_SECONDS, **environ: str,
 ) -> Run:  # fmt: skip
     """Train in a pool to the good end, writing to the folder ``run`` in ``cwd``; as jobs.train."""
     words = [*options, "--run-dir", str(cwd / "run")]

@@ -1,7 +1,8 @@
 """Tasks for runs in several legs: as slow as the environment asks, so that a test can step in.
 
-Each sample takes ``HVDTRAIN_TEST_SAMPLE_SECONDS``. From the step ``HVDTRAIN_TEST_HELD_FROM`` on, each step takes a
-second: however late a test stops or kills the job, it is not over. A file ``released`` in the job's folder ends that.
+Each sample takes ``HVDTRAIN_TEST_SAMPLE_SECONDS``. From the step ``HVDTRAIN_TEST_HELD_FROM`` on, each step
+takes a second, so that the job is not over when a test is late to stop or kill it. A file ``released`` in the
+job's folder ends that.
 """
 
 import os

@@ -17,7 +17,9 @@ from support.jobs import LIMIT_SECONDS, Run, launcher, run, started
 
 TASKS = Path(__file__).with_name("resumed_tasks.py")
 # of saves that the job waits for, and of a worker that the others wait for
-_TIMED_NOTE = re.compile(r"(\S+ ){1,6}(waited [\d.]+ s until|was not written within) |rank \d+ is slower than ")
+_TIMED_NOTE = re.compile(
+    r"(\S+ ){1,6}(waited [\d.]+ s until|was not written within) |rank \d+ is (no longer )?slower than "
+)
 _HELD_AFTER_STEPS = 6  # from the step at which a test steps in: by then a line of seven steps is logged
 _NOT_REPEATED = (
     "seconds",
