@@ -68,7 +68,7 @@ def test_launchers_fill_the_slots(launch, name, cluster):
 def test_a_job_trains_by_a_host_file(tmp_path):
     with Cluster({"host1": 2, "host2": 1, "host3": 1}, shared=tmp_path) as cluster:
         words = ["horovodrun", "-np", "4", "--hostfile", str(FOLDER / "uneven.txt")]
-        run = train(cluster, words, "--framework", "tf", "--steps", "10", folder=tmp_path)
+        run = train(cluster, words, "--framework", "torch", "--steps", "10", folder=tmp_path)
     assert "4 on 3 hosts (host1: 2, host2: 1, host3: 1)" in run.result.stdout
     assert run.summary["status"] == "completed"
 

@@ -53,6 +53,7 @@ def test_shakespeare_in_both_frameworks(tmp_path):
             "--framework",
             framework,
             *("--steps", "100", "--log-every", "1", "--set", f"task_options.path={path}"),
+            *("--set", "task_options.eval_fraction=0.02"),
             cwd=tmp_path / framework,
         )
     curves = [np.asarray(run.losses) for run in runs.values()]
