@@ -25,7 +25,8 @@ OWN_FILES = {
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
-    "torch/all_reduce.py": {"wait_for_all"},  # operations of a TensorFlow graph wait for what they need
+    # operations of a TensorFlow graph wait for what they need
+    "torch/all_reduce.py": {"summed_meanwhile", "wait_for_all"},
     "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
     "torch/model_state.py": {"Entry"},
     "tensorflow/model_state.py": {"walk"},
@@ -155,21 +156,28 @@ def test_an_update_has_nine_stages_that_a_step_calls_in_order(framework):
     assert [*called[:1], *inner, *called[1:]] == STAGES
 
 
+def reducers(framework):
+    """Return the classes of the reducers, and their protocol, by name."""
+    found = {}
+    for file in ("reduction", "all_reduce", "bfloat16", "low_rank"):
+        found |= definitions(f"{framework}/{file}.py")
+    return found
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_reducers_have_the_methods_of_their_protocol(framework):
-    found = definitions(f"{framework}/reduction.py") | definitions(f"{framework}/all_reduce.py")
-    for name, expected in methods(found["GradientReducer"]).items():
-        own = methods(found["AllReduce"])[name]
-        assert signature(own) == signature(expected)
-        assert is_collective(own) == is_collective(expected) == (name == "finish")
+    found = reducers(framework)
+    for reducer in ("AllReduce", "BFloat16", "LowRank"):
+        for name, expected in methods(found["GradientReducer"]).items():
+            own = methods(found[reducer])[name]
+            assert signature(own) == signature(expected)
+            assert is_collective(own) == is_collective(expected) == (name in ("finish", "finish_with"))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_only_low_rank_keeps_something_from_step_to_step(framework):
     """Its ``state`` is collective; the protocol of all reducers has none, which nobody would call."""
-    classes = {}
-    for file in ("reduction", "all_reduce", "bfloat16", "low_rank"):
-        classes |= definitions(f"{framework}/{file}.py")
+    classes = reducers(framework)
     named = ("GradientReducer", "AllReduce", "BFloat16", "LowRank")
     assert [name for name in named if {"state", "load"} & set(methods(classes[name]))] == ["LowRank"]
 

@@ -57,6 +57,12 @@ class BFloat16:
                 found[index] = tf.reshape(part, gradients[index].shape)
         return found
 
+    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which travels by itself."""
+        if self._workers.may_reduce:
+            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        return self.finish(gradients), vector
+
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         return "fp32, sent as bf16"

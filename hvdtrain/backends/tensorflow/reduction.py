@@ -36,6 +36,15 @@ class GradientReducer(Protocol):
         """
         ...
 
+    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is not compressed.
+
+        Args:
+            gradients: one for each attached parameter, in the same order, dense.
+            vector: what else a step sums.
+        """
+        ...
+
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         ...

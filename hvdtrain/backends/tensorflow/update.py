@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
-from hvdtrain.backends.tensorflow.all_reduce import AllReduce
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
-from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
@@ -89,12 +86,7 @@ class Update:
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
         self._clock.ready([*gradients, vector])
-        if isinstance(self._reducer, AllReduce | LowRank):
-            reduced, vector = self._reducer.finish_with(gradients, vector)
-        else:
-            if self._workers.may_reduce:
-                vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-            reduced = self._reducer.finish(gradients)
+        reduced, vector = self._reducer.finish_with(gradients, vector)
         self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
         self._clock.reduced(self._waits_for)
         return reduced, vector

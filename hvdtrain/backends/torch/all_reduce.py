@@ -1,6 +1,7 @@
 """How PyTorch's gradients are summed over workers by all-reduces of flat tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -102,11 +103,8 @@ class AllReduce:
         if self._workers.size == 1:
             return list(gradients), vector
         if self._fp16:
-            handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
-            try:
+            with summed_meanwhile(vector):
                 return self._finish(gradients, None), vector
-            finally:
-                hvd.synchronize(handle)
         return self._finish(gradients, vector), vector
 
     def describe(self) -> str:
@@ -215,6 +213,16 @@ class AllReduce:
         self._sparse = self._vector = None
         self._left = {}
         self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
+
+
+@contextmanager
+def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
+    """Collective. Return a context at whose end a vector is summed in place, by a message of its own."""
+    handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+    try:
+        yield
+    finally:
+        hvd.synchronize(handle)
 
 
 def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:

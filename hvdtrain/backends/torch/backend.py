@@ -521,7 +521,6 @@ class TorchBackend:
             reducer,
             self._ema,
             self._clock,
-            workers=self._near,
             clip_norm=config.clip_norm,
             loss_scale=loss_scale,
         )

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.torch.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
 
 
@@ -65,6 +66,15 @@ class BFloat16:
             for index, part in zip(rounded, parts, strict=True):
                 found[index] = laid_out_as(self._parameters[index], part.view(gradients[index].shape))
         return found
+
+    def finish_with(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Collective. As ``finish``; sum a short vector in place, too, which travels by itself."""
+        if self._workers.size == 1:
+            return list(gradients), vector
+        with summed_meanwhile(vector):
+            return self.finish(gradients), vector
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

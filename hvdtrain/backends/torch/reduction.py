@@ -42,6 +42,17 @@ class GradientReducer(Protocol):
         """
         ...
 
+    def finish_with(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Collective. As ``finish``; sum a short vector in place, too, uncompressed, and return it.
+
+        Args:
+            gradients: one for each attached parameter, in the same order.
+            vector: what else a step sums; it may have another length in each step.
+        """
+        ...
+
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         ...

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from operator import attrgetter, is_
 
-import horovod.torch as hvd
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
-from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
-from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
@@ -35,7 +31,6 @@ class Update:
         reducer: sums gradients over workers.
         ema: the moving average of the weights.
         clock: measures how long this worker is busy.
-        workers: the job's workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
     """
@@ -48,7 +43,6 @@ class Update:
         ema: ExponentialMovingAverage,
         clock: StepClock,
         *,
-        workers: Workers,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
@@ -59,7 +53,6 @@ class Update:
         self._reducer = reducer
         self._ema = ema
         self._clock = clock
-        self._workers = workers
         self._clip_norm = clip_norm
         self._expected = self._passes = 0
         self._lent: _Gradients = [], []
@@ -122,10 +115,7 @@ class Update:
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
         self._clock.ready()
-        if isinstance(self._reducer, AllReduce | LowRank):
-            reduced, vector = self._reducer.finish_with(self._gradients(), vector)
-        else:
-            reduced = self._reduce_apart(vector)
+        reduced, vector = self._reducer.finish_with(self._gradients(), vector)
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
             if parameter.grad is not gradient:
@@ -172,16 +162,6 @@ class Update:
             step: steps done, this one included.
         """
         self._ema.update(self._ema.share(step))
-
-    def _reduce_apart(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Collective. Return the sums of the gradients; sum a vector by an all-reduce of its own."""
-        if self._workers.size == 1:
-            return self._reducer.finish(self._gradients())
-        handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        try:
-            return self._reducer.finish(self._gradients())
-        finally:
-            hvd.synchronize(handle)
 
     def _look(self) -> _Gradients:
         """Return the gradients as they are, and how often each has been changed in place."""
