@@ -64,7 +64,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
-            signals = _outgoing_signals(session, poll_signals, feed)
+            signals = _outgoing_signals(session, poll_signals, feed, batch.step)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
             session.unsent = NO_FLAGS
@@ -257,10 +257,11 @@ def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -
             window = _evaluate_set(session, plan, name)
             means |= {f"{prefix}{metric}": mean for metric, mean in window.means().items()}
             total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
+            total.bad_samples += window.bad_samples
         state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
         with session.put_off_loss():
-            session.report.on_evaluation(step, state.last_eval, total.samples_per_second())
+            session.report.on_evaluation(step, state.last_eval, total.samples_per_second(), total.bad_samples)
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
@@ -290,11 +291,11 @@ def save(session: Session) -> None:
 
 
 def _outgoing_signals(
-    session: Session, poll_signals: Callable[[], ControlFlags], feed: Feed
+    session: Session, poll_signals: Callable[[], ControlFlags], feed: Feed, step: int
 ) -> Sequence[float]:
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
     flags = poll_signals() | session.unsent
-    skipped, waited_seconds = feed.take_notes()
+    skipped, waited_seconds = feed.take_notes(step)
     if session.saver.poll():
         flags |= ControlFlags(stop=True)
     session.unsent = flags

@@ -6,13 +6,15 @@ from hvdtrain.errors import TaskError
 
 # what each line of metrics.jsonl says of its step
 LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "seconds"})
+# how many samples could not be read and were skipped, if any
+BAD_SAMPLES = "bad_samples"
 # numbers that stand beside the metrics
 _MEASURES = frozenset(
     {"loss", "learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"}
 )
 # what else a line of evaluations.jsonl says
 _EVALUATION_FIELDS = frozenset(
-    {"checkpoint", "averaged_weights", "task", "framework", "eval_samples", "bad_samples", "time"}
+    {"checkpoint", "averaged_weights", "task", "framework", "eval_samples", BAD_SAMPLES, "time"}
 )
 # between the name of an evaluation set and that of its metric: "noisy/accuracy"
 SEPARATOR = "/"

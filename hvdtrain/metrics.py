@@ -83,6 +83,7 @@ class Window:
         weights: sum of the weights of those names whose values have weights of their own, or were not in
             every step.
         busy: how long each worker was busy.
+        bad_samples: how many samples could not be read and were skipped.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Window:
     waited_seconds: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
     busy: BusyTimes = field(default_factory=BusyTimes)
+    bad_samples: int = 0
 
     def restart_clock(self) -> None:
         """Begin its time now: its steps so far do not count in the throughput. Their sums stay."""
@@ -113,6 +115,7 @@ class Window:
         self.weight += metrics.weight
         self.waited_seconds += metrics.statistics.data_wait_seconds
         self.busy.add(metrics.busy_seconds)
+        self.bad_samples += metrics.statistics.skipped_samples
 
     def means(self) -> dict[str, float]:
         """Return the mean of every value over what counts in the window; NaN if nothing does."""

@@ -141,7 +141,9 @@ class StepResults:
         self._report_small_weights()
         data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
         with session.put_off_loss():
-            session.report.on_window(step, window.means(), speed, data_wait, busy)
+            session.report.on_window(
+                step, window.means(), speed, data_wait, busy, bad_samples=window.bad_samples
+            )
         if text := self._stragglers.take(window.busy, window.seconds):
             session.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)

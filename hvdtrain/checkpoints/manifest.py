@@ -52,6 +52,7 @@ class Manifest(BaseModel):
         window: sums by name of the logged window that the step lies in; empty at its end.
         window_weight: sum of the samples' weights in that window.
         window_weights: the same of each name whose values have weights of their own.
+        window_bad_samples: how many samples could not be read and were skipped in that window.
         waiting: how long early stopping has waited; None if the run does not stop early.
         plateau: what the schedule plateau has lowered the learning rate to; None with another schedule.
         rescale: where the peak learning rate came from when the number of workers last changed, with
@@ -75,6 +76,7 @@ class Manifest(BaseModel):
     window: dict[str, float | None] = {}
     window_weight: float = 0.0
     window_weights: dict[str, float] = {}
+    window_bad_samples: _Count = 0
     waiting: EarlyStoppingState | None = None
     plateau: PlateauState | None = None
     rescale: Rescale | None = None

@@ -212,7 +212,7 @@ class Feed:
         """Take batches from now on."""
         self._reads = reads
         self._on_bad_sample = on_bad_sample
-        self._bad = 0
+        self._bad: dict[int, int] = {}  # by the batch's step
         self._waited_seconds = 0.0
 
     def __enter__(self) -> "Feed":
@@ -229,18 +229,24 @@ class Feed:
             if batches is None:
                 return
             for batch in batches:
-                self._bad += len(batch.bad)
+                if batch.bad:
+                    self._bad[batch.step] = len(batch.bad)
                 for sample in batch.bad:
                     self._on_bad_sample(sample)
                 yield batch
 
-    def take_notes(self) -> tuple[int, float]:
+    def take_notes(self, step: int | None = None) -> tuple[int, float]:
         """Return the number of samples that could not be read and the seconds waited since the last call.
 
         Seconds are added up until they reach a millisecond: reporting them to the other workers has a cost.
+
+        Args:
+            step: samples of later batches, which a backend may have taken ahead, do not count yet, and will
+                in a later call. None if those of all batches count.
         """
-        if not self._bad and self._waited_seconds < _LEAST_REPORTED_SECONDS:
+        steps = [number for number in self._bad if step is None or number <= step]
+        if not steps and self._waited_seconds < _LEAST_REPORTED_SECONDS:
             return 0, 0.0
-        notes = self._bad, self._waited_seconds
-        self._bad, self._waited_seconds = 0, 0.0
+        notes = sum(self._bad.pop(number) for number in steps), self._waited_seconds
+        self._waited_seconds = 0.0
         return notes

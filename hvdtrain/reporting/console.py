@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext
-from hvdtrain.metric_names import metrics_by_set
+from hvdtrain.metric_names import BAD_SAMPLES, metrics_by_set
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.words import counted
@@ -21,7 +21,9 @@ _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
 # what values hold beside the means
-_RATES = ("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction")
+_RATES = (
+    "learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction", BAD_SAMPLES
+)  # fmt: skip
 
 
 class Console(Callback):

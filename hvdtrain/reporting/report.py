@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.metric_names import BAD_SAMPLES
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.records import EVAL, EVENT, TRAIN, RecentRecords, WorkersChange, record_of
 from hvdtrain.reporting.run_folder import RunFolder
@@ -61,6 +62,8 @@ class Report(Protocol):
         samples_per_second: float,
         data_wait_fraction: float = 0.0,
         busy: Mapping[str, float] = MappingProxyType({}),
+        *,
+        bad_samples: int = 0,
     ) -> None:
         """Report a logged window of training.
 
@@ -70,11 +73,21 @@ class Report(Protocol):
             samples_per_second: throughput of all workers together.
             data_wait_fraction: share of the window's time in which its steps waited for data.
             busy: what is known of how long each worker was busy, by name.
+            bad_samples: how many of its samples could not be read and were skipped.
         """
         ...
 
-    def on_evaluation(self, step: StepInfo, means: Mapping[str, float], samples_per_second: float) -> None:
-        """Report an evaluation."""
+    def on_evaluation(
+        self, step: StepInfo, means: Mapping[str, float], samples_per_second: float, bad_samples: int = 0
+    ) -> None:
+        """Report an evaluation.
+
+        Args:
+            step: the last step before it.
+            means: name to mean over the evaluation data.
+            samples_per_second: throughput of all workers together.
+            bad_samples: how many samples could not be read and were left out.
+        """
         ...
 
     def on_checkpoint(self, step: int, path: Path) -> None:
@@ -153,6 +166,8 @@ class SilentReport:
         samples_per_second: float,
         data_wait_fraction: float = 0.0,
         busy: Mapping[str, float] = MappingProxyType({}),
+        *,
+        bad_samples: int = 0,
     ) -> None:
         """Keep the record of the window."""
         rates = {
@@ -160,12 +175,19 @@ class SilentReport:
             "samples_per_second": samples_per_second,
             "data_wait_fraction": round(data_wait_fraction, 6),
             **busy,
+            **_skipped(bad_samples),
         }
         self._take_window(step, {**means, **rates})
 
-    def on_evaluation(self, step: StepInfo, means: Mapping[str, float], samples_per_second: float) -> None:
+    def on_evaluation(
+        self, step: StepInfo, means: Mapping[str, float], samples_per_second: float, bad_samples: int = 0
+    ) -> None:
         """Keep the record of the evaluation."""
-        rates = {"learning_rate": step.learning_rate, "samples_per_second": samples_per_second}
+        rates = {
+            "learning_rate": step.learning_rate,
+            "samples_per_second": samples_per_second,
+            **_skipped(bad_samples),
+        }
         self._take_evaluation(step, {**means, **rates})
 
     def on_checkpoint(self, step: int, path: Path) -> None:
@@ -207,3 +229,7 @@ class SilentReport:
 
     def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
         self.recent.add(record_of(phase, step, values, self.seconds()))
+
+
+def _skipped(bad_samples: int) -> dict[str, int]:
+    return {BAD_SAMPLES: bad_samples} if bad_samples else {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvdtrain.metric_names import BAD_SAMPLES
 from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
 from hvdtrain.run_views.curves import WORKERS, Curve, RunLog
 from hvdtrain.run_views.thinning import LEAST, points_for_each, thin
@@ -22,10 +23,11 @@ _MEASURES = {
     "data_wait_fraction": "Waiting for data (fraction of the time)",
     "wait_fraction": "Waiting for the slowest worker (fraction of the time)",
     "slowest_rank": "Slowest rank",
+    BAD_SAMPLES: "Samples that could not be read and were skipped",
     WORKERS: "Workers",
 }
-_DOTS = {"slowest_rank"}  # without lines between the points
-_WHOLE = {"slowest_rank", WORKERS}
+_DOTS = {"slowest_rank", BAD_SAMPLES}  # without lines between the points
+_WHOLE = {"slowest_rank", BAD_SAMPLES, WORKERS}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bokeh.plotting import figure
 from hvdtrain.reporting.records import EVAL
 from hvdtrain.run_views.chart_plan import Chart, Line
 from hvdtrain.run_views.curves import AXES, Curve
-from hvdtrain.run_views.history import RunEvent
+from hvdtrain.run_views.run_event import RunEvent
 from hvdtrain.run_views.styles import style_of
 
 _HEIGHT = 270

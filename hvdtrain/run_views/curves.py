@@ -66,12 +66,16 @@ class RunLog:
     last: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
 
+    def axes_of(self, phase: str) -> Mapping[str, Numbers]:
+        """Return where the records of a phase lie: at the points of its longest curve; empty without one."""
+        found = [curve.axes for (of_phase, _), curve in self.curves.items() if of_phase == phase]
+        return max(found, key=lambda axes: len(axes["step"]), default={})
+
     def place_of(self, step: int) -> dict[str, float]:
         """Return where a step lies on each axis: at the last logged record up to it."""
-        windows = [curve.axes for (phase, _), curve in self.curves.items() if phase == TRAIN]
-        if not windows:
+        axes = self.axes_of(TRAIN)
+        if not axes:
             return {"step": float(step), "epoch": np.nan, "samples": np.nan, "seconds": np.nan}
-        axes = max(windows, key=lambda axes: len(axes["step"]))
         index = int(np.searchsorted(axes["step"], step, side="right")) - 1
         found = {name: float(values[max(index, 0)]) if index >= 0 else 0.0 for name, values in axes.items()}
         return {**found, "step": float(step)}

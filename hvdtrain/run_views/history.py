@@ -1,11 +1,10 @@
 """What happened to a run, in order: starts, resumes, changes of its workers, skipped samples, its end."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdtrain.reporting.event_sessions import Session, sessions_in
 from hvdtrain.reporting.log_records import count_of
@@ -13,35 +12,16 @@ from hvdtrain.reporting.run_status import ending_of
 from hvdtrain.reporting.stored_runs import plain, value_text
 from hvdtrain.run_views.curves import AXES, RunLog
 from hvdtrain.run_views.event_texts import describe_event
+from hvdtrain.run_views.run_event import RunEvent
+from hvdtrain.run_views.skips import skips_in
 from hvdtrain.words import counted
 
 _MOST = 200  # events that are listed
 
 
-class RunEvent(NamedTuple):
-    """Something that happened to a run.
-
-    Attributes:
-        kind: "started", "resumed", "workers", "problem" or "ended"; another word for events of other kinds.
-        text: it in words.
-        place: where it happened, by axis; empty if that is not known.
-        time: when, in UTC; empty if that is not known.
-    """
-
-    kind: str
-    text: str
-    place: Mapping[str, float]
-    time: str = ""
-
-    def at(self, axis: str, form: str) -> str:
-        """Return where it happened on an axis, as text; nothing if that is not known."""
-        value = self.place.get(axis, math.nan)
-        return form.format(value) if math.isfinite(value) else ""
-
-
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
     """Return what happened to a run, in the order of its steps."""
-    placed = [*_starts(sessions_in(path), log), *_of_log(log)]
+    placed = [*_starts(sessions_in(path), log), *_of_log(log), *skips_in(log)]
     placed.sort(key=lambda found: found[0])
     events = [event for _, event in placed]
     left_out = log.events_left_out + max(0, len(events) - _MOST)

@@ -21,7 +21,8 @@ from hvdtrain.reporting.stored_runs import StoredRun, names_of, plain, read_run
 from hvdtrain.run_views import page_tables
 from hvdtrain.run_views.chart_plan import plan_charts
 from hvdtrain.run_views.curves import RunLog, read_log
-from hvdtrain.run_views.history import RunEvent, history_of
+from hvdtrain.run_views.history import history_of
+from hvdtrain.run_views.run_event import RunEvent
 from hvdtrain.run_views.stored_checkpoints import StoredCheckpoint, stored_checkpoints
 from hvdtrain.run_views.styles import style_of
 from hvdtrain.run_views.sweep_trials import SweepOnPage

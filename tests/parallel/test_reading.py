@@ -8,6 +8,9 @@ import reading_tasks
 from support import pool
 from support.jobs import FRAMEWORKS, Run, launcher, run, temporary_folder, train
 
+from hvdtrain.config import Config
+from hvdtrain.data.order import ShuffledOrder
+
 TASKS = reading_tasks.__file__
 BAD, EVAL_BAD = reading_tasks.BAD, reading_tasks.EVAL_BAD
 # workers, launcher, reader processes; the first is what the others are compared with
@@ -69,6 +72,21 @@ def test_an_evaluation_is_the_mean_over_what_can_be_read(runs):
 
 def test_they_are_counted_over_all_workers(runs):
     assert [made.summary["bad_samples"] for made in runs] == [2 * len(BAD) + 2 * len(EVAL_BAD)] * len(runs)
+
+
+def test_the_log_says_in_which_steps_they_were_skipped(runs):
+    """Each line of training is of one step, whose samples the order tells."""
+    size, batch = reading_tasks.SIZE, reading_tasks.Damaged.defaults["global_batch_size"]
+    order = ShuffledOrder(size, Config.model_fields["seed"].default).indices(np.arange(2 * size))
+    batches = [order[first : first + batch] for first in range(0, 2 * size, batch)]
+    expected = {step: sum(int(i) in BAD for i in indices) for step, indices in enumerate(batches, 1)}
+    assert len(set(expected.values())) > 1
+    for made in runs:
+        lines = [line for line in made.metrics if line["phase"] == "train"]
+        assert {line["step"]: line.get("bad_samples", 0) for line in lines} == expected
+        assert all(line.get("bad_samples") != 0 for line in made.metrics)
+        evaluations = [line["bad_samples"] for line in made.metrics if line["phase"] == "eval"]
+        assert evaluations == [len(EVAL_BAD)] * 2
 
 
 def test_the_first_of_them_are_named(runs):

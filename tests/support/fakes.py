@@ -243,6 +243,7 @@ class FakeReport(SilentReport):
         self.steps: list[int] = []
         self.windows: list[tuple[int, dict]] = []
         self.busy: list[dict] = []
+        self.bad_samples: list[tuple[str, int, int]] = []
         self.evaluations: list[tuple[int, dict]] = []
         self.notes: list[str] = []
         self.checkpoints: list[tuple[int, Any]] = []
@@ -255,12 +256,16 @@ class FakeReport(SilentReport):
     def on_step(self, step, metrics) -> None:
         self.steps.append(step.step)
 
-    def on_window(self, step, means, samples_per_second, data_wait_fraction=0.0, busy=()) -> None:
+    def on_window(
+        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0
+    ) -> None:
         self.windows.append((step.step, dict(means)))
+        self.bad_samples.append(("train", step.step, bad_samples))
         self.busy.append(dict(busy))
 
-    def on_evaluation(self, step, means, samples_per_second) -> None:
+    def on_evaluation(self, step, means, samples_per_second, bad_samples=0) -> None:
         self.evaluations.append((step.step, dict(means)))
+        self.bad_samples.append(("eval", step.step, bad_samples))
 
     def on_checkpoint(self, step, path) -> None:
         self.checkpoints.append((step, path))

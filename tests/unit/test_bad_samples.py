@@ -99,3 +99,18 @@ def test_in_evaluation_a_bad_sample_has_no_weight(workers):
     parts = [told(BatchPlan(4 * workers, workers), rank, replaces=False) for rank in range(workers)]
     assert sorted(i for part in parts for i in part[0]) == [i for i in range(SIZE) if i not in BAD]
     assert sum(part[3] for part in parts) == len(BAD)
+
+
+def test_samples_of_batches_that_were_taken_ahead_do_not_count_yet():
+    """Index 0 is in the batch of step 0, 7 and 8 in those of steps 1 and 2, 19 in that of step 4."""
+    data = Damaged()
+    shard = Shard(BatchPlan(4, 1), 0, 0, 0, SIZE)
+    reader = Reader(data, SequentialOrder(SIZE), shard, LocalFetch(data, skip=True), True)
+    with Feed(reader, 1) as feed:
+        batches = iter(feed)
+        counts = []
+        next(batches)
+        for batch in batches:  # the loop is one step behind
+            counts.append(feed.take_notes(batch.step - 1)[0])
+        counts.append(feed.take_notes(4)[0])
+    assert counts == [1, 1, 1, 0, 1]

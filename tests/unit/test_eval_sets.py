@@ -177,7 +177,7 @@ def test_the_throughput_is_that_of_all_sets(tmp_path, monkeypatch):
 
     session = session_of(tmp_path, backend=Slow(one_worker()))
     speeds = []
-    session.report.on_evaluation = lambda step, means, speed: speeds.append(speed)
+    session.report.on_evaluation = lambda step, means, speed, bad: speeds.append(speed)
     loop.evaluate(session, session.plan())
     assert speeds == [(7 + 5) / 4]
 
@@ -226,6 +226,7 @@ def test_a_skipped_sample_is_named_with_its_set(tmp_path):
         f"skipped sample 4 of the evaluation set '{name}': cut off" for name in ("validation", "noisy")
     ]
     assert session.skipped.count == 2
+    assert session.report.bad_samples == [("eval", 0, 2)]
 
 
 def test_an_error_of_reading_names_the_set(tmp_path):

@@ -6,10 +6,12 @@ import signal
 import pytest
 from support.fakes import FakeBackend, FakeSaver, asks, make_loop_session, on_every_rank, one_worker, trained
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.step_signals import ControlFlags, StepStatistics
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.loop import run
+from hvdtrain.run_state import RunState
 
 STOP, SAVE = ControlFlags(stop=True), ControlFlags(save=True)
 
@@ -94,6 +96,18 @@ def test_a_record_has_the_window_that_it_lies_in(tmp_path):
     assert [(manifest.window, manifest.window_weight) for manifest in manifests] == [
         ({"loss": 4.0}, 4.0), ({"loss": 12.0}, 8.0), ({}, 0.0), ({"loss": 16.0}, 4.0), ({}, 0.0),
     ]  # fmt: skip
+
+
+def test_skipped_samples_of_a_window_are_kept_with_it(tmp_path):
+    """A run that resumes in the middle of a window logs what was skipped before, too."""
+    metrics = StepMetrics({"loss": 1.0}, 1.0, statistics=StepStatistics(skipped_samples=2))
+    state = RunState()
+    state.window.add(metrics, 0.0)
+    session = make_loop_session(tmp_path, log_every=2)
+    session.state = state
+    resumed = RunState.from_manifest(session.manifest(), session.config)
+    resumed.window.add(metrics, 0.0)
+    assert resumed.window.bad_samples == 4
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,16 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
     ]
 
 
+def test_skipped_samples_are_in_a_line_if_there_are_any(plain, tmp_path):
+    plain.report.on_start(10, 0)
+    for skipped in (0, 3):
+        plain.report.on_window(step_info(6), MEANS, 2000.0, bad_samples=skipped)
+        plain.report.on_evaluation(step_info(6), MEANS, 2000.0, skipped)
+    found = [(record["phase"], record.get("bad_samples")) for record in records(tmp_path)]
+    assert found == [("train", None), ("eval", None), ("train", 3), ("eval", 3)]
+    assert "bad_samples" not in plain.file.getvalue()
+
+
 def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
     plain.report.on_start(10, 0)
     plain.step(6)

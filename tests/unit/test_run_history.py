@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from support.stored_runs import SUMMARY, change, make_run, window
+from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
@@ -120,6 +120,46 @@ def test_what_a_summary_says_is_listed(tmp_path):
         "stopped early: loss has not improved",
         "failed after 40 steps: the loss is NaN",
     ]
+
+
+def test_the_steps_in_which_samples_were_skipped_are_listed(tmp_path):
+    run = make_run(
+        tmp_path, window(10, bad_samples=1), window(20, bad_samples=2), evaluation(20), window(30),
+        {**evaluation(30), "bad_samples": 4}, window(31, bad_samples=1), {**evaluation(40), "bad_samples": 4},
+    )  # fmt: skip
+    events = history_of(run, read_log(run), None)
+    assert [(event.kind, event.place["step"], event.text) for event in events] == [
+        ("problem", 20, "3 samples could not be read and were skipped in steps 1 to 20"),
+        ("problem", 31, "1 sample could not be read and was skipped in step 31"),
+        (
+            "problem", 40,
+            "8 samples could not be read and were left out, added up over 2 evaluations at steps 30 to 40",
+        ),
+    ]  # fmt: skip
+
+
+def test_one_evaluation_without_some_samples_is_named(tmp_path):
+    run = make_run(tmp_path, window(10), {**evaluation(10), "bad_samples": 1})
+    (event,) = history_of(run, read_log(run), None)
+    assert event.text == "1 sample could not be read and was left out of the evaluation at step 10"
+
+
+def test_of_many_places_of_skipped_samples_the_last_are_joined(tmp_path):
+    run = make_run(
+        tmp_path, *(window(step, **{"bad_samples": 2} if step % 2 else {}) for step in range(1, 101))
+    )
+    events = history_of(run, read_log(run), None)
+    assert len(events) == 20
+    assert events[-2].text == "2 samples could not be read and were skipped in step 37"
+    assert events[-1].text == (
+        "62 samples could not be read and were skipped in steps 39 to 99 (31 separate ranges of steps)"
+    )
+
+
+@pytest.mark.parametrize("value", [None, -3, 10**400, "x", True, 0])
+def test_a_number_of_skipped_samples_that_is_none_is_left_out(tmp_path, value):
+    run = make_run(tmp_path, window(10, bad_samples=value))
+    assert history_of(run, read_log(run), None) == []
 
 
 @pytest.mark.parametrize("steps", [10**400, True, "x", None], ids=lambda steps: f"{steps!s:.9}")

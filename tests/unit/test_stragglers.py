@@ -4,6 +4,7 @@ import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.step_signals import StepStatistics
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults
@@ -113,6 +114,17 @@ def test_a_window_reports_them_and_a_note(tmp_path):
     (note,) = session.report.notes
     assert "rank 1 is slower" in note
     assert note.endswith("(step 30)")
+
+
+def test_a_window_reports_its_skipped_samples(tmp_path):
+    session = make_loop_session(tmp_path, train_size=1000, log_every=2)
+    results = StepResults(session, session.plan())
+    for step, skipped in enumerate((1, 2, 0, 0, 4, 0), 1):
+        info = StepInfo(step, step, step + 1, 0.1, 2, 0.1, clock_seconds=step / 10)
+        statistics = StepStatistics(skipped_samples=skipped)
+        results.add([(info, StepMetrics({"loss": 1.0}, 1.0, statistics=statistics))])
+    assert session.report.bad_samples == [("train", 2, 3), ("train", 4, 0), ("train", 6, 4)]
+    assert session.skipped.count == 7
 
 
 def test_evaluations_and_saves_are_left_out(tmp_path):
