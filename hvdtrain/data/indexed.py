@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.blocks import Blocks, blocks_of
 from hvdtrain.data.datasets import new_names, stack
-from hvdtrain.data.naming import canonical, check_kept, left_out_notes, named
-from hvdtrain.data.numeric import is_numeric
-from hvdtrain.errors import DataError
+from hvdtrain.data.numeric_columns import NumericColumns
 from hvdtrain.task import Arrays
 
 # from a record, by the names of its columns, to a sample as a data set's __getitem__ returns it
@@ -83,22 +81,17 @@ class IndexedDataset:
         decode: Decode | None = None,
     ) -> None:
         self._records = records
-        self._names = new_names(inputs, targets)
+        self._columns = NumericColumns(new_names(inputs, targets))
         self._decode = decode
-        self._left_out: frozenset[str] = frozenset()
         self.blocks: Blocks | None = blocks_of(records)
-        self.notes: tuple[str, ...] = ()
         if decode is None and len(records):
             (first,) = records.read([0])
-            left_out = [name for name, value in first.items() if not is_numeric(value)]
-            check_kept(left_out, self._names)
-            self._left_out = frozenset(left_out)
-            self.notes = left_out_notes([name for name in left_out if not name.startswith("__")])
-            if len(left_out) == len(first):
-                raise DataError(
-                    f"no column of {records.describe(0)} holds numbers; it has {sorted(first)}",
-                    "Give decode, a function that makes a sample of a record.",
-                )
+            self._columns.learn(first, records.describe(0))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell the user."""
+        return self._columns.notes
 
     def __len__(self) -> int:
         return len(self._records)
@@ -114,9 +107,4 @@ class IndexedDataset:
         return [self._sample(record) for record in self._records.read(indices)]
 
     def _sample(self, record: dict[str, Any]) -> Arrays:
-        item: Any = (
-            {name: value for name, value in record.items() if name not in self._left_out}
-            if self._decode is None
-            else self._decode(record)
-        )
-        return {name: canonical(value) for name, value in named(item, self._names).items()}
+        return self._columns.arrays(record if self._decode is None else self._decode(record))

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.collate import Collate, collated
 from hvdtrain.data.datasets import fetch, new_names, stack
-from hvdtrain.data.naming import canonical, check_kept, left_out_notes, named
-from hvdtrain.data.numeric import is_numeric
+from hvdtrain.data.naming import named
+from hvdtrain.data.numeric_columns import NumericColumns
 from hvdtrain.data.stream_sources import Source, is_same, shard_numbers, shuffled, source_of
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -86,7 +86,7 @@ class Stream:
         self.length = length
         self.seen: int | None = None
         self.notes: tuple[str, ...] = ()
-        self._left_out: frozenset[str] = frozenset()
+        self._columns = NumericColumns(names)
         self._first: list[Any] = []
 
     def __len__(self) -> int:
@@ -178,21 +178,14 @@ class Stream:
         """Return samples as a batch, by the user's function or stacked."""
         if self._collate is not None:
             return collated(self._collate, samples, lambda batch: named(batch, self._names))
-        return stack([self._arrays(sample) for sample in samples], np.arange(len(samples)))
-
-    def _arrays(self, sample: Any) -> Arrays:
-        if self._left_out:
-            sample = {name: value for name, value in sample.items() if name not in self._left_out}
-        return {name: canonical(value) for name, value in named(sample, self._names).items()}
+        return stack([self._columns.arrays(sample) for sample in samples], np.arange(len(samples)))
 
     def _leave_out(self, sample: Any) -> None:
         """Leave out what holds no numbers, unless the user makes samples or batches."""
         if self._decode is not None or self._collate is not None or not isinstance(sample, dict):
             return
-        left_out = [str(name) for name, value in sample.items() if not is_numeric(value)]
-        check_kept(left_out, self._names)
-        self._left_out = frozenset(left_out)
-        self.notes = left_out_notes([name for name in left_out if not name.startswith("__")])
+        self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
+        self.notes = self._columns.notes
 
 
 class _Given:
