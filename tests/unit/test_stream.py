@@ -411,11 +411,3 @@ def test_shards_of_hugging_face_are_told_the_epoch():
         found = list(HuggingFaceSource(Dataset()).open(4, shards))
         assert {epoch for _, epoch in found} == {4}
         assert len(found) == 3 * len(shards or range(3))
-
-
-def test_a_stream_without_numbers_says_what_it_has():
-    texts = hvdtrain.stream(lambda: iter([{"text": "a", "name": "b"}]), length=1)
-    with pytest.raises(
-        DataError, match=r"no column of the first sample of the stream .* it has \['name', 'text'\]"
-    ):
-        texts.first()

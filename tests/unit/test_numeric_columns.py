@@ -1,0 +1,57 @@
+"""What holds no numbers is left out of records and of streams alike."""
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain.data.indexed import IndexedDataset
+from hvdtrain.errors import DataError
+
+
+class Listed:
+    """Records of a list."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def read(self, indices):
+        return [self.records[index] for index in indices]
+
+    def describe(self, index):
+        return f"record {index}"
+
+
+def indexed(records):
+    return IndexedDataset(Listed(records), targets="label")
+
+
+def streamed(records):
+    data = hvdtrain.stream(lambda: iter(records), targets="label", length=len(records))
+    data.first()
+    return data
+
+
+@pytest.fixture(params=[indexed, streamed])
+def make(request):
+    return request.param
+
+
+def test_columns_without_numbers_are_left_out_with_a_note(make):
+    data = make([{"inputs": np.ones(2), "label": 3, "text": "a", "__key__": "b"}])
+    assert {name: value.dtype.kind for name, value in data[0].items()} == {"inputs": "f", "targets": "i"}
+    assert data.notes == ("the column text is left out: not numbers",)
+
+
+def test_without_any_numbers_an_error_says_what_there_is(make):
+    with pytest.raises(DataError, match=r"no column of .* holds numbers; it has \['name', 'text'\]"):
+        make([{"text": "a", "name": "b"}])
+
+
+def test_a_column_that_was_named_is_not_left_out(make):
+    with pytest.raises(
+        DataError, match=r"the column 'label', which becomes 'targets', does not hold numbers"
+    ):
+        make([{"inputs": 1.0, "label": "cat"}])
