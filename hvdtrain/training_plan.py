@@ -81,7 +81,7 @@ class TrainingPlan:
         Raises:
             ConfigError: If the global batch has fewer samples than slots.
         """
-        batch = _batch(config, workers, most)
+        batch = batch_plan(config, workers, most)
         global_batch = batch.global_batch
         # of a local step, the optimizer sees one worker's samples
         scaled_batch = global_batch if config.sync_every is None else -(-global_batch // workers)
@@ -174,8 +174,13 @@ def most_workers(workers: Workers) -> int | None:
     return workers.most if workers.is_elastic else None
 
 
-def _batch(config: Config, workers: int, most: int | None) -> BatchPlan:
+def batch_plan(config: Config, workers: int, most: int | None) -> BatchPlan:
     """Return how a step is sharded.
+
+    Args:
+        config: the config.
+        workers: number of workers.
+        most: the most workers that an elastic job may have; None if their number is fixed.
 
     Raises:
         ConfigError: If its samples are fewer than the slots that they are sharded to.

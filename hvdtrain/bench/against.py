@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.bench.comparison import TITLES, Comparison
 from hvdtrain.bench.launch import (
     Program,
@@ -54,6 +55,7 @@ def run_against(layers: list[Layer], options: BenchOptions, say: Callable[[str],
     task_class, config = settle(layers)  # what is wrong is said before a program is started
     check_rounds(config)
     check_carried(config, task_class)
+    check_before_launch(config, (workers,), options.controller)
     own: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     with interruptible(), exchange_folder(shared=False) as folder:

@@ -1,5 +1,6 @@
 """The options of the command ``bench``, beside those of a job."""
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -152,11 +153,12 @@ def check_writable(*paths: Path | None) -> None:
         paths: the files; None for one that is not asked for.
 
     Raises:
-        UsageError: If one cannot.
+        UsageError: If one cannot, or is named twice.
     """
-    for path in paths:
-        if path is None:
-            continue
+    given = [path for path in paths if path is not None]
+    for number, path in enumerate(given):
+        if path.resolve() in [other.resolve() for other in given[:number]]:
+            raise UsageError(f"{path} is named twice", "Give each of the files a name of its own.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -164,10 +166,29 @@ def check_writable(*paths: Path | None) -> None:
                 f"{path}: the folder {path.parent} cannot be made: {error.strerror or error}",
                 "Give a file in a folder of yours.",
             ) from None
-        if path.is_dir():
+        if os.path.isdir(path):  # names that are too long raise nothing here
             raise UsageError(f"{path} is a folder", "Give the name of a file.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"{path} cannot be written", "Give a file in a folder of yours.")
+        try:
+            _try_to_open(path.resolve())
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror or error}", "Give a file in a folder of yours."
+            ) from None
+
+
+def _try_to_open(path: Path) -> None:
+    """Open a file for writing and leave it as it was. Pipes and devices are not opened: others may notice.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    if path.is_file():
+        path.open("ab").close()
+    elif not path.exists():
+        path.open("xb").close()
+        path.unlink()
+    elif not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def bench_options(command: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.bench.predict_cluster import check_cluster
@@ -82,6 +83,7 @@ def _evidence(layers: list[Layer], options: PlanOptions, *, launched: bool) -> l
     task_class, config = settle(layers)  # what is wrong is said before workers are started
     check_predictable(config)
     check_task(config, task_class)
+    check_before_launch(config, (), options.controller)
     gpus = 0 if config.device == "cpu" else count_gpus(config.framework)
     return measure_here(layers, options, _say, gpus=gpus)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.bench.launch import (
     Program,
     exchange_folder,
@@ -109,6 +110,7 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
     hosts = check_slots(options.sweep, options.hosts)
     _, config = settle(layers)  # what is wrong is said before workers are started
     check_rounds(config)
+    check_before_launch(config, options.sweep, options.controller)
     request = {"seconds": options.seconds, "splits": options.split, "messages": False}
     found: dict[int, list[dict[str, Any]]] = {count: [] for count in options.sweep}
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.bench.launch import (
     Program,
     exchange_folder,
@@ -49,6 +50,7 @@ def run_tune(layers: list[Layer], options: BenchOptions, say: Callable[[str], No
     slots = check_slots((workers,), options.hosts, may_share=False)
     _, config = settle(layers)  # what is wrong is said before workers are started
     check_rounds(config)
+    check_before_launch(config, (workers,), options.controller)
     hosts = slots if options.hosts else f"localhost:{workers}"
     on_hosts = _filled(workers, hosts)
     if options.hosts:

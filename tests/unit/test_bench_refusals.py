@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import against, command, job, predict_command, sweep, tune_job
-from hvdtrain.bench.options import BenchOptions
+from hvdtrain.bench import against, before_launch, command, job, predict_command, sweep, tune_job
+from hvdtrain.bench.options import BenchOptions, check_writable
 from hvdtrain.bench.predict_evidence import evidence_of
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_record import Record, record_from
@@ -17,6 +17,7 @@ from hvdtrain.bench.predict_result import make_plan
 from hvdtrain.bench.spread import Spread
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
+from hvdtrain.horovod_build import InstalledBuild
 
 COMMANDS = [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}, {}]
 RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6)
@@ -60,6 +61,58 @@ def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, sa
     layers = [Layer("options", {"framework": "torch", **values})]
     with pytest.raises(UsageError, match=said):
         command.run_bench(layers, BenchOptions(**options))
+
+
+@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
+def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(
+    options, nothing_starts, monkeypatch
+):
+    monkeypatch.setattr(against, "check_carried", lambda *_: None)
+    layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
+    with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
+        command.run_bench(layers, BenchOptions(**options))
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller, nothing_starts, monkeypatch):
+    lacking = InstalledBuild("0.28.1", "2.0", "2.0", None, False, False)
+    monkeypatch.setattr(before_launch, "installed_build", lambda: lacking)
+    layers = [Layer("options", {"framework": "torch"})]
+    said = f"--controller {controller}: Horovod was built without {'MPI' if controller == 'mpi' else 'Gloo'}"
+    for options in COMMANDS[:3]:
+        with pytest.raises(UsageError, match=said):
+            command.run_bench(layers, BenchOptions(controller=controller, **options))
+    with pytest.raises(UsageError, match=said):
+        predict_command.run_plan(layers, PlanOptions(controller=controller))
+
+
+def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):
+    """The second would replace the first."""
+    monkeypatch.chdir(tmp_path)
+    for options in (
+        {"json_path": Path("a.png"), "picture": tmp_path / "a.png"},
+        {"json_path": Path("a.yaml"), "tune": Path("a.yaml")},
+    ):
+        with pytest.raises(UsageError, match="is named twice"):
+            command.run_bench([], BenchOptions(**options))
+
+
+def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.write_text("before")
+    link.symlink_to(tmp_path / "none")
+    check_writable(kept, tmp_path / "new", link)
+    assert kept.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "link"]
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/proc/hvdtrain.json", "a" * 300])
+def test_a_file_that_the_system_refuses_is_found_before_anything_is_measured(name, tmp_path, monkeypatch):
+    """Root may write to /proc by its permissions, and cannot."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="cannot be written: "):
+        check_writable(Path(name))
 
 
 @pytest.mark.parametrize("values", [{"compression": "fp16"}, {"sync_every": 4}])
