@@ -153,6 +153,7 @@ def summed_with(reducer, vectors):
         import tensorflow as tf
 
         given = [tf.Variable(array) for array in GIVEN]
+        reducer.attach({str(place): variable for place, variable in enumerate(given)})
         function = tf.function(lambda v: reducer.finish_with([one.read_value() for one in given], v))
         return [function(tf.constant(vector)) for vector in vectors]
     import torch
@@ -169,7 +170,7 @@ def summed_with(reducer, vectors):
     return found
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
 def test_a_vector_is_summed_with_the_gradients(started, reduction, compression):
     """It is summed in fp32, with gradients of any type; a task may return more metrics in a later step."""
     size, rank = started.workers.size, started.workers.rank
