@@ -40,7 +40,8 @@ def _starts(sessions: list[Session], log: RunLog) -> list[tuple[int, RunEvent]]:
     events = []
     for index, session in enumerate(sessions):
         time = _time_text(session.began)
-        if session.resumed_step is None:
+        # with --resume in a new directory, a job begins after step 0
+        if session.resumed_step is None or (index == 0 and session.resumed_step == 0):
             started = RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)
             events.append((0, started))
             continue

@@ -60,6 +60,14 @@ def test_a_resume_has_its_place(tmp_path, start):
     assert events[1].time == "2023-11-14 22:13:20 UTC"
 
 
+def test_a_start_with_resume_in_a_new_directory_is_a_start(tmp_path, start):
+    run = make_run(tmp_path, window(10))
+    start(run, 0)
+    start(run, 0)
+    texts = [event.text for event in history_of(run, read_log(run), None)]
+    assert texts == ["training started", "resumed after step 0"]
+
+
 def test_workers_that_came_and_went_are_named(tmp_path):
     joined = change(30, left=[], joined=["localhost, slot 2"], workers=2)
     run = make_run(tmp_path, window(10), change(20), joined)
