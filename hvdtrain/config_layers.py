@@ -152,7 +152,8 @@ def read_file(path: Path) -> Layer:
             raise ConfigError(f"the config file {path} has more than {_MAX_FILE_BYTES:,} bytes")
         text = content.decode()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the config file {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the config file {path}: {reason}") from None
     values = parse_yaml(text, str(path))
     if values is None:
         values = {}

@@ -148,8 +148,9 @@ class PlainView:
         if standing.text != self._standing:
             self._say(f"{self._name}: {standing.text}")
             self._standing = standing.text
-        if self._is_first:
-            self._say(f"{self._name}: {_facts(progress)}")
+        if self._is_first and (facts := _facts(progress)):  # a run that is not there yet has none
+            self._say(f"{self._name}: {facts}")
+            self._is_first = False
         if progress.problem and progress.problem != self._problem:
             self._say(f"{self._name}: {progress.problem}")
         self._problem = progress.problem
@@ -161,7 +162,6 @@ class PlainView:
             self._trained_step, self._line_seconds = progress.step, now
             self._say(_line_of(progress, standing))
         self._note_silence(standing, silent_seconds, now)
-        self._is_first = False
 
     def cut(self, kept: RunProgress) -> None:
         """Print that the run resumed from an earlier step."""

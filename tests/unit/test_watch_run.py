@@ -413,3 +413,12 @@ def test_time_spans_in_words():
     assert [duration(seconds) for seconds in (0.4, 59, 61, 3660, 90_000)] == [
         "0 s", "59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h",
     ]  # fmt: skip
+
+
+def test_a_run_that_is_not_there_yet_has_its_facts_when_it_comes():
+    file = io.StringIO()
+    with open_view(Path("mine"), Console(file=file, width=200)) as view:
+        view.show(RunProgress(), Standing(Kind.ABSENT, "holds no run yet"), None)
+        view.show(RunProgress({"task": "digits", "framework": "torch"}), RUNNING, None)
+        view.show(RunProgress({"task": "digits", "framework": "torch"}), RUNNING, None)
+    assert file.getvalue().splitlines() == ["mine: holds no run yet", "mine: running", "mine: digits, torch"]
