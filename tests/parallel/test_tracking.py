@@ -96,6 +96,7 @@ def resumed(server):
         os.kill(job.process.pid, signal.SIGTERM)
         stopped = job.wait(LIMIT_SECONDS)
     assert stopped.returncode == 75, stopped.output
+    send_rest(stopped, folder, "one", server)
     step = json.loads((folder / "one" / "summary.json").read_text())["steps"]
     more = ("--steps", str(step + 30), "--resume", "one", "--track", "mlflow", "--track", "wandb")
     second = run(command("two", *more, framework="tf", workers=3), folder, **changes(server))
