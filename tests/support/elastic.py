@@ -171,7 +171,7 @@ class ToyJob:
         for _ in range(2):
             if self._thread.is_alive():
                 self.driver.signal(signal.SIGTERM)
-        self._thread.join(30)
+        self._thread.join(120)
         for process in self.cluster.processes.values():
             process.process.poll() is None and process.kill()
         assert not self._thread.is_alive()
@@ -179,7 +179,7 @@ class ToyJob:
     def _run(self) -> None:
         self.outcome = self.driver.run()
 
-    def ended(self, seconds: float = 60) -> Outcome:
+    def ended(self, seconds: float = 120) -> Outcome:
         """Wait for the end, and return it; no process is left."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), self.cluster.said
@@ -204,7 +204,7 @@ class ToyJob:
     def members(self, *stages: str) -> list[dict]:
         return [one for one in self.state()["members"] if one["stage"] in (stages or ("training",))]
 
-    def until(self, is_so: Callable[["ToyJob"], bool], seconds: float = 20) -> None:
+    def until(self, is_so: Callable[["ToyJob"], bool], seconds: float = 60) -> None:
         """Wait until something holds."""
         until = time.monotonic() + seconds
         while not is_so(self):

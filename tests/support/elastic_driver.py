@@ -12,10 +12,10 @@ from hvdtrain.elastic.world import MemberInfo, World
 T = TypeVar("T")
 
 KEY = "key of the job"
-SECONDS = 10.0
+SECONDS = 60.0
 
 
-def accept_worker(connection: socket.socket, job_key: str, seconds: float = 5.0) -> str:
+def accept_worker(connection: socket.socket, job_key: str, seconds: float = 30.0) -> str:
     """Carry out the driver's side of the handshake on a blocking connection, and return the worker's name.
 
     Raises:

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from hvdtrain.errors import Interrupted, PeerLostError, WorkerFailure
+from hvdtrain.jobs import failure_cause
 from hvdtrain.jobs.failure_cause import exchange_cause, forget_causes
 
 LOST = PeerLostError("another worker ended")
@@ -17,7 +18,9 @@ def test_rank_0_names_what_another_worker_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_waits_a_moment_for_it(tmp_path):
+def test_it_waits_a_moment_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(failure_cause, "_WAIT_SECONDS", 60)
+
     def late() -> None:
         time.sleep(0.15)
         exchange_cause(tmp_path, 3, "h2", "late", WorkerFailure("x"))

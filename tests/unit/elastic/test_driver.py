@@ -37,9 +37,9 @@ class FakeWorker:
     """A worker that is this thread."""
 
     def __init__(self, job: ToyJob, name: str = "w1", key: str | None = None) -> None:
-        self.connection = socket.create_connection(job.driver.addresses[0], 5)
+        self.connection = socket.create_connection(job.driver.addresses[0], 60)
         prove_to_driver(self.connection, job.key if key is None else key, name)
-        self.connection.settimeout(10)
+        self.connection.settimeout(60)
         self._file = self.connection.makefile("rb")
 
     def hello(self):
@@ -98,13 +98,14 @@ def test_who_does_not_know_the_key_is_not_let_in(job):
 
 def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
     monkeypatch.setattr(links, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 120)
     address = job.driver.addresses[0]
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(60)]
         began = time.monotonic()
         assert is_welcome(FakeWorker(job))
-        assert time.monotonic() - began < 2
-        strangers[0].settimeout(5)
+        assert time.monotonic() - began < 60
+        strangers[0].settimeout(60)
         while strangers[0].recv(4096):
             pass  # the oldest were closed
 
@@ -189,16 +190,17 @@ def test_a_driver_without_free_files_says_so_once_and_does_not_spin(monkeypatch)
     driver = links.Links(["127.0.0.1"], "key", 20.0, said.append)
     with socket.create_connection(driver.addresses[0], 5) as worker:
         monkeypatch.setattr(socket.socket, "accept", fail)
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+        since = time.monotonic()
+        while len(tries) < 5:
             driver.wait(1.0)
-        assert 2 <= len(tries) <= 7
+            assert time.monotonic() - since < 60
+        assert len(tries) <= 2 + (time.monotonic() - since) / 0.2
         assert len(said) == 1
         assert "cannot take the connection of a worker: Too many open files" in said[0]
         monkeypatch.setattr(socket.socket, "accept", accept)
         driver.wait(1.0)
         driver.wait(1.0)
-        worker.settimeout(5)
+        worker.settimeout(60)
         assert worker.recv(10)  # the connection waited, and is taken now
     assert len(said) == 2
     driver.close_all()
@@ -208,9 +210,9 @@ def test_a_driver_without_free_files_says_so_once_and_does_not_spin(monkeypatch)
 def test_whatever_happens_all_workers_are_ended(job):
     process = job.cluster.processes["w1"].process
     job.cluster.hosts = lambda: 1 / 0
-    job._thread.join(20)
+    job._thread.join(60)
     assert not job._thread.is_alive()
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_worker_that_cannot_be_started_is_reported(tmp_path):
@@ -233,7 +235,7 @@ def test_workers_that_do_not_end_are_killed_at_the_end(tmp_path):
         job.until(lambda job: job.cluster.processes)
         job.driver.signal(signal.SIGTERM)
         job.driver.signal(signal.SIGTERM)
-        assert job.ended(20).exit_code == 143
+        assert job.ended().exit_code == 143
 
 
 def test_the_state_file_names_the_workers(job):

@@ -87,19 +87,19 @@ def running():
         ("kill -9 $$", "signal 9 ended it"),
         ("echo h1:x", "line 1, 'h1:x'"),
         ("yes h1:1", "more than 1 MiB"),
-        ("echo waits >&2; sleep 60", "did not end within 0.5 s; it said: waits"),
-        ("trap '' TERM; exec >&- 2>&-; sleep 60", "did not end within 0.5 s"),
+        ("echo waits >&2; sleep 300", "did not end within 2 s; it said: waits"),
+        ("trap '' TERM; exec >&- 2>&-; sleep 300", "did not end within 2 s"),
     ],
 )
 def test_a_script_that_fails_is_named_and_leaves_nothing_behind(tmp_path, text, words):
-    hosts = ScriptHosts(script(tmp_path, text), run_seconds=0.5)
+    hosts = ScriptHosts(script(tmp_path, text), run_seconds=2 if "did not end" in words else 60)
     before = running()
     since = time.monotonic()
     with pytest.raises(DiscoveryError) as failed:
         hosts.find()
     assert hosts.script in failed.value.problem
     assert words in failed.value.problem
-    assert time.monotonic() - since < 5
+    assert time.monotonic() - since < 120
     assert running() <= before
 
 
@@ -110,8 +110,8 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
 
 def test_a_process_that_a_script_leaves_behind_holds_nobody_up(tmp_path):
     since = time.monotonic()
-    assert ScriptHosts(script(tmp_path, "echo h1:1\nsleep 60 &")).find() == [("h1", 1)]
-    assert time.monotonic() - since < 5
+    assert ScriptHosts(script(tmp_path, "echo h1:1\nsleep 300 &")).find() == [("h1", 1)]
+    assert time.monotonic() - since < 120
 
 
 class Answers:
@@ -164,7 +164,7 @@ def test_hosts_are_looked_up_again_in_a_thread(tmp_path):
     try:
         assert watch.hosts() == [("h1", 1)]
         file.write_text("h1:1\nh2:1\n")
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while len(watch.hosts()) == 1 and time.monotonic() < until:
             time.sleep(0.01)
         assert watch.hosts() == [("h1", 1), ("h2", 1)]

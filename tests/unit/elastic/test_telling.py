@@ -30,7 +30,7 @@ def _end(driver, error: str, *answer: End, joined: bool = True, told: type = Fai
         driver.expect(told)
         if answer:
             driver.say(*answer)
-        _, said = worker.communicate(timeout=30)
+        _, said = worker.communicate(timeout=300)
         return worker.returncode, said
 
 
@@ -59,7 +59,7 @@ def test_a_worker_that_finds_the_job_ended_by_the_same_error_says_nothing(driver
         driver.connection, _ = driver.listener.accept()
         accept_worker(driver.connection, KEY)
         driver.say(End(problem="", exit_code=2))
-        _, said = worker.communicate(timeout=60)
+        _, said = worker.communicate(timeout=300)
     assert (worker.returncode, said) == (2, "")
 
 
@@ -91,7 +91,7 @@ def test_all_workers_have_an_error_of_the_command_line_and_one_says_it(driver):
         ThreadPoolExecutor(1) as pool,
         subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as worker,
     ):
-        said = pool.submit(worker.communicate, timeout=30)
+        said = pool.submit(worker.communicate, timeout=300)
         driver.accept()
         assert driver.expect(Failed).blame == "code"
         driver.say(End(problem="another worker said it", exit_code=2))
@@ -104,7 +104,7 @@ def test_what_needs_a_fixed_number_of_workers_is_refused(driver, tmp_path):
     environ = {**os.environ, **driver.environ}
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as worker:
         driver.accept()
-        assert "fixed number of workers" in driver.expect(Failed, 60).problem
-        _, said = worker.communicate(timeout=30)
+        assert "fixed number of workers" in driver.expect(Failed, 300).problem
+        _, said = worker.communicate(timeout=300)
     assert worker.returncode == 2
     assert "--min-np" in said

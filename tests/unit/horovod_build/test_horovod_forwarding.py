@@ -56,7 +56,7 @@ def horovodrun(launcher: Path, controller: str, folder: Path, stdout: object) ->
         "PRTE_MCA_prte_local_tmpdir_base": str(folder),
     }
     return subprocess.run(
-        command, cwd=folder, env=environ, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
+        command, cwd=folder, env=environ, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False
     )
 
 
