@@ -12,6 +12,7 @@ from hypothesis import settings
 from support import numpy_backend
 from support.watching import Watched
 
+from hvdtrain.checkpoints import saver
 from hvdtrain.config import Layer
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.jobs.train import run_job
@@ -44,6 +45,12 @@ def _signals_are_handled_as_before():
     if threading.current_thread() is threading.main_thread():
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _waits_are_not_noted(monkeypatch):
+    """Has a save take its time on a busy machine without a note about the wait."""
+    monkeypatch.setattr(saver, "_REPORTED_WAIT_SECONDS", 600)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def start(tmp_path):
 
 
 def await_that(condition) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

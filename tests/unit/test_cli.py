@@ -275,7 +275,7 @@ def test_ctrl_c_before_training_ends_with_130(main, monkeypatch):
 def loaded_by(*words: str) -> set[str]:
     """Give the top-level modules that a Python command loads."""
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, timeout=300, check=True
     )
     lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}

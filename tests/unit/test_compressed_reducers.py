@@ -277,7 +277,7 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     """In TensorFlow, where the notes are operations of a branch."""
 
     def slow(message):
-        time.sleep(0.5)
+        time.sleep(2)
         return 2 * message
 
     def allreduce(message, **_):
@@ -301,5 +301,5 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     clock.restart()
     begun = time.time()
     step(gradient)
-    assert 0 < clock.busy().busy_seconds < 0.45
-    assert begun + 1 <= clock.busy().begun_seconds <= time.time()
+    assert 0 < clock.busy().busy_seconds < 1.9
+    assert begun + 4 <= clock.busy().begun_seconds <= time.time()

@@ -66,7 +66,7 @@ def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch",
          "--run-dir", str(tmp_path), "--host-discovery-script", "echo localhost"],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     document = json.loads(done.stdout)
     assert [(host["name"], host["slots"]) for host in document["hosts"]] == [("localhost", 1)]

@@ -50,7 +50,7 @@ def test_the_json_document_holds_hosts_and_findings():
 
 def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
     words = [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"], done.stderr
     assert document["how"] == "this host alone"

@@ -110,5 +110,5 @@ assert {{"SKLearnRegressor", "SKLearnTransformer"}} <= set(dir(keras.wrappers))
 """
     code = script.format(postponed=FRAMEWORKS["tf"].postponed)
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -55,7 +55,12 @@ def test_importing_hvdtrain_loads_none_of_its_modules():
     )
     environ_path = str(Path(hvdtrain.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=environ_path, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=environ_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=99,
     )
     assert done.stdout.strip() == "[]"
 

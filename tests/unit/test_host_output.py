@@ -12,7 +12,7 @@ from hvdtrain.host.output import TolerantFile, tolerant
 
 def python(code: str, **options: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False, **options
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=300, check=False, **options
     )
 
 
@@ -45,7 +45,7 @@ def test_a_full_disk_does_not_end_a_process_and_is_said_once():
 def test_neither_of_both_outputs_ends_a_process():
     with open("/dev/full", "w") as full:
         code = TOLERANT + "import sys\nprint('x', flush=True)\nprint('y', file=sys.stderr, flush=True)"
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, timeout=99, check=False)
     assert done.returncode == 0
 
 
@@ -88,8 +88,8 @@ limit_wait_for_threads({limit})
 
 def test_a_thread_that_is_left_keeps_a_process_for_seconds_only():
     since = time.monotonic()
-    done = python(ENDS.format(seconds=50, limit=0.5, more=""), stdout=subprocess.PIPE)
-    assert time.monotonic() - since < 20
+    done = python(ENDS.format(seconds=500, limit=0.5, more=""), stdout=subprocess.PIPE)
+    assert time.monotonic() - since < 200
     assert (done.returncode, done.stdout.split()) == (0, [b"done", b"handler"])
     assert b"still running: left behind." in done.stderr
 

@@ -21,7 +21,7 @@ from hvdtrain.tasks.images import Images
 COUNT = 40
 IMAGES, LABELS = digits()[0][:COUNT], np.arange(COUNT) % 10
 COLOURS = in_colour(IMAGES)
-SECONDS, MEMORY_BYTES = 5, 100 << 20
+SECONDS, MEMORY_BYTES = 60, 100 << 20
 
 
 def npz_bytes(save=np.savez) -> bytes:

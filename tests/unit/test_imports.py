@@ -139,7 +139,7 @@ def test_help_loads_no_framework():
         "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", HELP], env=environ, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", HELP], env=environ, capture_output=True, text=True, timeout=300, check=True
     )
     help_text, _, modules = done.stdout.rpartition("loaded ")
     assert "--framework" in help_text

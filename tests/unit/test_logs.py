@@ -167,7 +167,7 @@ print(file.append(b"four\\n"), Path(sys.argv[1]).read_bytes())
     result = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "log")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert result.stdout.splitlines() == [
         r"None File too large b'one two\n'",

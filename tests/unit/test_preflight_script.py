@@ -56,7 +56,7 @@ class Machine:
             env={"PATH": str(self.programs), **environ},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=300,
             check=False,
         )
         assert result.stdout == ""

@@ -144,7 +144,7 @@ def test_a_read_that_hangs_does_not_block_closing():
     next(results)
     begun_seconds = time.perf_counter()
     results.close()
-    assert time.perf_counter() - begun_seconds < 10
+    assert time.perf_counter() - begun_seconds < 30
     release.set()
     assert_threads_end()
 

@@ -255,7 +255,7 @@ def test_what_draws_is_loaded_by_the_page_alone(tmp_path, arguments):
     environ = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *arguments],
-        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True,
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     loaded = set(done.stdout.rpartition("loaded ")[2].split())
     assert not loaded & {"bokeh", "jinja2", "torch", "tensorflow", "keras", "horovod", "pandas"}

@@ -32,7 +32,7 @@ else:
 
 def other_process(run_dir) -> str:
     command = [sys.executable, "-c", OTHER, str(run_dir)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.strip()
 
 
 def test_a_second_job_is_told_who_holds_the_lock(tmp_path):

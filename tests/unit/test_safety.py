@@ -34,7 +34,7 @@ def test_a_run_has_the_permissions_of_the_umask(tmp_path, umask):
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_weights_that_need_code_to_be_loaded_are_refused(tmp_path):
     command = ["python", "-m", "hvdtrain", "import", "weights.pt", "--output", "out"]
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

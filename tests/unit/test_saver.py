@@ -60,12 +60,6 @@ class Job:
         return [storage.step_of(path) for path in storage.checkpoints_in(self.folder)]
 
 
-@pytest.fixture(autouse=True)
-def busy_machine(monkeypatch):
-    """Has a save on a busy machine take its time without a note about the wait; `slow` takes this back."""
-    monkeypatch.setattr(saving, "_REPORTED_WAIT_SECONDS", 60)
-
-
 @pytest.fixture
 def job(tmp_path):
     return Job(tmp_path / "checkpoints")

@@ -321,7 +321,7 @@ def test_a_trial_waits_for_a_job_that_still_saves(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
         wait_until_free(tmp_path)
-        other.wait(5)
+        other.wait(60)
     with (tmp_path / ".lock").open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it was given back
     wait_until_free(tmp_path / "no run yet")

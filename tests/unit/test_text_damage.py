@@ -18,7 +18,7 @@ from hvdtrain.errors import DataError
 from hvdtrain.tasks.classify_text import ClassifyText
 from hvdtrain.tasks.text import Text
 
-SECONDS = 10  # a bound for any case: each takes milliseconds
+SECONDS = 60  # a bound for any case: each takes milliseconds
 ROWS = [(f"text {i}, with a wörd", ("ham", "spam", "eggs")[i % 3], i) for i in range(60)]
 
 

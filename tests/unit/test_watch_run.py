@@ -307,7 +307,7 @@ def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monke
 
     def wait_for(text):
         nonlocal shown
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while text not in shown and time.monotonic() < until:
             shown += capsys.readouterr().out
             time.sleep(0.01)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -91,13 +92,24 @@ def messages(connection, seconds: float = 0.3) -> list[dict]:
     return [json.loads(line) for line in data.splitlines()]
 
 
+def heard_by(alarm: Alarm) -> list[str]:
+    """Return what the others are doing, as far as a watch has heard it."""
+    states = [heard.state for heard in list(alarm.watch._liveness._heard.values())]
+    return [state.name for state in states if state is not None]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
 def test_both_sides_tell_what_they_do(watching):
     here, there = socket.socketpair()
     first, second = watching({here: MEMBERS[1]}, 0), watching({there: MEMBERS[0]}, 1)
-    time.sleep(0.3)
     for alarm in (first, second):
-        (heard,) = alarm.watch._liveness._heard.values()
-        assert heard.state.name == "in training step 12"
+        assert eventually(lambda alarm=alarm: heard_by(alarm) == ["in training step 12"])
     second.watch.close()
     assert not first.rung.wait(0.5), "a goodbye is no event"
 
@@ -105,7 +117,7 @@ def test_both_sides_tell_what_they_do(watching):
 def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching):
     here, there = socket.socketpair()
     alarm = watching({TimesOut(): MEMBERS[3], here: MEMBERS[2]}, 0, WatchLimits(0, 20))
-    assert alarm.rung.wait(5)
+    assert alarm.rung.wait(60)
     (event,) = alarm.events
     assert isinstance(event, HostLost)
     assert event.problem == "host h3 (ranks 3, 4) is gone: it has not answered for 20 s"
@@ -119,7 +131,7 @@ def test_what_rank_0_reports_is_not_printed_twice(watching):
     there.sendall(b'{"end": "host h3 is gone", "stopped": []}\n')
     assert not alarm.rung.wait(0.3), "the worker that speaks is waited for"
     there.close()
-    assert alarm.rung.wait(5)
+    assert alarm.rung.wait(60)
     assert alarm.events == [Told("host h3 is gone")]
     assert alarm.watch.explain() == Told("host h3 is gone")
 
@@ -129,7 +141,7 @@ def test_a_process_that_ends_without_a_goodbye_is_named_and_the_others_are_told(
     other, third = socket.socketpair()
     alarm = watching({here: MEMBERS[1], other: MEMBERS[2]})
     there.close()
-    assert alarm.rung.wait(5)
+    assert alarm.rung.wait(60)
     (event,) = alarm.events
     assert isinstance(event, Left)
     assert event.ranks == (1,)
@@ -170,10 +182,10 @@ def test_a_stopped_process_of_this_host_is_killed_so_that_it_cannot_wake_up(watc
     members = [MEMBERS[0], Member(1, "h1", "m", process.pid, begun)]
     here, there = socket.socketpair()
     alarm = watching({here: members[1]}, 0, WatchLimits(0.3), members)
-    assert alarm.rung.wait(5)
+    assert alarm.rung.wait(60)
     assert isinstance(alarm.events[0], Silent)
     if is_same:
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     else:
         time.sleep(0.3)
         assert process.poll() is None
@@ -185,7 +197,7 @@ def test_a_stopped_process_of_this_host_is_killed_so_that_it_cannot_wake_up(watc
 def test_rank_1_says_that_rank_0_does_not_answer(watching):
     here, there = socket.socketpair()
     alarm = watching({here: MEMBERS[0]}, 1, WatchLimits(0.3))
-    assert alarm.rung.wait(5)
+    assert alarm.rung.wait(60)
     assert alarm.events[0].ranks == (0,)
     assert any("end" in message for message in messages(there)), "rank 0 must not wake up into the job"
     there.close()
@@ -209,11 +221,11 @@ def test_a_process_that_wakes_up_when_the_others_have_ended_is_quiet(was_stopped
 def test_the_worker_that_is_waited_for_shows_its_stack(watching):
     here, there = socket.socketpair()
     members = MEMBERS[:2]
-    root = watching({here: members[1]}, 0, WatchLimits(0.3, shows_stacks=True), members)
+    root = watching({here: members[1]}, 0, WatchLimits(4, shows_stacks=True), members)
     worker = watching({there: members[0]}, 1, WatchLimits(0), members)
     root.watch._liveness._heard[1].state = None
     root.watch._mark.enter(TRAINING, 13)
-    assert root.rung.wait(5)
+    assert root.rung.wait(60)
     assert isinstance(root.events[0], Stalled)
     assert root.events[0].ranks == (1,)
     assert root.stacks.startswith("rank 1 on h1:\n  File ")

@@ -16,7 +16,7 @@ from hvdtrain.host.hostfile import HostSlots
 
 KEY = "k" * 64
 HERE = [HostSlots("localhost", 2)]
-SECONDS = 30
+SECONDS = 120
 
 
 def cluster(hosts=HERE, code="pass", **options):

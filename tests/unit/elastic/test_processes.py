@@ -24,7 +24,7 @@ from hvdtrain.elastic.processes import (
 )
 
 HERE = Slot("localhost", 1)
-SECONDS = 30
+SECONDS = 120
 
 
 def start(code, slot=HERE, worker="w7", **options):
