@@ -109,7 +109,7 @@ class Job:
     def end(self) -> None:
         self.is_over.set()
         for thread in self._threads.values():
-            thread.join(20)
+            thread.join(60)
 
     def statuses(self) -> dict[str, object]:
         return {name: getattr(outcome, "status", outcome) for name, outcome in self.outcomes.items()}

@@ -159,7 +159,7 @@ def test_leaving_a_feed_stops_its_threads(taken):
             pass
     left = set(threading.enumerate()) - before
     for thread in left:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert [thread.name for thread in left if thread.is_alive()] == []
 
 
@@ -179,7 +179,7 @@ def test_reading_ahead_is_bounded():
 
     with Feed(Reader(Counting(), SequentialOrder(1000), Shard(BatchPlan(1, 1), 0, 0, 0, 1000)), 2) as feed:
         next(iter(feed))
-        assert enough.wait(10)
+        assert enough.wait(60)
     assert len(read) < 50
 
 

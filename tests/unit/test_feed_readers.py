@@ -193,7 +193,7 @@ def test_readers_end_although_a_sample_hangs():
         thread = threading.Thread(target=hang)
         thread.start()
         (pid,) = readers.pids
-    thread.join(10)
+    thread.join(60)
     assert outcome == ["ended"]
     assert not psutil.pid_exists(pid)
 

@@ -109,7 +109,7 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
     assert process.stderr is not None
     assert process.stderr.read().startswith("note: cannot write to standard output: Broken pipe; the job")
     process.stderr.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
 
     def write_slowly(*args):
         begun.set()
-        assert released.wait(20)
+        assert released.wait(60)
         return write(*args)
 
     def terminate_and_release():
@@ -47,7 +47,7 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
 
     def fail(step, _):
         if step.step == 12:
-            assert begun.wait(20)
+            assert begun.wait(60)
             threading.Timer(0.3, terminate_and_release).start()  # when the job waits for the save
             raise ValueError("boom")
 

@@ -175,7 +175,7 @@ def test_the_place_in_the_users_code_is_told_after_a_while():
 
     mark.enter(READING_DATA, 3)
     threading.Thread(target=tell, name="tell").start()
-    assert done.wait(10)
+    assert done.wait(60)
     soon, late, stack = states
     assert soon.user_code == ""
     assert late.user_code.startswith("test_liveness.py, line ")

