@@ -123,7 +123,7 @@ REPEATS = 2000
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """A table of one long text, written before there is a limit: the writer needs what the reader must not."""
+    """A table of one long text, written before memory is limited: only its reader is tested."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
