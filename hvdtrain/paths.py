@@ -1,8 +1,11 @@
 """Paths as users write them, with ``~`` and environment variables; and the cache folder."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
+
+from hvdtrain.object_urls import is_url
 
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
@@ -48,3 +51,15 @@ def cache_folder() -> Path:
     if cache := os.environ.get("HVDTRAIN_CACHE"):
         return Path(cache)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdtrain"
+
+
+def run_folder(run_dir: str | None) -> Path:
+    """Return where a run is written on this host: its directory, or the working copy of one at a URL.
+
+    Args:
+        run_dir: the config's field; None if it is not given.
+    """
+    if run_dir is None or not is_url(run_dir):
+        return Path(run_dir or "")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_dir.rpartition("/")[2])[:60].strip(".-") or "run"
+    return cache_folder().absolute() / "runs" / f"{name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"

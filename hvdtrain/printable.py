@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from hvdtrain.place_names import with_urls
+
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # libraries put them into messages
 _UNSEEN = ("Cc", "Cf", "Cs")  # controls, what changes the direction of writing, and half characters
 
@@ -14,6 +16,7 @@ def printable(text: str, lines: bool = True) -> str:
         text: the text.
         lines: whether it can have several lines.
     """
+    text = with_urls(text)
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.decoding import image
 from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
-from hvdtrain.data.shard_files import RangeReader, is_url, locked, open_file, replacing, size_of, version_of
+from hvdtrain.data.shard_files import RangeReader, locked, open_file, replacing, size_of, version_of
 from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.object_urls import is_url
 from hvdtrain.paths import cache_folder
 
 _SCALARS = (

@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
+from hvdtrain import object_urls
 from hvdtrain.errors import DataError
+from hvdtrain.object_urls import StoreError, is_url
 
 Paths = str | Path | Sequence[str | Path]
 
-_EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
 _OPEN_FILES = 64
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-
-
-def is_url(path: str) -> bool:
-    """Return whether a path is the URL of an object store or another file system of fsspec."""
-    return "://" in path
 
 
 def find_files(paths: Paths, suffix: str) -> list[str]:
@@ -69,16 +65,10 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         DataError: If the package for it is not installed, or it cannot be reached.
     """
-    extra = _EXTRAS.get(url.partition("://")[0])
-    remedy = f"pip install 'hvdtrain[{extra}]'" if extra else "Install the package that it needs."
     try:
-        from fsspec.core import url_to_fs
-
-        return cast(tuple[Any, str], url_to_fs(url))
-    except ImportError as error:
-        raise DataError(f"{url} cannot be opened: {error}", remedy) from None
-    except (ValueError, OSError) as error:
-        raise DataError(f"{url} cannot be opened: {error}") from None
+        return object_urls.file_system(url)
+    except StoreError as error:
+        raise DataError(error.problem, error.remedy) from None
 
 
 def _matches(path: str, suffix: str) -> list[str]:

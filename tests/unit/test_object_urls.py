@@ -1,0 +1,241 @@
+"""URLs of object stores: what is read and written there, in memory and in S3 with faults between."""
+
+import hashlib
+import os
+import time
+
+import pytest
+from support.object_store import client_environment, object_store
+
+from hvdtrain import object_urls
+from hvdtrain.config import Config
+from hvdtrain.object_transfers import digest, download, upload
+from hvdtrain.object_urls import (
+    ChangedObjectError,
+    ExistingObjectError,
+    MissingObjectError,
+    Patience,
+    StoreError,
+    StorePermissionError,
+)
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+SHORT = Patience(stall_seconds=5, tries=4, first_wait_seconds=0.05)
+ONCE = Patience(stall_seconds=1, tries=1)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with object_store() as store, client_environment(store):
+        object_urls.entries(store.url("nothing"))  # its thread is there before those of tests are counted
+        yield store
+
+
+@pytest.fixture
+def store(server):
+    yield server
+    server.proxy.heal()
+
+
+@pytest.fixture(params=["s3", "memory", "file"])
+def url(request, store, tmp_path):
+    """Return the URL of a folder with an unusual name, which is empty."""
+    name = f"{request.node.name} ü/a b"
+    return {"s3": store.url(name), "memory": f"memory://{name}", "file": f"file://{tmp_path}/{name}"}[
+        request.param
+    ]
+
+
+def file_of(path, size):
+    content = os.urandom(size)
+    path.write_bytes(content)
+    return content, hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, 17_000_003])
+def test_a_file_goes_and_comes_back(url, tmp_path, size):
+    content, sha256 = file_of(tmp_path / "there", size)
+    upload(tmp_path / "there", f"{url}/file", sha256=sha256)
+    assert digest(f"{url}/file") == (sha256, size)
+    download(f"{url}/file", tmp_path / "back", sha256=sha256, size_bytes=size)
+    assert (tmp_path / "back").read_bytes() == content
+    assert {path.name for path in tmp_path.iterdir()} >= {"there", "back"}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_small_objects_and_listings(url):
+    object_urls.write(f"{url}/one", b"1")
+    assert object_urls.entries(f"{url}/nowhere") == []
+    object_urls.write(f"{url}/folder/two", b"22")
+    assert object_urls.read(f"{url}/folder/two", 2) == b"22"
+    assert [(found.url, found.is_folder) for found in object_urls.entries(url)] == [
+        (f"{url}/folder", True),
+        (f"{url}/one", False),
+    ]
+    assert [(found.url, found.size_bytes) for found in object_urls.objects_below(url)] == [
+        (f"{url}/folder/two", 2),
+        (f"{url}/one", 1),
+    ]
+    assert abs(object_urls.info(f"{url}/one").modified.timestamp() - time.time()) < 600
+    object_urls.remove(f"{url}/one")
+    object_urls.remove(f"{url}/one")
+    assert [found.url for found in object_urls.entries(url)] == [f"{url}/folder"]
+
+
+def test_what_is_not_as_expected_is_refused(url, tmp_path):
+    object_urls.write(f"{url}/one", b"1", is_new=True)
+    with pytest.raises(ExistingObjectError):
+        object_urls.write(f"{url}/one", b"2", is_new=True)
+    for asked in ({"sha256": "0" * 64}, {"size_bytes": 2}):
+        with pytest.raises(ChangedObjectError):
+            download(f"{url}/one", tmp_path / "back", **asked)
+    for missing in (f"{url}/two", url):
+        with pytest.raises(MissingObjectError):
+            download(missing, tmp_path / "back")
+    with pytest.raises(ChangedObjectError):
+        object_urls.read(f"{url}/one", 0)
+    assert not (tmp_path / "back").exists()
+
+
+def test_another_clients_objects_are_seen_at_once(store):
+    url = store.url("seen")
+    assert object_urls.entries(url) == []
+    store.put("seen/one", b"1")
+    assert len(object_urls.entries(url)) == 1
+    store.put("seen/one", b"11")
+    store.put("seen/two", b"1")
+    assert [found.size_bytes for found in object_urls.entries(url)] == [2, 1]
+    assert object_urls.info(f"{url}/one").size_bytes == 2
+
+
+def test_failures_and_cuts_are_tried_again(store, tmp_path):
+    content, sha256 = file_of(tmp_path / "there", 9_000_000)
+    url = store.url("again")
+    store.proxy.failures_left = 2
+    upload(tmp_path / "there", url, sha256=sha256, patience=SHORT)
+    assert store.proxy.failures_left == 0
+    store.proxy.cut_after_answered_bytes, store.proxy.cuts_left = 300_000, 2
+    download(url, tmp_path / "back", sha256=sha256, patience=SHORT)
+    assert store.proxy.cuts_left == 0
+    assert (tmp_path / "back").read_bytes() == content
+    store.proxy.heal()
+    store.proxy.cut_after_sent_bytes, store.proxy.cuts_left = 300_000, 2
+    upload(tmp_path / "there", store.url("cut"), sha256=sha256, patience=SHORT)
+    assert store.proxy.cuts_left == 0
+    assert store.objects("cut") == {"cut": content}
+
+
+def test_what_never_succeeds_ends_in_bounded_time_and_names_the_url(store, tmp_path):
+    file_of(tmp_path / "there", 3_000_000)
+    url = store.url("never")
+    for fault in ("is_down", "is_frozen", "failures_left"):
+        setattr(store.proxy, fault, 10**6)
+        for call in (
+            lambda: object_urls.info(url, ONCE),
+            lambda: object_urls.entries(url, ONCE),
+            lambda: object_urls.write(url, b"1", ONCE),
+            lambda: upload(tmp_path / "there", url, patience=ONCE),
+            lambda: download(url, tmp_path / "back", patience=ONCE),
+        ):
+            since_seconds = time.monotonic()
+            with pytest.raises(StoreError, match=url) as raised:
+                call()
+            assert not isinstance(raised.value, FileNotFoundError)
+            assert time.monotonic() - since_seconds < 60
+        store.proxy.heal()
+    assert store.objects("never") == {}
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_bucket_that_is_missing_is_named(store):
+    with pytest.raises(MissingObjectError, match=r"nowhere/x.*bucket"):
+        object_urls.write("s3://nowhere/x", b"")
+
+
+def test_missing_credentials_are_told_at_once(store, monkeypatch):
+    system = fsspec.get_filesystem_class("s3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    system.clear_instance_cache()
+    try:
+        with pytest.raises(StorePermissionError) as raised:
+            object_urls.read(store.url("x"), 1)
+        assert "credentials" in raised.value.remedy
+    finally:
+        system.clear_instance_cache()
+
+
+def test_a_package_that_is_missing_is_named():
+    with pytest.raises(StoreError) as raised:
+        object_urls.file_system("gs://bucket/x")
+    assert raised.value.remedy == "pip install 'hvdtrain[gs]'"
+
+
+@pytest.mark.parametrize("text", ["s3:/bucket", "s3://", "s3:///", "://x", "a/b", "zip://x::s3://b/c"])
+def test_what_is_no_url_is_refused(text):
+    with pytest.raises(ValueError, match="no URL"):
+        object_urls.check_url(text)
+
+
+def test_passwords_and_signatures_are_not_shown():
+    with pytest.raises(ValueError, match=r"me:\*\*\*@host/x has a password"):
+        object_urls.check_url("sftp://me:secret@host/x")
+    assert object_urls.check_url("abfs://container@account/x/") == "abfs://container@account/x"
+    text = object_urls.shown("GET https://me:secret@host/x?X-Amz-Signature=secret&part=1 failed")
+    assert text == "GET https://me:***@host/x?X-Amz-Signature=***&part=1 failed"
+
+
+def test_parts_of_urls():
+    assert object_urls.join("s3://b/c/", "d", "e/") == "s3://b/c/d/e"
+    assert object_urls.parent("s3://b/c/d/") == "s3://b/c"
+    assert object_urls.parent("s3://b/c") == object_urls.parent("s3://b") == "s3://b"
+    assert object_urls.name("s3://b/c/d/") == "d"
+
+
+@pytest.mark.parametrize("url", ["memory://run", "http://host/run", "https://host/run"])
+def test_what_keeps_nothing_is_no_run_directory(url):
+    with pytest.raises(ValueError, match="keeps nothing that is written"):
+        Config(run_dir=url)
+
+
+def test_an_error_of_a_client_that_cannot_be_made_is_named(monkeypatch):
+    class DefaultCredentialsError(Exception):
+        pass
+
+    def fail(url, **options):
+        raise DefaultCredentialsError("no default credentials")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
+    with pytest.raises(StorePermissionError, match="gs://bucket/x cannot be opened: no default"):
+        object_urls.file_system("gs://bucket/x")
+
+
+def test_web_servers_are_only_read(tmp_path):
+    (tmp_path / "there").write_bytes(b"1")
+    for call in (
+        lambda: object_urls.write("https://127.0.0.1:9/x", b"1"),
+        lambda: object_urls.remove("http://127.0.0.1:9/x"),
+        lambda: upload(tmp_path / "there", "http://127.0.0.1:9/x"),
+    ):
+        with pytest.raises(StorePermissionError, match="are only read"):
+            call()
+
+
+def test_an_object_of_unknown_size_is_not_an_empty_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        object_urls, "request", lambda *arguments, **options: {"type": "file", "size": None, "name": "x"}
+    )
+    with pytest.raises(StoreError, match="does not say how many bytes"):
+        object_urls.read("https://127.0.0.1:9/x", 100)
+
+
+@pytest.mark.parametrize("secret", ["SEC/RET", "p@ss", "a/b@c"])
+def test_passwords_with_unusual_characters_are_not_shown(secret):
+    with pytest.raises(ValueError, match="has a password") as raised:
+        object_urls.check_url(f"s3://KEY:{secret}@bucket/x")
+    assert str(raised.value).startswith("s3://KEY:***@bucket/x ")
+    for fine in ("https://host:9000/a@b", "s3://bucket/a:b@c"):
+        assert object_urls.check_url(fine) == object_urls.shown(fine) == fine
