@@ -11,6 +11,7 @@ import click
 from hvdtrain.config import Config
 from hvdtrain.field_names import advice_for, meant_field, value_hint
 from hvdtrain.host.output import make_output_tolerant
+from hvdtrain.object_urls import check_url, is_url, shown
 from hvdtrain.paths import expand_path
 
 NULL = object()  # what an option given as null has; one that is not given has None
@@ -107,4 +108,19 @@ class ExpandedPath(click.Path):
             value = expand_path(str(value))
         except ValueError as error:
             self.fail(f"{str(value)!r}: {error}", param, ctx)
+        if is_url(value):
+            self.fail(f"{shown(value)} is a URL; a path of this host is needed here.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class PathOrUrl(ExpandedPath):
+    """A path, likewise, or a URL of an object store as text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL."""
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        try:
+            return check_url(expand_path(str(value)))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

@@ -19,6 +19,7 @@ from pydantic import (
 from hvdtrain.compression import check_compression
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.object_urls import READ_ONLY, check_url, is_url, shown
 from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.schedule import Cadence
 from hvdtrain.step_window import StepWindow
@@ -279,14 +280,19 @@ class Config(BaseModel):
         description="Initial values: those of the model, or values drawn by name, equal in both frameworks.",
     )
 
-    run_dir: str | None = Field(None, description="Run directory; runs/TASK-FRAMEWORK-TIME if not given.")
+    run_dir: str | None = Field(
+        None,
+        description="Run directory, or a URL such as s3://bucket/run; runs/TASK-FRAMEWORK-TIME if not given.",
+    )
     resume: str | None = Field(
         None,
         description="Resume from a checkpoint: auto takes the newest good one in --run-dir, or starts "
-        "from the beginning if there is none; PATH is the directory of a checkpoint or of a run.",
+        "from the beginning if there is none; PATH is the directory of a checkpoint or of a run, or its URL.",
     )
     init: str | None = Field(
-        None, description="Checkpoint or run directory to load the weights from; training starts at step 0."
+        None,
+        description="Checkpoint or run directory, or the URL of one, to load the weights from; training "
+        "starts at step 0.",
     )
     init_only: Patterns = Field(
         (),
@@ -352,7 +358,13 @@ class Config(BaseModel):
             value = os.fspath(value)
         if not isinstance(value, str):
             return value
-        return expand_task(value) if info.field_name == "task" else expand_path(value)
+        if info.field_name == "task":
+            return expand_task(value)
+        path = expand_path(value)
+        scheme, _, inside = path.partition("://")
+        if info.field_name == "run_dir" and inside and scheme in ("memory", *READ_ONLY):
+            raise ValueError(f"{shown(path)}: {scheme}:// keeps nothing that is written")
+        return check_url(path) if is_url(path) else path
 
     @field_validator("stall_timeout")
     @classmethod

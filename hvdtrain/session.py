@@ -26,6 +26,7 @@ from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_part import StreamPart
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
+from hvdtrain.object_urls import is_url, join
 from hvdtrain.profiling.profile import NoProfile, Profile
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
@@ -106,6 +107,17 @@ class Session:
     keeps_history: bool = False
     stoppers: Sequence[Any] = ()
     settle: Callable[[], None] = lambda: None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the run directory is at a URL, and ``run_dir`` its working copy."""
+        return self.config.run_dir is not None and is_url(self.config.run_dir)
+
+    def location_of(self, path: Path) -> str:
+        """Return where a file of the run is, as users know it: the URL if the run directory is at one."""
+        if not self.is_remote or not path.is_relative_to(self.run_dir):
+            return str(path)
+        return join(str(self.config.run_dir), *path.relative_to(self.run_dir).parts)
 
     @cached_property
     def data_size(self) -> int:

@@ -17,7 +17,7 @@ from hvdtrain.schedule import Rescale
 from hvdtrain.wire_types import travels
 
 _FORMAT = 1
-_MAX_BYTES = 16_000_000  # of trainer.json
+MAX_BYTES = 16_000_000  # of trainer.json
 _MAX_SHOWN = 60  # characters of a value in messages
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -118,19 +118,30 @@ def read(path: Path) -> Manifest:
         EnvironmentFault: If another version of hvdtrain wrote it.
     """
     try:
-        content = read_regular(path, _MAX_BYTES)
+        content = read_regular(path, MAX_BYTES)
     except NotAFileError as error:
         raise CorruptCheckpoint(str(error)) from None
+    return parse(content, path.name, str(path.parent))
+
+
+def parse(content: bytes, name: str, place: str) -> Manifest:
+    """Return the manifest that a file or an object holds; raises as ``read`` does.
+
+    Args:
+        content: what it holds.
+        name: its name, for messages.
+        place: the checkpoint that it belongs to, for messages.
+    """
     try:
         values = json.loads(content)
         as_written = isinstance(values, dict) and canonical_json(values) == content
     except (ValueError, RecursionError):
         as_written = False
     if not as_written or values.pop("sha256", None) != checksum(values):
-        raise CorruptCheckpoint(f"{path.name} is not as it was written")
+        raise CorruptCheckpoint(f"{name} is not as it was written")
     if (found := values.pop("format", None)) != _FORMAT:
         raise EnvironmentFault(
-            f"checkpoint {path.parent} has format {found}; this version of hvdtrain reads {_FORMAT}",
+            f"checkpoint {place} has format {found}; this version of hvdtrain reads {_FORMAT}",
             "Use the version that wrote it, or a newer one.",
         )
     try:
@@ -139,4 +150,4 @@ def read(path: Path) -> Manifest:
         detail = error.errors()[0]
         field, found = ".".join(map(str, detail["loc"])), repr(detail["input"])
         found = found if len(found) <= _MAX_SHOWN else f"{found[:_MAX_SHOWN]}..."
-        raise CorruptCheckpoint(f"{path.name}: {field}: {detail['msg']}, found {found}") from None
+        raise CorruptCheckpoint(f"{name}: {field}: {detail['msg']}, found {found}") from None

@@ -37,12 +37,14 @@ class Saver(Protocol):
         failures: what could not be written, and why.
         not_finite: which parameter of a state is not finite, in words; such a state is not written.
         replaced: what happened to the run directory, in words, if another directory has its name.
+        is_complete: whether training is done and all was written: no copy of the run needs to stay.
     """
 
     newest: Path | None
     failures: list[str]
     not_finite: str
     replaced: str
+    is_complete: bool
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
@@ -56,6 +58,30 @@ class Saver(Protocol):
         """Wait until what is being written is written."""
         ...
 
+    def publish(self, idle_seconds: float, most_seconds: float) -> str:
+        """Wait until a run directory at a URL has all that was written; return why it has not.
+
+        Args:
+            idle_seconds: how long to wait while no bytes move.
+            most_seconds: how long to wait in all.
+        """
+        ...
+
+    def published(self) -> tuple[str | None, str | None]:
+        """Return the newest checkpoint as users find it, and why it is not the newest that was written."""
+        ...
+
+    def close(self, seconds: float) -> str:
+        """End what the saver does beside training.
+
+        Args:
+            seconds: how long it may take to upload what is left.
+
+        Returns:
+            What the user should know; empty if there is nothing.
+        """
+        ...
+
 
 class NoSaver:
     """The saver of every rank but 0."""
@@ -65,6 +91,7 @@ class NoSaver:
         self.failures: list[str] = []
         self.not_finite = ""
         self.replaced = ""
+        self.is_complete = False
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Take part in gathering the state."""
@@ -78,6 +105,18 @@ class NoSaver:
 
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait for nothing."""
+
+    def publish(self, idle_seconds: float, most_seconds: float) -> str:
+        """Wait for nothing."""
+        return ""
+
+    def published(self) -> tuple[str | None, str | None]:
+        """Return the path of the newest checkpoint."""
+        return (None if self.newest is None else str(self.newest)), None
+
+    def close(self, seconds: float) -> str:
+        """End nothing."""
+        return ""
 
 
 class BackgroundSaver(NoSaver):
@@ -140,6 +179,11 @@ class BackgroundSaver(NoSaver):
         )
         self._thread.start()
 
+    @property
+    def is_in_own_thread(self) -> bool:
+        """Whether the thread that asks made the saver, and so may tell the report."""
+        return threading.get_ident() == self._owner
+
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""
         with self._taking:
@@ -150,7 +194,7 @@ class BackgroundSaver(NoSaver):
                 self._take_outcome()
         if self._report.folder is not None:
             self.replaced = self._report.folder.replaced
-        if threading.get_ident() == self._owner:
+        if self.is_in_own_thread:
             written, self._written = self._written, []
             notes, self._notes = self._notes, []
             for text in notes:

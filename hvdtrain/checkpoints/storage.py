@@ -100,8 +100,7 @@ def write(
         _sync(folder.parent)
     remove_leftovers(folder)
     path = folder / name_of(manifest.step)
-    # nobody else's: a worker of an elastic job that was given up may be writing the same step
-    beside = folder / f"{_UNFINISHED}{path.name}-{secrets.token_hex(4)}"
+    beside = unfinished(folder, path.name)
     beside.mkdir()
     try:
         parts: dict[str, PortableState] = {MODEL_FILE: {}, OPTIMIZER_FILE: {}}
@@ -113,13 +112,29 @@ def write(
         )
         _sync(beside)
         check()
-        if path.exists():
-            _delete(path)
-        beside.rename(path)
-        _sync(folder)
+        put_in_place(beside, path)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+    return path
+
+
+def unfinished(folder: Path, name: str) -> Path:
+    """Return a path for what becomes a checkpoint, which nobody takes for one before."""
+    # nobody else's: a worker of an elastic job that was given up may be writing the same step
+    return folder / f"{_UNFINISHED}{name}-{secrets.token_hex(4)}"
+
+
+def put_in_place(beside: Path, path: Path) -> Path:
+    """Give a checkpoint that is whole its name, and return it; one of that name is replaced.
+
+    Raises:
+        OSError: If it cannot be renamed.
+    """
+    if path.exists():
+        _delete(path)
+    beside.rename(path)
+    _sync(path.parent)
     return path
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
-from hvdtrain.cli_options import ExpandedPath, JobCommand
+from hvdtrain.cli_options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.printable import printable
 
@@ -30,18 +30,22 @@ def train(
 
 
 @click.command(cls=JobCommand)
-@click.argument("checkpoint", type=ExpandedPath())
+@click.argument("checkpoint", type=PathOrUrl())
 @config_options("framework", "task", "device", "on_changed_data", defaults=False)
-@click.option("--output", type=ExpandedPath(), metavar="FILE",
+@click.option("--output", type=PathOrUrl(), metavar="FILE",
               help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
 def evaluate(
-    checkpoint: Path, output: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any
+    checkpoint: Path | str,
+    output: Path | str | None,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
 ) -> None:
     """Evaluate a checkpoint.
 
-    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Evaluation
-    works with any number of workers and in either framework. Fields that are not given have the values
-    of the checkpoint.
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
+    Evaluation works with any number of workers and in either framework. Fields that are not given have the
+    values of the checkpoint.
     """
     from hvdtrain.jobs.evaluate import evaluate_checkpoint
 
@@ -49,7 +53,7 @@ def evaluate(
 
 
 @click.command(cls=JobCommand)
-@click.argument("checkpoint", type=ExpandedPath())
+@click.argument("checkpoint", type=PathOrUrl())
 @click.option(
     "--to",
     "format_name",
@@ -57,15 +61,15 @@ def evaluate(
     type=click.Choice(list(EXPORT_FORMATS)),
     help="Export format, which determines the framework.",
 )
-@click.option("--output", type=ExpandedPath(), metavar="PATH",
+@click.option("--output", type=PathOrUrl(), metavar="PATH",
               help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing export.")
 @config_options("task", defaults=False)
 def export(
-    checkpoint: Path,
+    checkpoint: Path | str,
     *,
     format_name: str,
-    output: Path | None,
+    output: Path | str | None,
     force: bool,
     assignments: tuple[str, ...],
     debug: bool,
@@ -73,8 +77,8 @@ def export(
 ) -> None:
     """Export a checkpoint's model for serving.
 
-    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. The export is
-    loaded back and compared with the model.
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
+    The export is loaded back and compared with the model.
     """
     from hvdtrain.jobs.export import export_checkpoint
 
@@ -83,17 +87,17 @@ def export(
 
 
 @click.command(cls=JobCommand)
-@click.argument("checkpoint", type=ExpandedPath())
-@click.option("--output", required=True, type=ExpandedPath(), metavar="FILE",
+@click.argument("checkpoint", type=PathOrUrl())
+@click.option("--output", required=True, type=PathOrUrl(), metavar="FILE",
               help="File to write to, .npz or .parquet.")  # fmt: skip
 @click.option("--split", type=click.Choice(["train", "eval", "predict"]),
               help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @config_options("framework", "task", "device", "on_changed_data", defaults=False)
 def predict(
-    checkpoint: Path,
+    checkpoint: Path | str,
     *,
-    output: Path,
+    output: Path | str,
     split: str | None,
     force: bool,
     assignments: tuple[str, ...],
@@ -102,8 +106,9 @@ def predict(
 ) -> None:
     """Write a model's outputs for every sample to a file.
 
-    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint. Prediction works
-    with any number of workers and in either framework. The rows have the order of the task's data.
+    CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
+    Prediction works with any number of workers and in either framework. The rows have the order of the task's
+    data.
     """
     from hvdtrain.jobs.predict import predict_checkpoint
 
@@ -111,7 +116,7 @@ def predict(
 
 
 @click.command("import", cls=JobCommand)
-@click.argument("weights", type=ExpandedPath())
+@click.argument("weights", type=PathOrUrl())
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
 @click.option("--only", multiple=True, metavar="PATTERN",
@@ -120,7 +125,7 @@ def predict(
               help="Leave out the weights whose name matches.")  # fmt: skip
 @config_options("framework", "task", "seed")
 def import_(
-    weights: Path,
+    weights: Path | str,
     *,
     output: Path,
     only: tuple[str, ...],
@@ -131,7 +136,8 @@ def import_(
 ) -> None:
     """Convert PyTorch or Keras weights to a checkpoint.
 
-    WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
+    WEIGHTS is a file that PyTorch or Keras saved, or its URL. Training starts from the checkpoint with
+    --init.
     """
     from hvdtrain.backends.choice import Choice
     from hvdtrain.jobs.import_weights import import_file

@@ -1,19 +1,22 @@
 """Which of a run's checkpoints a caller from Python means: the newest, or the best."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.stores.fetched import manifests_in
 
 
-def chosen_checkpoint(path: Path, best: bool | str) -> Path:
+def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
     """Return the path to look for a checkpoint at. Local: no collective.
 
     Args:
-        path: a checkpoint, or a run.
+        path: a checkpoint, or a run; or the URL of one.
         best: whether to take the best checkpoint of the run, and by which metric: True for the one that the
             run kept the best of, or else the loss.
 
@@ -27,8 +30,9 @@ def chosen_checkpoint(path: Path, best: bool | str) -> Path:
     if not best:
         return path
     manifests = _manifests_in(path)
-    goal = _goal(best, next(iter(reversed(manifests.values())), None))
-    value, found = None, None
+    goal = _goal(best, next(reversed([*manifests.values()]), None))
+    value: float | None = None
+    found: Path | str | None = None
     for candidate, manifest in manifests.items():
         if goal.improves(manifest.metrics.get(goal.metric), value):
             value, found = manifest.metrics[goal.metric], candidate
@@ -43,8 +47,10 @@ def chosen_checkpoint(path: Path, best: bool | str) -> Path:
     return found
 
 
-def _manifests_in(path: Path) -> dict[Path, Manifest]:
+def _manifests_in(path: Path | str) -> Mapping[Any, Manifest]:
     """Return what the checkpoints of a run say of themselves, the newest last; damaged ones are left out."""
+    if isinstance(path, str):
+        return manifests_in(path)
     try:
         paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
     except OSError as error:

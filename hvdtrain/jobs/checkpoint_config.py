@@ -17,6 +17,7 @@ from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.same_task import same_task
+from hvdtrain.stores import fetched
 from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
@@ -49,13 +50,15 @@ _NOT_BY_DEFAULT = (
 _MAX_SHOWN = 500  # characters of a task's name
 
 
-def find_unverified(path: Path) -> Checkpoint:
+def find_unverified(path: Path | str) -> Checkpoint:
     """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective.
 
     Raises:
         CheckpointError: If there is no checkpoint, or no manifest can be read.
         EnvironmentFault: If a file cannot be read.
     """
+    if isinstance(path, str):
+        return fetched.find_unverified(path)
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
         manifest = verification.read_manifest(candidate)
         if manifest is not None:
@@ -69,17 +72,17 @@ def find_unverified(path: Path) -> Checkpoint:
         raise error from None
 
 
-def verified(path: Path, expected: Manifest) -> Checkpoint:
+def verified(path: Path | str, expected: Manifest) -> Checkpoint:
     """Check every byte of the checkpoint that a user names. Local: no collective.
 
     Args:
-        path: a checkpoint, or a run for its newest good one.
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
         expected: the manifest that the job's config was made from.
 
     Raises:
         CheckpointError: If none is good, or the good one's config is another.
     """
-    found = verification.locate(path)
+    found = fetched.locate(path)
     if found.manifest.config != expected.config:
         raise CheckpointError(
             f"the newest checkpoint of {path} is damaged; the one before it, {found.path.name}, was trained "

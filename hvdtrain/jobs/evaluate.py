@@ -26,6 +26,7 @@ from hvdtrain.jobs.data_identity import (
     compare_with_checkpoint,
 )
 from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.outputs import Place, append_line, place_in, place_of
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
@@ -33,13 +34,16 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.stream_plan import known_size
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.metric_names import SEPARATOR, metrics_by_set
+from hvdtrain.object_urls import shown
 from hvdtrain.paths import expand_path
+from hvdtrain.place_names import with_urls
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
+from hvdtrain.stores.fetched import run_place_of
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import Progress
 from hvdtrain.user_errors import where_raised
@@ -63,7 +67,7 @@ def evaluate(
     Collective: every worker of the job calls it.
 
     Args:
-        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        checkpoint: a checkpoint's directory, or a run's for its newest good one; or its URL.
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
             checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.
@@ -99,8 +103,8 @@ def given_layer(function: str, task: Any, framework: str | None, fields: Mapping
     return Layer(f"{function}()", given)
 
 
-def checkpoint_path(text: str | Path) -> Path:
-    """Return the path of a checkpoint as a user gave it, with ``~`` and variables replaced.
+def checkpoint_path(text: str | Path) -> Place:
+    """Return the path or URL of a checkpoint as a user gave it, with ``~`` and variables replaced.
 
     Raises:
         UsageError: If a variable is not set.
@@ -108,30 +112,30 @@ def checkpoint_path(text: str | Path) -> Path:
     return given_path(text, "checkpoint ")
 
 
-def given_path(text: str | Path, what: str = "") -> Path:
-    """Return a path as a user gave it, with ``~`` and variables replaced.
+def given_path(text: str | Path, what: str = "") -> Place:
+    """Return a path or URL as a user gave it, with ``~`` and variables replaced.
 
     Raises:
-        UsageError: If a variable is not set.
+        UsageError: If a variable is not set, or it is no URL though it looks like one.
     """
     try:
-        return Path(expand_path(str(text)))
+        return place_of(expand_path(str(text)))
     except ValueError as error:
-        raise UsageError(f"{what}{text}: {error}") from None
+        raise UsageError(f"{what}{shown(text)}: {error}") from None
 
 
 def evaluate_checkpoint(
-    path: Path,
+    path: Place,
     given: list[Layer],
     task_class: Any = None,
-    output: Path | None = None,
+    output: Place | None = None,
     *,
     from_python: bool = False,
 ) -> dict[str, float]:
     """Collective. Evaluate a checkpoint, show the metrics and append them to a file.
 
     Args:
-        path: a checkpoint, or a run for its newest good one.
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
         given: the user's config layers, weakest first.
         task_class: the task's class if the caller has it.
         output: the file of JSON lines, in place of ``evaluations.jsonl`` in the run directory.
@@ -185,7 +189,7 @@ class _Done:
         manifest, (size, *_) = self.checkpoint.manifest, self.sizes.values()
         others = [f"{name}{SEPARATOR}eval_samples" for name in self.sizes][1:]
         return {
-            "checkpoint": str(self.checkpoint.path),
+            "checkpoint": with_urls(str(self.checkpoint.path)),
             "step": manifest.step,
             "samples": manifest.samples,
             "epoch": round(manifest.epoch, 6),
@@ -202,7 +206,7 @@ class _Done:
         }
 
 
-def _evaluate(job: JobSpec, backend: Backend, path: Path, unverified: Checkpoint) -> _Done:
+def _evaluate(job: JobSpec, backend: Backend, path: Place, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task, data, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
@@ -239,7 +243,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
 
 
 def load_verified(
-    path: Path, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
+    path: Place, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
 ) -> tuple[Checkpoint, bool, list[str]]:
     """Collective. Verify the checkpoint, compare the data with it and load its weights.
 
@@ -267,7 +271,7 @@ def load_verified(
     return found, is_ema, notes
 
 
-def _report(done: _Done, output: Path | None) -> None:
+def _report(done: _Done, output: Place | None) -> None:
     """Show the metrics and append them to a file.
 
     Raises:
@@ -277,12 +281,14 @@ def _report(done: _Done, output: Path | None) -> None:
     console.print(done.describe(), highlight=False, markup=False, soft_wrap=True)
     for note in done.notes:
         print_note(console, note)
-    path = output or run_dir_of(done.checkpoint) / EVALUATIONS_FILE
+    path = output or place_in(run_place_of(done.checkpoint), EVALUATIONS_FILE)
     problem = _append(path, to_json(done.as_dict()) + "\n", follow=output is not None)
     if problem and output is not None:
-        raise EnvironmentFault(f"cannot write {path}: {problem}", "The metrics above are all there is.")
+        raise EnvironmentFault(
+            f"cannot write {shown(path)}: {problem}", "The metrics above are all there is."
+        )
     if problem:
-        print_note(console, f"cannot write {path}: {problem}; --output names another file")
+        print_note(console, f"cannot write {shown(path)}: {problem}; --output names another file")
 
 
 def print_note(console: Console, text: str) -> None:
@@ -290,9 +296,12 @@ def print_note(console: Console, text: str) -> None:
     console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
-def _append(path: Path, line: str, follow: bool) -> str:
+def _append(path: Place, line: str, follow: bool) -> str:
     """Append a line to a file; say what went wrong, if something did."""
     try:
+        if isinstance(path, str):
+            append_line(path, line.encode())
+            return ""
         file = AppendFile(path, follow)
     except OSError as error:
         return error.strerror or str(error)

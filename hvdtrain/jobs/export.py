@@ -1,11 +1,7 @@
 """Exporting a checkpoint: the model in a format for serving, loaded back and compared first."""
 
 import importlib.util
-import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +22,23 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.jobs.outputs import (
+    Place,
+    check_not_there,
+    holds_saved_model,
+    place_in,
+    put_into_place,
+    size_of,
+    suffix_of,
+    written_beside,
+)
 from hvdtrain.jobs.resume import load_weights, read_weights
-from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.object_urls import shown
 from hvdtrain.regular_files import NotAFileError, check_link
 from hvdtrain.seeding import seeded_frameworks
+from hvdtrain.stores.fetched import run_place_of
 
 # how training computed is no part of a model that others serve
 _PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
@@ -47,14 +54,14 @@ class Export:
         checkpoint: what was exported.
         is_ema: whether the moving average of its weights was.
         format_name: the format's name.
-        path: the file or directory.
+        path: the file or directory, or its URL.
         exported: what came of loading it back.
     """
 
     checkpoint: Checkpoint
     is_ema: bool
     format_name: str
-    path: Path
+    path: Place
     exported: Exported
 
     def describe(self) -> str:
@@ -63,7 +70,7 @@ class Export:
         batch = f", takes {exported.batch}" if exported.batch else ""
         return "\n".join(
             [
-                f"{self.format_name}: {self.path} ({_size(self.path) / 1e6:,.2f} MB{batch})",
+                f"{self.format_name}: {shown(self.path)} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
                 f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
                 *(f"input: {text}" for text in exported.inputs),
                 *(f"output: {text}" for text in exported.outputs),
@@ -79,7 +86,7 @@ class Export:
         """Return a line of Python that loads what was written, and calls it if it is a program."""
         names = self.exported.arguments
         return EXPORT_FORMATS[self.format_name].loading.format(
-            path=self.path,
+            path=shown(self.path),
             arguments="inputs" if self.exported.is_plain else ", ".join(f"{name}={name}" for name in names),
             keywords=", ".join(f"{name}={name}" for name in names),
             mapping=", ".join(f'"{name}": {name}' for name in names),
@@ -87,10 +94,10 @@ class Export:
 
 
 def export_checkpoint(
-    path: Path,
+    path: Place,
     format_name: str,
     given: list[Layer],
-    output: Path | None = None,
+    output: Place | None = None,
     force: bool = False,
     *,
     task_class: Any = None,
@@ -101,7 +108,7 @@ def export_checkpoint(
     One worker. The framework follows from the format, whatever framework trained the checkpoint.
 
     Args:
-        path: a checkpoint, or a run for its newest good one.
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
         format_name: one of ``EXPORT_FORMATS``.
         given: the user's config layers, weakest first.
         output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
@@ -136,7 +143,7 @@ def export_checkpoint(
 
 
 def _open(
-    job: JobSpec, backend: Backend, path: Path, found: Checkpoint
+    job: JobSpec, backend: Backend, path: Place, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[HostBatch]]:
     """Build the model with the checkpoint's weights.
 
@@ -224,83 +231,25 @@ def _check_packages(format_name: str) -> None:
         )
 
 
-def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path:
+def _default_output(found: Checkpoint, config: Config, format_name: str) -> Place:
     """Return where an export goes if the user does not say it: a folder of the run directory.
 
     Raises:
         UsageError: If that is a link which leads out of it.
     """
-    run_dir = run_dir_of(found)
+    run_dir = run_place_of(found)
     try:
-        check_link(run_dir / "exports", run_dir)
+        if isinstance(run_dir, Path):
+            check_link(run_dir / "exports", run_dir)
     except NotAFileError as error:
         raise UsageError(f"{error.filename}: {error.strerror}", "Give an --output.") from None
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
-    return run_dir / "exports" / f"{task}-{found.path.name}{suffix}"
+    return place_in(run_dir, "exports", f"{task}-{found.path.name}{suffix}")
 
 
-def _check_output(output: Path, format_name: str, force: bool) -> None:
+def _check_output(output: Place, format_name: str, force: bool) -> None:
     suffix = EXPORT_FORMATS[format_name].suffix
-    if suffix and output.suffix != suffix:
-        raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
-    check_not_there(output, force, may_be_folder=not suffix and (output / "saved_model.pb").exists())
-
-
-def check_not_there(output: Path, force: bool, may_be_folder: bool = False) -> None:
-    """Check that nothing is lost when a file is written.
-
-    Args:
-        output: the file or directory.
-        force: whether it may be replaced.
-        may_be_folder: whether it may be a directory.
-
-    Raises:
-        UsageError: If it exists and may not be replaced.
-    """
-    if not output.exists():
-        return
-    if not force:
-        raise UsageError(f"{output} exists", "Give another --output, or --force to replace it.")
-    if output.is_dir() and not may_be_folder:
-        raise UsageError(f"{output} is a directory, and no export: --force does not replace it")
-
-
-@contextmanager
-def written_beside(output: Path) -> Iterator[Path]:
-    """Return a context with a path of the same name in a folder beside; the folder is removed at its end."""
-    folder = output.with_name(f".new-{output.name}")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if folder.is_symlink():
-            folder.unlink()
-        elif folder.exists():
-            shutil.rmtree(folder)  # what a killed export left
-        folder.mkdir()
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
-    try:
-        yield folder / output.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def put_into_place(written: Path, output: Path) -> None:
-    """Rename what was written, and what lies beside it for it; what was there is removed."""
-    # the file itself last: it needs the others
-    for part in sorted(written.parent.iterdir(), key=lambda part: part == written):
-        place = output.with_name(part.name)
-        if part.is_file():
-            part.chmod(output.parent.stat().st_mode & 0o666)  # some libraries' files are the owner's alone
-        try:
-            if place.is_dir():
-                place.rename(written.with_name(".old"))
-            os.replace(part, place)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write {place}: {error.strerror or error}") from None
-
-
-def _size(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size + sum(p.stat().st_size for p in path.parent.glob(f"{path.name}.data"))
-    return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())
+    if suffix and suffix_of(output) != suffix:
+        raise UsageError(f"--output {shown(output)}: a file of --to {format_name} ends with {suffix}")
+    check_not_there(output, force, may_be_folder=not suffix and holds_saved_model(output))

@@ -34,7 +34,7 @@ def export(
     One worker. The export is loaded back and its outputs are compared with the model's on real samples.
 
     Args:
-        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        checkpoint: a checkpoint's directory, or a run's for its newest good one; or its URL.
         to: the format, which determines the framework: "safetensors", "pt", "onnx", "keras", "saved-model" or
             another one that ``python -m hvdtrain export --help`` lists.
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
@@ -122,13 +122,13 @@ def predict(
     best: bool | str = False,
     quiet: bool = False,
     **fields: Any,
-) -> dict[str, NDArray[Any]] | Path:
+) -> dict[str, NDArray[Any]] | Path | str:
     """Return a model's outputs for every sample; the same as ``python -m hvdtrain predict``.
 
     Collective: every worker of the job calls it.
 
     Args:
-        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        checkpoint: a checkpoint's directory, or a run's for its newest good one; or its URL.
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
             checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.
@@ -144,7 +144,7 @@ def predict(
 
     Returns:
         Name to array, with a row for each sample in the order of the data: the same on every worker. The
-        file's path if ``output`` is given.
+        file's path or URL if ``output`` is given.
 
     Raises:
         UsageError: If the output exists or has the wrong ending, or there is no such split.

@@ -1,6 +1,6 @@
 """Importing weights that another program saved: a checkpoint to start from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
+from hvdtrain.jobs.outputs import Place, local_file
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, open_task_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.object_urls import shown
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import versions_with
 
@@ -28,19 +30,23 @@ _FILE_ENDINGS = {
     ".keras": "tf",
 }
 
+_TO_UPLOAD = (
+    "Copy it to the store with the store's own client: model.safetensors and optimizer.safetensors first."
+)
+
 
 @dataclass(frozen=True)
 class Imported:
     """Weights that became a checkpoint.
 
     Attributes:
-        source: the file.
+        source: the file, or its URL.
         held: what it held, in words.
         path: the checkpoint.
         config: the config that the model was built with.
     """
 
-    source: Path
+    source: Place
     held: str
     path: Path
     config: Config
@@ -48,7 +54,7 @@ class Imported:
     def describe(self) -> str:
         """Return what was read and how to continue."""
         return (
-            f"read {self.source}: {self.held}\n"
+            f"read {shown(self.source)}: {self.held}\n"
             f"checkpoint: {self.path}\n"
             f"to train from it: python -m hvdtrain --framework {self.config.framework} "
             f"--task {self.config.task} --init {self.path.parent}"
@@ -56,9 +62,9 @@ class Imported:
 
 
 def import_file(
-    path: Path,
+    path: Place,
     given: list[Layer],
-    output: Path,
+    output: Place,
     choice: Choice = ALL_WEIGHTS,
     *,
     task_class: Any = None,
@@ -69,7 +75,8 @@ def import_file(
     One worker. Nothing in the file is executed.
 
     Args:
-        path: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras (.weights.h5, .keras).
+        path: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras (.weights.h5, .keras);
+            or the URL of one.
         given: the user's config layers, weakest first.
         output: the folder that the checkpoint goes into; holds none yet.
         choice: which part of the file is taken; the rest of the model has its initial values.
@@ -79,8 +86,20 @@ def import_file(
     Raises:
         CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
         UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
-        EnvironmentFault: If the checkpoint cannot be written.
+        EnvironmentFault: If the file cannot be fetched, or the checkpoint not be written.
     """
+    if isinstance(output, str):
+        raise UsageError(
+            f"--output {shown(output)}: the checkpoint is written to a directory of this host", _TO_UPLOAD
+        )
+    with local_file(path) as file:
+        done = _import(file, given, output, choice, task_class=task_class, from_python=from_python)
+    return replace(done, source=path)
+
+
+def _import(
+    path: Path, given: list[Layer], output: Path, choice: Choice, *, task_class: Any, from_python: bool
+) -> Imported:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
     framework = _framework_of(path)

@@ -36,7 +36,7 @@ def load(
     It is on the CPU and in evaluation mode, as the task makes it. The task's data is not opened.
 
     Args:
-        checkpoint: a checkpoint's directory, or a run's for its newest good one.
+        checkpoint: a checkpoint's directory, or a run's for its newest good one; or its URL.
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it. The
             checkpoint's if not given; must be given if that is not a built-in one.
         framework: "torch" or "tf"; the one that trained it if not given.

@@ -142,8 +142,16 @@ def end_together(session: Session, summary: Summary) -> Summary:
         summary = session.backend.workers.broadcast_object(summary)
     wanted = session.config.on_save_error == "stop"
     newest = summary.checkpoint
-    is_lost = newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
+    is_lost = session.is_remote and not session.stopped  # what is in no store is not where it should be
+    is_lost |= newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
     if summary.save_error and (wanted or is_lost):
+        if session.is_remote and not summary.failed_saves:
+            raise SaveError(  # the state is on this host
+                summary.save_error,
+                f"Newest one there: {summary.checkpoint or 'none'}. The same command with --resume, "
+                "on the host of rank 0, uploads the rest.",
+                everywhere=True,
+            )
         what = "the checkpoint could not be written: " if summary.failed_saves else "the last state is lost: "
         raise SaveError(
             f"{what}{summary.save_error}",
@@ -179,7 +187,7 @@ def with_own_history(session: Session, summary: Summary) -> Summary:
 
 
 def _best(session: Session, log: bytes) -> dict[str, Best]:
-    kept = {step_of(path): path for path in _checkpoints(session.run_dir)}
+    kept = {step_of(path): session.location_of(path) for path in _checkpoints(session.run_dir)}
     return best_of(log.splitlines(), session.config, kept)
 
 
@@ -193,7 +201,7 @@ def where_it_stood(session: Session) -> str:
     """Return where training stands, in words that follow "stopped"."""
     plan, progress = session.plan(), session.state.progress
     place = f"at step {progress.step:,} of {plan.steps:,} (epoch {session.epoch:.2f})"
-    return f"{place}, run directory {session.run_dir}"
+    return f"{place}, run directory {session.location_of(session.run_dir)}"
 
 
 def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
@@ -205,6 +213,10 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         written, newest = newest, newest_verified(newest.parent)
         if newest != written and not failures:
             save_error = f"{written} was written, and is damaged or no longer there"
+    checkpoint = None if newest is None else str(newest)
+    if session.is_remote:
+        checkpoint, problem_there = session.saver.published()
+        save_error = save_error or problem_there
     return Summary(
         status=status,
         framework=session.config.framework,
@@ -216,8 +228,8 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         seconds=round(seconds, 3),
         samples_per_second=round(median(session.speeds or [0.0]), 1),
         final=session.state.last_eval,
-        run_dir=str(session.run_dir),
-        checkpoint=None if newest is None else str(newest),
+        run_dir=session.location_of(session.run_dir),
+        checkpoint=checkpoint,
         bad_samples=session.skipped.count,
         failed_saves=len(failures),
         save_error=save_error,

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from hvdtrain.jobs.batch_limits import check_eval_batch
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
 from hvdtrain.jobs.data_identity import words_for
 from hvdtrain.jobs.evaluate import evaluation_session, load_verified
-from hvdtrain.jobs.export import check_not_there, put_into_place, written_beside
+from hvdtrain.jobs.outputs import Place, check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.prediction_files import Arrays, PredictionFile, Rows, check_suffix, prediction_file
 from hvdtrain.jobs.setup import (
     JobSpec,
@@ -36,6 +35,7 @@ from hvdtrain.jobs.setup import (
 )
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.stream_plan import check_not_a_stream
+from hvdtrain.object_urls import shown
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.user_errors import where_raised
@@ -55,7 +55,7 @@ class _Done:
 
     checkpoint: Checkpoint
     is_ema: bool
-    path: Path | None
+    path: Place | None
     what: str
     samples: int = 0
     shapes: dict[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class _Done:
             notes.append(f"without {', '.join(sorted(self.left_out))}, which is one value for a whole batch")
         weights = "EMA weights, " * self.is_ema
         return (
-            f"predictions: {self.path or 'returned'} "
+            f"predictions: {shown(self.path or 'returned')} "
             f"({counted(self.samples, 'sample')} of the {self.what}: {outputs})\n"
             f"of {self.checkpoint.path}, {weights}step {self.checkpoint.manifest.step:,}"
             + "".join(f"\nnote: {note}" for note in notes)
@@ -78,9 +78,9 @@ class _Done:
 
 
 def predict_checkpoint(
-    path: Path,
+    path: Place,
     given: list[Layer],
-    output: Path,
+    output: Place,
     split: str | None = None,
     force: bool = False,
     *,
@@ -90,9 +90,9 @@ def predict_checkpoint(
     """Collective. Write the model's outputs for every sample to a file, in the data's order.
 
     Args:
-        path: a checkpoint, or a run for its newest good one.
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
         given: the user's config layers, weakest first.
-        output: the file, which ends with ``.npz`` or ``.parquet``.
+        output: the file or its URL, which ends with ``.npz`` or ``.parquet``.
         split: one of ``SPLITS``; the task's ``predict_data()`` if it has one, else its evaluation data.
         force: replace a file that is there.
         task_class: the task's class if the caller has it.
@@ -113,12 +113,12 @@ def predict_checkpoint(
 
 
 def predict_arrays(
-    path: Path, given: list[Layer], split: str | None = None, task_class: Any = None
+    path: Place, given: list[Layer], split: str | None = None, task_class: Any = None
 ) -> dict[str, NDArray[Any]]:
     """Collective. Return the model's outputs for every sample, in the data's order, on every worker.
 
     Args:
-        path: a checkpoint, or a run for its newest good one.
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
         given: the user's config layers, weakest first.
         split: as for ``predict_checkpoint``.
         task_class: the task's class if the caller has it.
@@ -134,7 +134,7 @@ def predict_arrays(
 
 @contextmanager
 def _started(
-    path: Path, given: list[Layer], task_class: Any, from_python: bool
+    path: Place, given: list[Layer], task_class: Any, from_python: bool
 ) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
     """Collective. Return a context with the job, its backend, and the checkpoint, unverified."""
     with interruptible() as signals, seeded_frameworks():
@@ -159,14 +159,14 @@ class _Target:
     """
 
     split: str | None
-    path: Path | None
+    path: Place | None
     open_file: Callable[[int], PredictionFile]
 
 
 def _predict(
     job: JobSpec,
     backend: Backend,
-    path: Path,
+    path: Place,
     unverified: Checkpoint,
     target: _Target,
 ) -> _Done:
@@ -209,20 +209,22 @@ def _show(backend: Backend, done: _Done) -> None:
 
 
 @contextmanager
-def _opened(backend: Backend, output: Path) -> Iterator[Callable[[int], PredictionFile]]:
+def _opened(backend: Backend, output: Place) -> Iterator[Callable[[int], PredictionFile]]:
     """Collective. Return a context with what opens the file, which is in its place after a good end.
 
     Rank 0 opens it.
     """
     with ExitStack() as stack:
-        opened: list[Path] = []  # on rank 0
+        opened: list[Any] = []  # on rank 0
 
         def open_file(samples: int) -> PredictionFile:
             opened.append(stack.enter_context(written_beside(output)))
             return prediction_file(opened[0], samples)
 
         yield open_file
-        run_on_rank_zero(backend.workers, lambda: put_into_place(opened[0], output))
+        run_on_rank_zero(
+            backend.workers, lambda: put_into_place(opened[0], output), doing="writing the predictions"
+        )
 
 
 def _file_of(backend: Backend, target: _Target, samples: int) -> PredictionFile | None:
@@ -317,5 +319,5 @@ def _finish(file: PredictionFile | None, done: _Done) -> None:
         raise _cannot_write(done.path, error) from None
 
 
-def _cannot_write(path: Path | None, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(f"cannot write {path}: {error.strerror or error}", "Nothing was written.")
+def _cannot_write(path: Place | None, error: OSError) -> EnvironmentFault:
+    return EnvironmentFault(f"cannot write {shown(path)}: {error.strerror or error}", "Nothing was written.")

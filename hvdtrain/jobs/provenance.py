@@ -21,6 +21,7 @@ import numpy as np
 
 from hvdtrain.config import Config
 from hvdtrain.jobs.git_state import GitState, git_state
+from hvdtrain.object_urls import is_url
 from hvdtrain.regular_files import check_link, read_regular
 from hvdtrain.reporting.jsonl import AppendFile, lines_of, parse_line, to_json, write_parts
 
@@ -237,7 +238,7 @@ def _absolute(config: Config) -> dict[str, Any]:
     if colon and (place.endswith(".py") or (is_own_module and not is_package and "." not in place)):
         fields["task"] = f"{file}:{name}"
     if config.init is not None:
-        fields["init"] = os.path.abspath(config.init)
+        fields["init"] = config.init if is_url(config.init) else os.path.abspath(config.init)
     if not colon:
         options = {
             key: os.path.abspath(value)

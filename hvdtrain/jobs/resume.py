@@ -22,7 +22,11 @@ from hvdtrain.jobs import local_steps_plan
 from hvdtrain.jobs.initial_weights import load_initial_weights
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.same_task import same_field, same_task
+from hvdtrain.jobs.stored_run_dir import origin_of, resumed_checkpoint
+from hvdtrain.paths import run_folder
+from hvdtrain.place_names import with_urls
 from hvdtrain.session import versions_with
+from hvdtrain.stores import fetched
 from hvdtrain.training_plan import Progress
 from hvdtrain.wire_types import travels
 
@@ -135,7 +139,7 @@ def _find(
     if config.resume == "auto":
         found, notes = verification.newest_good(_folder(config))
     elif config.resume is not None:
-        found = verification.locate(Path(config.resume))
+        found = resumed_checkpoint(config)
         notes = found.notes()
     if found is None:
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
@@ -164,7 +168,7 @@ def _find(
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     return ResumePoint(
-        origin=f"{found.path}: step {manifest.step:,}, sample {manifest.samples:,} "
+        origin=f"{origin_of(config, found.path)}: step {manifest.step:,}, sample {manifest.samples:,} "
         f"(epoch {manifest.epoch:.2f})",
         source=found,
         manifest=manifest,
@@ -178,12 +182,13 @@ def _find(
 
 def _find_weights(init: str, point: ResumePoint, use: Callable[[PortableState], None]) -> ResumePoint:
     """Return the start with the weights of a checkpoint alone; ``use`` is called with them."""
-    found = verification.locate(Path(init))
+    found = fetched.locate(init)
     state, is_ema = read_weights(found)
     use(state)
     weights = "EMA weights" if is_ema else "weights"
     point = replace(point, notes=(*point.notes, *found.notes()))
-    return replace(point, origin=f"{weights} of {found.path}, step {found.manifest.step:,}", source=found)
+    origin = f"{weights} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
+    return replace(point, origin=origin, source=found)
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
@@ -240,7 +245,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
 
 
 def _folder(config: Config) -> Path:
-    return Path(config.run_dir or "") / CHECKPOINTS
+    return run_folder(config.run_dir) / CHECKPOINTS
 
 
 def _read(found: Checkpoint, weights_only: bool = False) -> PortableState:

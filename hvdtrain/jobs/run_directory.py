@@ -15,6 +15,8 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.provenance import Provenance, config_text
 from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.object_urls import is_url
+from hvdtrain.paths import run_folder
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
@@ -97,7 +99,7 @@ def _make_or_cut_back(
         EnvironmentFault: If another job uses it.
         OSError: If it cannot be made or written.
     """
-    path = _make_new(config) if config.run_dir is None else Path(config.run_dir)
+    path = _make_new(config) if config.run_dir is None else run_folder(config.run_dir)
     path.mkdir(parents=True, exist_ok=True)
     check_link(path / INDICES, path)
     sync_folder(path.parent)
@@ -158,9 +160,12 @@ def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
     def acquire() -> None:
         if config.run_dir is None:
             return
-        path = Path(config.run_dir)
-        if path.is_dir() and (config.resume or (path / LOCK_FILE).exists()):
+        path = run_folder(config.run_dir)
+        is_stored = is_url(config.run_dir)
+        if is_stored or (path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
             try:
+                if is_stored:
+                    path.mkdir(parents=True, exist_ok=True)
                 lock.acquire(path)
             except OSError as error:
                 raise EnvironmentFault(f"cannot lock the run directory: {error}") from None

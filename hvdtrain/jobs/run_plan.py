@@ -14,6 +14,7 @@ from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs import elastic_plan, local_steps_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
+from hvdtrain.object_urls import shown
 from hvdtrain.plateau import PlateauState
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
@@ -72,7 +73,7 @@ def describe_plan(
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
-        "run directory": str(session.run_dir),
+        "run directory": _run_directory(session),
     }
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
@@ -86,6 +87,11 @@ def describe_model(model: ModelInfo) -> str:
         return f"{counted(trained, 'parameter')} in {tensors}"
     total = counted(trained + model.frozen_parameters, "parameter")
     return f"{total}, {trained:,} of them trained, in {tensors}"
+
+
+def _run_directory(session: Session) -> str:
+    copy = f" (local copy {session.run_dir} until all of it is there)" if session.is_remote else ""
+    return shown(session.location_of(session.run_dir)) + copy
 
 
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:

@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.config import Config
 from hvdtrain.host.launcher import host_name
 from hvdtrain.jobs.provenance import Provenance, provenance_of
+from hvdtrain.paths import run_folder
 from hvdtrain.reporting.run_report import Tracking
 from hvdtrain.trackers import senders
 
@@ -31,7 +31,7 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
     def choose() -> str:
         from hvdtrain.tracking.folder import new_id, read_id  # most jobs do without
 
-        found = read_id(Path(config.run_dir)) if in_place and config.run_dir else None
+        found = read_id(run_folder(config.run_dir)) if in_place and config.run_dir else None
         return found or new_id()
 
     return run_on_rank_zero(workers, choose)

@@ -29,6 +29,7 @@ from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.setup import prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
+from hvdtrain.jobs.stored_run_dir import publish, storing
 from hvdtrain.jobs.training_run import (
     TrainingRun,
     close_services,
@@ -113,10 +114,11 @@ def run_job(
         has_profile = job.config.profile is not None
         with (
             RunLock() as lock,
+            storing(job.config) as store,
             timeline_requested(has_profile),  # for the whole job: an elastic one starts Horovod many times
             started(job, signals, watching, membership, stays=from_python) as backend,
         ):
-            run = replace(opened(job, backend, callbacks, lock), keeps_history=from_python)
+            run = replace(opened(job, backend, callbacks, lock), keeps_history=from_python, store=store)
             if membership is not None:
                 return train_in_worlds(run, membership, signals, watching)
             return _train(run, signals, watching)
@@ -199,8 +201,14 @@ def _train_session(
         raise WorkerFailure(problem) from error
     finally:
         problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])
+        with waiting_for_rank_zero(workers, "uploading the last checkpoint") if in_order else nullcontext():
+            publish(session, status if in_order else "failed")
         reading = waiting_for_rank_zero(workers, "reading the last checkpoint") if in_order else nullcontext()
         with reading:
             summary = summarise(session, status, problem, verified=in_order)
             session.report.on_end(summary)
+        with waiting_for_rank_zero(workers, "uploading the summary") if in_order else nullcontext():
+            if (missing := publish(session, status if in_order else "failed")) and not summary.save_error:
+                summary = replace(summary, save_error=missing)
+            session.saver.is_complete = status == "completed" and not missing
     return end_together(session, summary)

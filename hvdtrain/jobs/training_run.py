@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelInfo
@@ -24,15 +23,20 @@ from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, op
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
+from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_store
 from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.paths import run_folder
 from hvdtrain.profiling.profile import NoProfile, Profile
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators
 from hvdtrain.session import Session, versions_with
 from hvdtrain.task import GivenTask
+
+if TYPE_CHECKING:
+    from hvdtrain.stores.run_store import RunStore
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class TrainingRun:
         callbacks: the user's callbacks, checked.
         lock: the lock of the run directory, which rank 0 acquires.
         keeps_history: whether the summary that training returns has the run's history.
+        store: what uploads the run directory, if that is at a URL.
         notes_on_task: what rank 0 has to tell the user of the task's file.
     """
 
@@ -59,6 +64,7 @@ class TrainingRun:
     callbacks: Sequence[Any]
     lock: RunLock
     keeps_history: bool = False
+    store: "RunStore | None" = None
     notes_on_task: list[str] = field(default_factory=list)
 
     @property
@@ -105,6 +111,7 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
     """
     config, workers, data = run.config, run.backend.workers, run.task_data.identity
     lock_run(config, workers, run.lock)  # before a checkpoint in it is read
+    of_store = begin_in_store(config, workers, run.store)
     ACTIVITY.enter("reading the checkpoint", is_long=True)
     point = restore(
         config,
@@ -114,10 +121,13 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
         check_as_built=check_as_built,
         is_stream=isinstance(run.task_data.train_data, Stream),
     )
+    if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
+        values = values_in_store(run.store, run_folder(config.run_dir) / CHECKPOINTS, point.resumed_step)
+        point = replace(point, values={**values, **point.values})
     ACTIVITY.enter("comparing batches", is_long=True)
     checked = check_batches(workers, data, config, point.progress)
     notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes, *checked)
-    return replace(point, notes=notes)
+    return replace(point, notes=(*of_store, *notes))
 
 
 def seed_training(run: TrainingRun, step: int) -> None:
@@ -145,7 +155,7 @@ def new_session(
         train_data=task_data.train_data,
         eval_data=task_data.eval_data,
         report=SilentReport(),
-        run_dir=Path(config.run_dir or ""),
+        run_dir=run_folder(config.run_dir),
         readers=readers,
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
@@ -196,16 +206,28 @@ def open_services(
         run.notes_on_task[:] = keep(provenance, session.run_dir, point.progress.step, source_dir)
     session.saver = NoSaver()
     if workers.rank == 0:
-        session.saver = BackgroundSaver(
-            session.run_dir / CHECKPOINTS,
-            session.report,
-            keep_last=config.keep_last,
-            best=config.keep_best,
-            stop_on_error=config.on_save_error == "stop",
-            newest=point.newest,
-            values=point.values,
-            parameters=list(run.model.parameter_shapes),
-        )
+        session.saver = _saver(run, session, point)
+        if run.store is not None:
+            run.store.start(point.resumed_step)
+
+
+def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> BackgroundSaver:
+    """Return the saver of rank 0."""
+    config = run.config
+    options: dict[str, Any] = {
+        "keep_last": config.keep_last,
+        "best": config.keep_best,
+        "stop_on_error": config.on_save_error == "stop",
+        "newest": point.newest,
+        "values": point.values,
+        "parameters": list(run.model.parameter_shapes),
+    }
+    folder = session.run_dir / CHECKPOINTS
+    if run.store is None:
+        return BackgroundSaver(folder, session.report, **options)
+    from hvdtrain.stores.saver import UploadingSaver  # most jobs do without
+
+    return UploadingSaver(folder, session.report, run.store, **options)
 
 
 def _provenance(run: TrainingRun) -> Provenance:
@@ -236,6 +258,7 @@ def close_services(session: Session) -> None:
     """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
     session.saver.finish(LAST_SAVE_SECONDS)
     session.report.close()  # last: what is being written waits for the log to be on the disk
+    end_uploads(session.saver, session.report)
 
 
 def plan_and_notes(

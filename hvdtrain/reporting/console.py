@@ -92,7 +92,7 @@ class Console(Callback):
             self.say(
                 f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
                 f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
-                f"run directory: {self._run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
+                f"run directory: {summary.run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
         elif summary.status == "stopped" and summary.checkpoint:
             self.say(f"checkpoint: {summary.checkpoint}; the same command with --resume continues from it")

@@ -38,13 +38,13 @@ def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[
     return np.frombuffer(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines), np.uint8)
 
 
-def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, Path]) -> dict[str, Best]:
+def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, str]) -> dict[str, Best]:
     """Return the best value of each evaluation metric.
 
     Args:
         lines: those of metrics.jsonl.
         config: its config, which may say of a metric which end is better.
-        checkpoints: those that the run directory has, by step.
+        checkpoints: where those are that the run directory has, by step.
     """
     goals = {goal.metric: goal for goal in _goals(config)}
     found: dict[str, Best] = {}
@@ -56,8 +56,7 @@ def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, Pa
                 continue
             goal = goals.setdefault(name, MetricGoal.parse(name))
             if goal.improves(value, found[name].value if name in found else None):
-                path = checkpoints.get(record["step"])
-                found[name] = Best(value, record["step"], None if path is None else str(path))
+                found[name] = Best(value, record["step"], checkpoints.get(record["step"]))
     return found
 
 

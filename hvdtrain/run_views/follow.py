@@ -13,17 +13,19 @@ from hvdtrain.run_views.follow_view import View, open_view
 from hvdtrain.run_views.log_follower import LogFollower
 from hvdtrain.run_views.progress import RunProgress
 from hvdtrain.run_views.standing import Kind, Standing, StandingWatch
+from hvdtrain.stores.fetched_runs import FetchedRun, reading
 
 _POLL_SECONDS = 1.0
+_POLL_URL_SECONDS = 10.0  # each look is a request
 _RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
 _WAIT_SECONDS = 60.0  # for a run that stopped or was lost while it was followed
 
 
-def follow(run_dir: Path, wait: float | None = None) -> None:
+def follow(place: Path | str, wait: float | None = None) -> None:
     """Show how a run goes on until it ends.
 
     Args:
-        run_dir: its directory.
+        place: its directory or its URL.
         wait: seconds to wait for a run that is not there, or that stopped or was lost, to train; if None, a
             minute for one that stopped while it was followed, and not at all for the others.
 
@@ -31,12 +33,18 @@ def follow(run_dir: Path, wait: float | None = None) -> None:
         UsageError: If there is no run.
         EnvironmentFault: If its directory cannot be read.
     """
-    followed = FollowedRun(run_dir)
+    fetched = None
+    if isinstance(place, str):
+        with reading(place):
+            fetched = FetchedRun(place)
+    run_dir = Path(place) if fetched is None else fetched.path
+    followed = FollowedRun(run_dir, fetched)
+    poll_seconds = _POLL_SECONDS if fetched is None else _POLL_URL_SECONDS
     ends = Ends(wait)
     standing = followed.poll()
     if standing.kind is Kind.ABSENT and wait is None:
         raise UsageError(
-            f"{run_dir}: no run (none of {', '.join(FILES)})",
+            f"{place}: no run (none of {', '.join(FILES)})",
             "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
         )
     with open_view(run_dir) as view:
@@ -44,7 +52,7 @@ def follow(run_dir: Path, wait: float | None = None) -> None:
             _show(view, followed, standing)
             if ends.is_over(standing, time.monotonic()):
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll_seconds)
             standing = followed.poll()
         view.end(standing)
 
@@ -60,6 +68,7 @@ class FollowedRun:
 
     Args:
         run_dir: its directory.
+        fetched: the copy that the directory is of one at a URL; None if it is none.
 
     Attributes:
         progress: what its records say.
@@ -67,7 +76,8 @@ class FollowedRun:
             resumed from an earlier step.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, fetched: FetchedRun | None = None) -> None:
+        self._fetched = fetched
         self.progress = RunProgress()
         self.kept: RunProgress | None = None
         self._run_dir = run_dir
@@ -100,6 +110,8 @@ class FollowedRun:
         return standing
 
     def _read(self, now_seconds: float) -> Standing:
+        if self._fetched is not None:
+            self._fetched.refresh()
         silent_seconds = self.silent_seconds()
         # before the log: its last lines then are there
         standing = self._standing.look(now_seconds, math.inf if silent_seconds is None else silent_seconds)

@@ -11,6 +11,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.place_names import url_of
 from hvdtrain.reporting.stored_runs import plain
 
 _FOLDER = "checkpoints"
@@ -51,10 +52,11 @@ def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[Store
 
     Args:
         run_dir: the run directory.
-        verified: whether to check every byte.
+        verified: whether to check every byte, if they are on this host.
     """
     folder = run_dir / _FOLDER
     notes = []
+    verified = verified and not url_of(run_dir)  # of those at a URL, only the manifests are here
     try:
         paths = checkpoints_in(folder)
         set_aside = [path.name for path in folder.iterdir() if path.name.startswith("set-aside-")]

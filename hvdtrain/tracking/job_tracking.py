@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import hvdtrain
 from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.host.side_process import side_environment
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.trackers import TRACKERS
@@ -22,11 +22,6 @@ _MODULE = "hvdtrain.tracking.process"
 _GRACE_SECONDS = 1.0
 _KILL_SECONDS = 1.0  # from SIGKILL to the end of a process
 _READ_BYTES = 1 << 16
-# what launchers tell their workers: a sender is none
-_OF_LAUNCHERS = (
-    *("HOROVOD_", "HVDTRAIN_ELASTIC", "HVDTRAIN_WORKER", "HVDTRAIN_SLOT"),
-    *("OMPI_", "PMIX_", "PMI_", "PRTE_"),
-)
 
 
 class JobTracking(Callback):
@@ -131,7 +126,7 @@ class _SenderProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=side_environment(),
                 start_new_session=True,  # Ctrl-C, and a launcher that ends its workers, leave it some seconds
             )
         finally:
@@ -188,11 +183,3 @@ class _SenderProcess:
         """Close what it was heard by."""
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a sender: the job's, without what a launcher tells a worker."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    path = [str(Path(hvdtrain.__file__).parents[1]), *filter(None, [found.get("PYTHONPATH")])]
-    # no file in the working directory takes the place of a library
-    return {**found, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from hvdtrain.checkpoints.linked_copy import remove_copies
+from hvdtrain.host.side_process import own_output, stay_out_of_the_way
 from hvdtrain.trackers import TRACKERS
-from hvdtrain.tracking.checkpoint_copy import remove_copies
 from hvdtrain.tracking.folder import FOLDER, without_password
 from hvdtrain.tracking.loading import LOADERS, tracked_run
 from hvdtrain.tracking.sender import Sender, lines_to_send, status_when_over
@@ -32,7 +33,6 @@ _POLL_SECONDS = 1.0
 _LONGEST_WAIT = 30.0  # between attempts while a tracker does not answer
 _LAST_ATTEMPTS = 3
 _LOCK_SECONDS = 0.2
-_NICENESS = 19
 _LONGEST_ERROR = 200  # characters
 _END = "how the run ended"
 _NO_ANSWER = re.compile(r"Pool\(host='([^']*)', port=(\d+)\)")  # what the library requests says
@@ -45,8 +45,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("tracker", choices=list(LOADERS))
     parser.add_argument("--checkpoints", action="store_true")
     options = parser.parse_args(words)
-    say = _own_output()
-    _stay_out_of_the_way()
+    say = own_output()
+    stay_out_of_the_way()
     following = Following(options.run_dir, options.tracker, say, options.checkpoints)
     try:
         following.run()
@@ -203,27 +203,6 @@ def describe_error(error: Exception) -> str:
     if found := _NO_ANSWER.search(text):
         return f"{found[1]}:{found[2]} does not answer"
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
-
-
-def _own_output() -> Callable[[str], None]:
-    """Keep standard output for what the user should know; what libraries print goes to standard error."""
-    output = os.dup(1)
-    os.dup2(2, 1)
-    os.set_blocking(output, False)
-
-    def say(text: str) -> None:
-        with suppress(OSError):  # the job is gone, or does not read
-            os.write(output, (" ".join(text.split()) + "\n").encode())
-
-    return say
-
-
-def _stay_out_of_the_way() -> None:
-    """Leave the cores to training: a launcher may have bound the job, and so this process, to one of them."""
-    with suppress(OSError):
-        os.nice(_NICENESS)
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.linked_copy import copied, remove_copies
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.regular_files import read_regular
@@ -17,7 +18,6 @@ from hvdtrain.reporting.log_records import BrokenLines
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.reporting.run_status import KILLED, UNKNOWN, status_of
 from hvdtrain.reporting.stored_runs import load_summary
-from hvdtrain.tracking.checkpoint_copy import copied, remove_copies
 from hvdtrain.tracking.folder import FOLDER, read_starts, tracking_folder
 from hvdtrain.tracking.rows import Clock, Row, row_of
 from hvdtrain.tracking.sent_lines import SentLines

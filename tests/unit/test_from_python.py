@@ -140,7 +140,7 @@ def test_best_values_by_the_end_that_is_better():
         line("eval", 3, loss=1.0, accuracy=0.7, score=2.0, learning_rate=9.0),
     ]
     lines = [line_of(record) for record in history]
-    assert best_of(lines, config, {3: Path("c/step-00000003")}) == {
+    assert best_of(lines, config, {3: "c/step-00000003"}) == {
         "loss": Best(1.0, 3, "c/step-00000003"),
         "accuracy": Best(0.7, 2),
         "score": Best(1.0, 2),

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from hvdtrain.checkpoints.linked_copy import copied
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
@@ -18,7 +19,6 @@ from hvdtrain.jobs import track
 from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.trackers import check_installed
 from hvdtrain.tracking import loading, process
-from hvdtrain.tracking.checkpoint_copy import copied
 from hvdtrain.tracking.folder import add_start, read_id, read_starts, without_password, write_id
 from hvdtrain.tracking.process import LEFT, OVER, Following
 from hvdtrain.tracking.rows import Clock, row_of

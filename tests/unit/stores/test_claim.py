@@ -1,0 +1,206 @@
+"""Who has a run directory at a URL: one job at a time, and who takes over from a dead one."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.object_urls import StoreError, StorePermissionError
+from hvdtrain.stores import claim
+from hvdtrain.stores.claim import CLAIM_FILE, Claim, Holder
+
+
+def other(**fields):
+    values = {"id": "another", "host": "h9", "process": 77, "system": "another", "started": 5}
+    return Holder(**{**values, "since": time.time(), **fields})
+
+
+def put(store, holder):
+    store.put(CLAIM_FILE, json.dumps(asdict(holder)).encode())
+
+
+def claimed(store):
+    return Holder.parse(store.objects()[CLAIM_FILE])
+
+
+def test_a_free_run_directory_is_claimed_and_released(store):
+    own = Claim(store.url)
+    own.acquire()
+    assert claimed(store) == own.holder
+    own.mark_writer()
+    own.release()
+    assert claimed(store).is_released
+    Claim(store.url).acquire()
+
+
+def test_a_job_that_lives_is_named_to_the_second_one(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
+    put(store, other())
+    is_over = threading.Event()
+
+    def beat():
+        number = 0
+        while not is_over.wait(0.02):
+            number += 1
+            put(store, other(beat=number))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+            Claim(store.url).acquire()
+    finally:
+        is_over.set()
+        thread.join()
+    assert claimed(store).id == "another"
+
+
+def test_a_job_that_gives_no_sign_of_life_is_succeeded_after_some_time(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.3)
+    put(store, other())
+    notes = []
+    own = Claim(store.url, notes.append)
+    own.acquire()
+    assert claimed(store).id == own.holder.id
+    assert "waiting" in notes[0]
+    assert not [name for name in store.objects() if name != CLAIM_FILE]  # the clock's probe
+
+
+def test_a_process_of_this_system_that_has_ended_is_succeeded_at_once(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
+    own = Holder.of_this_process()
+    put(store, replace(own, id="another", started=own.started + 1))
+    Claim(store.url).acquire()
+
+
+def test_a_process_of_another_system_is_not_taken_for_dead(store):
+    own = Holder.of_this_process()
+    assert not own.has_ended
+    assert not other().has_ended
+    assert not replace(own, system="", started=0).has_ended
+    assert replace(own, started=own.started + 1).has_ended
+
+
+def test_a_job_that_uploads_what_is_left_is_waited_for(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
+    put(store, other(is_ending=True))
+
+    def end():
+        for number in range(3):
+            time.sleep(0.05)
+            put(store, other(is_ending=True, beat=number))
+        put(store, other(is_released=True))
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    Claim(store.url).acquire()
+    thread.join()
+
+
+def test_of_two_that_claim_at_once_the_last_has_it(store, monkeypatch):
+    def claim_too(seconds):
+        put(store, other())
+
+    monkeypatch.setattr(claim.time, "sleep", claim_too)
+    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+        Claim(store.url).acquire()
+    assert claimed(store).id == "another"
+
+
+def test_a_claim_that_was_taken_over_is_lost(store):
+    own = Claim(store.url)
+    own.acquire()
+    put(store, other())
+    own.beat()
+    assert "taken over by another job: process 77 on h9" in own.lost
+    with pytest.raises(StoreError, match="taken over"):
+        own.check()
+    own.release()
+    assert claimed(store).id == "another"
+
+
+def test_a_claim_that_was_removed_is_made_again(store):
+    own = Claim(store.url)
+    own.acquire()
+    store.remove(CLAIM_FILE)
+    own.beat()
+    assert claimed(store).id == own.holder.id
+    assert not own.lost
+
+
+def test_no_permission_to_write_is_found_at_the_start(store):
+    store.fail(lambda method, path: method == "pipe_file", PermissionError("Access Denied"))
+    with pytest.raises(StorePermissionError, match=r"hvdtrain.claim cannot be written: Access Denied"):
+        Claim(store.url).acquire()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id": 3}', b"\xff", b'{"beat": "x", "id": "a"}'])
+def test_an_object_that_is_no_claim_is_replaced_once_it_is_old(store, content, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.2)
+    notes = []
+    store.put(CLAIM_FILE, content)
+    Claim(store.url, notes.append).acquire()
+    assert "waiting" in notes[0]
+    store.put(CLAIM_FILE, content)
+    own = Claim(store.url)
+    own.acquire()
+    assert claimed(store) == own.holder
+
+
+def test_a_claim_that_is_half_written_is_of_a_job_that_lives(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
+    store.put(CLAIM_FILE, b"")
+    whole = json.dumps(asdict(other(beat=1))).encode()
+    before, reads = claim.read, []
+
+    def read(*arguments):
+        reads.append(None)
+        if len(reads) == 8:
+            store.put(CLAIM_FILE, whole)
+        return before(*arguments)
+
+    monkeypatch.setattr(claim, "read", read)
+    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+        Claim(store.url).acquire()
+    assert store.objects()[CLAIM_FILE] == whole
+
+
+def test_an_own_claim_that_is_damaged_is_not_lost(store):
+    own = Claim(store.url)
+    own.acquire()
+    store.put(CLAIM_FILE, b'{"id": "x')
+    with pytest.raises(StoreError, match="is not what was written"):
+        own.check()
+    assert not own.lost
+    own.beat()
+    assert claimed(store) == own.holder
+    own.check()
+
+
+def test_a_process_that_proc_hides_is_not_taken_for_dead(monkeypatch, tmp_path):
+    own = Holder.of_this_process()
+    there = replace(own, process=os.getppid(), started=own.started)
+    path = claim.Path
+    hidden = f"/proc/{there.process}/stat"
+    monkeypatch.setattr(claim, "Path", lambda name: tmp_path / "no" if name == hidden else path(name))
+    assert not there.has_ended
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert replace(own, process=ended.pid).has_ended
+
+
+def test_a_store_that_deletes_nothing_is_claimed_and_released(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.2)
+    store.fail(lambda method, path: method == "rm_file", PermissionError("denied"))
+    put(store, other())
+    Claim(store.url).acquire()
+    store.remove(CLAIM_FILE)
+    own = Claim(store.url)
+    own.acquire()
+    own.release()
+    assert claimed(store).is_released

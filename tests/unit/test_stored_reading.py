@@ -1,0 +1,296 @@
+"""Runs and checkpoints in an object store, for those who read them from elsewhere."""
+
+import json
+import random
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from click.testing import CliRunner
+from support.object_store import client_environment, object_store
+from support.states import equal, make_state, saved
+from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
+
+from hvdtrain import object_urls
+from hvdtrain.checkpoints import storage
+from hvdtrain.cli import cli
+from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
+from hvdtrain.jobs.outputs import (
+    append_line,
+    check_not_there,
+    local_file,
+    place_of,
+    put_into_place,
+    size_of,
+    written_beside,
+)
+from hvdtrain.object_urls import Patience
+from hvdtrain.printable import printable
+from hvdtrain.run_views.follow import FollowedRun
+from hvdtrain.run_views.standing import Kind
+from hvdtrain.stores import fetched
+from hvdtrain.stores.fetched_runs import FetchedRun, local_runs
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with object_store() as store, client_environment(store):
+        object_urls.entries(store.url("nothing"))  # its thread is there before those of tests are counted
+        yield store
+
+
+@pytest.fixture
+def store(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    yield server
+    server.proxy.heal()
+
+
+@pytest.fixture
+def url(store, request, tmp_path):
+    """Return the URL of a run with three checkpoints."""
+    run = make_run(tmp_path / "made", window(1), evaluation(2))
+    for step in (1, 2, 3):
+        saved(run / "checkpoints", step, value=step, metrics={"loss": abs(step - 2) + 0.5})
+    store.put_folder(run, request.node.name)
+    return store.url(request.node.name)
+
+
+def key(url):
+    return url.partition("://bucket/")[2]
+
+
+def cached(tmp_path):
+    return sorted(path for path in (tmp_path / "cache" / "checkpoints").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("named", ["", "/checkpoints", "/checkpoints/step-00000003"])
+def test_a_checkpoint_is_fetched_once_and_verified(url, tmp_path, named):
+    found = fetched.locate(url + named)
+    assert found.manifest.step == 3
+    assert equal(found.read(), make_state(3))
+    assert printable(f"of {found.path}") == f"of {url}/checkpoints/step-00000003"
+    assert fetched.run_place_of(found) == url
+    before = [path.stat() for path in cached(tmp_path)]
+    again = fetched.locate(url + named)
+    assert again.path == found.path
+    assert [path.stat().st_ino for path in cached(tmp_path)] == [status.st_ino for status in before]
+
+
+def test_a_copy_that_is_another_checkpoint_is_not_used(url):
+    other = fetched.locate(f"{url}/checkpoints/step-00000001").path
+    found = fetched.locate(url).path
+    shutil.rmtree(found)
+    shutil.copytree(other, found)
+    assert equal(fetched.locate(url).read(), make_state(3))
+
+
+def test_an_older_one_can_be_named_and_the_manifest_alone_is_read(url, tmp_path):
+    assert fetched.locate(f"{url}/checkpoints/step-00000001").manifest.step == 1
+    found = checkpoint_config.find_unverified(f"{url}/checkpoints/step-00000002")
+    assert found.manifest.step == 2
+    assert not found.path.exists()
+    assert checkpoint_config.verified(url, found.manifest).manifest.step == 3
+
+
+def test_the_best_one_is_chosen(url):
+    assert chosen_checkpoint(url, "loss") == f"{url}/checkpoints/step-00000002"
+    assert chosen_checkpoint(url, False) == url
+    with pytest.raises(CheckpointError, match="nothing"):
+        chosen_checkpoint(url, "nothing")
+
+
+def test_one_without_a_manifest_does_not_exist_and_a_damaged_one_is_passed_over(store, url):
+    object_urls.remove(f"{url}/checkpoints/step-00000003/trainer.json")
+    store.put(f"{key(url)}/checkpoints/step-00000002/model.safetensors", b"damaged")
+    found = fetched.locate(url)
+    assert found.manifest.step == 1
+    assert "step-00000002" in found.damaged[0]
+    assert len(found.damaged) == 1
+    for named in ("3", "2"):
+        with pytest.raises(CheckpointError, match=f"step-0000000{named}"):
+            fetched.locate(f"{url}/checkpoints/step-0000000{named}")
+
+
+def test_one_that_was_replaced_is_fetched_anew(store, url, tmp_path):
+    assert equal(fetched.locate(url).read(), make_state(3))
+    other = saved(tmp_path / "other", 3, value=7)
+    store.put_folder(other, f"{key(url)}/checkpoints/step-00000003")
+    assert equal(fetched.locate(url).read(), make_state(7))
+
+
+def test_a_copy_that_is_damaged_here_is_fetched_anew(url, tmp_path):
+    found = fetched.locate(url)
+    (found.path / storage.MODEL_FILE).write_bytes(b"damaged")
+    assert equal(fetched.locate(url).read(), make_state(3))
+
+
+def test_what_is_fetched_over_connections_that_are_cut_is_whole(store, url, tmp_path):
+    numbers = random.Random(1)
+    for _ in range(4):
+        store.proxy.cut_after_answered_bytes, store.proxy.cuts_left = numbers.randrange(2000), 2
+        assert equal(fetched.locate(url).read(), make_state(3))
+        store.proxy.heal()
+        assert {path.parent.name for path in cached(tmp_path)} == {"step-00000003"}
+        shutil.rmtree(tmp_path / "cache")
+    assert store.proxy.cuts >= 4
+
+
+def test_several_may_fetch_at_once(url, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(fetched.locate, [url] * 8))
+    assert len({one.path for one in found}) == 1
+    assert equal(found[0].read(), make_state(3))
+    assert len(list((tmp_path / "cache" / "checkpoints").iterdir())) == 1
+
+
+def test_old_copies_are_removed_but_not_such_as_are_in_use(url, tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        fetched.locate(f"{url}/checkpoints/step-0000000{step}")
+    assert len(cached(tmp_path)) == 9
+    shutil.rmtree(fetched.locate(url).path.parent)
+    monkeypatch.setattr(fetched, "_KEPT", 1)
+    fetched.locate(url)
+    assert len(cached(tmp_path)) == 9
+    shutil.rmtree(fetched.locate(url).path.parent)
+    monkeypatch.setattr(fetched, "_USED_SECONDS", -1.0)
+    fetched.locate(url)
+    assert {path.parent.name for path in cached(tmp_path)} == {"step-00000003"}
+
+
+def test_what_is_not_there_or_not_reachable_is_told(store, url, monkeypatch):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {url}x"):
+        fetched.locate(f"{url}x")
+    with pytest.raises(CheckpointError, match="no checkpoint in s3://nowhere/x"):
+        fetched.locate("s3://nowhere/x")
+    once = Patience(stall_seconds=5, tries=1)
+    store.proxy.is_down = True
+    monkeypatch.setattr(fetched, "entries", lambda url: object_urls.entries(url, once))
+    with pytest.raises(EnvironmentFault, match=url):
+        fetched.locate(url)
+
+
+def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):
+    store.put_folder(make_run(tmp_path / "second", window(1), evaluation(5)), f"{key(url)}-runs/b")
+    store.put_folder(make_run(tmp_path / "third", window(1), evaluation(4)), f"{key(url)}-runs/a")
+    store.put(f"{key(url)}-runs/other/file", b"")
+    shown = CliRunner().invoke(cli, ["compare", url, f"{url}-runs", "--csv"])
+    assert shown.exit_code == 0, shown.output
+    rows = shown.stdout.splitlines()
+    assert [row.partition(",")[0] for row in rows[1:]] == [key(url), "a", "b"]
+    assert "0.8000" not in rows[0]
+    assert "0.8" in rows[3]
+    page = tmp_path / "report.html"
+    shown = CliRunner().invoke(cli, ["report", url, "-o", str(page)])
+    assert shown.exit_code == 0, shown.output
+    text = page.read_text()
+    assert url in text
+    assert "step-00000003" in text
+    assert "not checked" in text
+    assert str(tmp_path / "cache") not in text
+
+
+def test_a_url_without_a_run_is_told_with_its_name(store):
+    shown = CliRunner().invoke(cli, ["compare", store.url("void")], standalone_mode=False)
+    assert isinstance(shown.exception, UsageError)
+    assert f"{store.url('void')}: no run" in printable(str(shown.exception))
+
+
+@pytest.mark.parametrize(
+    "words", [["track", "s3://b/run"], ["report", "x", "-o", "s3://b/x.html"], ["train", "s3://b/x.yaml"]]
+)
+def test_where_a_url_cannot_be_used_it_is_refused(words):
+    shown = CliRunner().invoke(cli, words)
+    assert shown.exit_code == 2
+    assert "is a URL" in shown.output
+
+
+def test_a_run_is_followed_while_it_grows_is_cut_back_and_ends(store, url):
+    copy = FetchedRun(url)
+    followed = FollowedRun(copy.path, copy)
+    object_urls.remove(f"{url}/summary.json")
+    assert followed.poll().kind is Kind.RUNNING
+    assert followed.progress.step == 2
+    log = f"{key(url)}/metrics.jsonl"
+    store.put(log, lines_of(window(1), evaluation(2), window(3)).encode())
+    followed.poll()
+    assert (followed.progress.step, followed.kept) == (3, None)
+    store.put(log, lines_of(window(1), window(2, loss=7.0)).encode())
+    followed.poll()
+    assert followed.progress.step == 2
+    assert followed.kept is not None
+    store.put(f"{key(url)}/summary.json", json.dumps(SUMMARY).encode())
+    assert followed.poll().kind is Kind.ENDED
+
+
+def test_the_age_of_a_log_is_that_in_the_store(store, url):
+    (path,) = local_runs([url])
+    assert abs((path / "metrics.jsonl").stat().st_mtime - time.time()) < 600
+    modified = object_urls.info(f"{url}/metrics.jsonl").modified.timestamp()
+    assert (path / "metrics.jsonl").stat().st_mtime == modified
+
+
+def test_outputs_are_uploaded_whole_and_replace_nothing(store, request):
+    url = place_of(store.url(request.node.name, "model.npz/"))
+    check_not_there(url, force=False)
+    with written_beside(url) as path:
+        path.write_bytes(b"1" * 10)
+        path.with_name("model.npz.data").write_bytes(b"22")
+        put_into_place(path, url)
+    assert not path.parent.exists()
+    folder = key(url).rpartition("/")[0]
+    assert store.objects(folder) == {f"{folder}/model.npz": b"1" * 10, f"{folder}/model.npz.data": b"22"}
+    assert size_of(url) == 10
+    with pytest.raises(UsageError, match="exists"):
+        check_not_there(url, force=False)
+    check_not_there(url, force=True)
+    with pytest.raises(UsageError, match="directory"):
+        check_not_there(store.url(folder), force=True)
+
+
+def test_a_folder_takes_the_place_of_an_older_one(store, request):
+    url = store.url(request.node.name, "model")
+    for names in (("saved_model.pb", "variables/old"), ("saved_model.pb", "variables/new")):
+        with written_beside(url) as path:
+            for name in names:
+                (path / name).parent.mkdir(parents=True, exist_ok=True)
+                (path / name).write_bytes(name.encode())
+            put_into_place(path, url)
+    assert {name.rpartition("/")[2] for name in store.objects(key(url))} == {"saved_model.pb", "new"}
+    assert size_of(url) == len("saved_model.pb") + len("variables/new")
+    check_not_there(url, force=True, may_be_folder=True)
+
+
+def test_an_output_that_cannot_be_uploaded_is_told(store, request):
+    url = store.url(request.node.name)
+    with written_beside(url) as path:
+        path.write_bytes(b"1")
+        store.proxy.is_down = True
+        with pytest.raises(EnvironmentFault, match=url):
+            put_into_place(path, url)
+    assert not path.parent.exists()
+
+
+def test_lines_are_appended(store, request):
+    url = store.url(request.node.name)
+    for line in (b"one\n", b"two\n"):
+        append_line(url, line)
+    assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
+
+
+def test_a_file_of_weights_is_fetched_for_a_while(store, request, tmp_path):
+    store.put("weights/model.weights.h5", b"weights")
+    with local_file(store.url("weights/model.weights.h5")) as path:
+        assert path.name == "model.weights.h5"
+        assert path.read_bytes() == b"weights"
+    assert not path.exists()
+    with pytest.raises(CheckpointError, match=r"nothing\.h5"), local_file(store.url("nothing.h5")):
+        pass
+    with local_file(tmp_path) as path:
+        assert path == tmp_path
