@@ -17,9 +17,10 @@ UNDIVIDED = (
 # Files of the other folders that run anywhere: their tests launch jobs of their own, or run in the process of
 # the tests, and use few pools or none.
 APART = (
-    "test_bench.py", "test_compression.py", "test_keras_optimizer.py", "test_launch.py",
-    "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py", "test_plan.py",
-    "test_profile.py", "test_search.py", "test_tracking.py", "test_waiting.py", "test_watch.py",
+    "test_bench.py", "test_compression.py", "test_from_stores.py", "test_keras_optimizer.py",
+    "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
+    "test_plan.py", "test_profile.py", "test_search.py", "test_tracking.py", "test_waiting.py",
+    "test_watch.py",
 )  # fmt: skip
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells
@@ -34,11 +35,16 @@ SECONDS = {
     "faults/test_launch_ends": 30,
     "faults/test_liveness": 120,
     "faults/test_never_arrives": 50,
+    "faults/test_object_store_claims": 90,
+    "faults/test_object_store_cuts": 70,
+    "faults/test_object_store_ends": 60,
+    "faults/test_object_store_jobs": 90,
     "faults/test_strangers": 20,
     "faults/test_tracked_elastic": 20,
     "faults/test_worlds": 50,
     "parallel/test_bench": 100,
     "parallel/test_compression": 50,
+    "parallel/test_from_stores": 90,
     "parallel/test_launch": 90,
     "parallel/test_notebook": 20,
     "parallel/test_parity_jobs": 60,
@@ -56,17 +62,21 @@ SECONDS = {
     "elastic/test_telling": 8,
     "elastic/test_toy_world": 40,
     "horovod_build/test_keyed_rendezvous": 12,
+    "stores/test_run_store": 12,
+    "stores/test_uploader": 5,
     "unit/test_background": 6,
     "unit/test_elastic_job": 9,
     "unit/test_framework_imports": 6,
     "unit/test_job_resumes": 17,
     "unit/test_low_rank_steps": 20,
+    "unit/test_object_urls": 13,
     "unit/test_portable_layers": 38,
     "unit/test_portable_optimizers": 27,
     "unit/test_report_in_browser": 16,
     "unit/test_requirements": 25,
+    "unit/test_stored_reading": 25,
 }
-_SECONDS_OF_A_TEST = {"unit": 0.08, "elastic": 0.08, "horovod_build": 0.08}
+_SECONDS_OF_A_TEST = {"unit": 0.08, "elastic": 0.08, "horovod_build": 0.08, "stores": 0.08}
 _SECONDS_OF_A_JOB = 1.5
 
 

@@ -1,0 +1,22 @@
+"""What tests of faults share: a server of S3 with a bucket, and a proxy before it that makes faults."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.object_store import ObjectStore, object_store
+from support.stored_jobs import Bucket
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    """Give a server for the tests of one file."""
+    for package in ("boto3", "moto", "s3fs"):
+        pytest.importorskip(package)
+    with object_store() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def bucket(store) -> Bucket:
+    """Give its bucket as a plain client sees it."""
+    return Bucket(store)

@@ -1,0 +1,99 @@
+"""Commands that start from a checkpoint in an object store and write what they make there, with workers."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from support.jobs import launcher, run, shared_run, train
+from support.object_store import object_store
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+OPTIONS = ("--task", "digits", "--steps", "6", "--batch-size", "8", "--save-every", "3", "--seed", "1")
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store() as found:
+        trained = shared_run(1, "none", "--framework", "torch", *OPTIONS)
+        found.put_folder(trained.folder, "runs/first")
+        yield found
+
+
+def hvdtrain(store, cwd, *words, workers=1, controller="none"):
+    """Run a command with its own cache; return what it showed."""
+    command = [*launcher(workers, controller), "python", "-m", "hvdtrain", *words]
+    environ = {**store.environ, "HVDTRAIN_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
+    done = run(command, cwd, 300, **environ)
+    assert done.returncode == 0, done.output[-5000:]
+    assert str(cwd / "cache") not in done.output
+    return done.output
+
+
+def evaluations(content):
+    metrics = [json.loads(line) for line in content.decode().splitlines()]
+    return [{name: one[name] for name in ("loss", "accuracy", "step", "checkpoint")} for one in metrics]
+
+
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("tf", "mpi")])
+def test_an_evaluation_is_noted_in_the_store(store, tmp_path, framework, controller):
+    url = store.url("runs/first")
+    at = "runs/first/evaluations.jsonl"
+    before = evaluations(store.objects(at).get(at, b""))
+    words = ("evaluate", url, "--framework", framework)
+    shown = hvdtrain(store, tmp_path, *words, workers=2, controller=controller)
+    assert f"{url}/checkpoints/step-00000006" in shown
+    trained = shared_run(1, "none", "--framework", "torch", *OPTIONS)
+    *earlier, last = evaluations(store.objects(at)[at])
+    assert earlier == before
+    assert last["checkpoint"] == f"{url}/checkpoints/step-00000006"
+    for name, value in trained.summary["final"].items():
+        assert last[name] == pytest.approx(value, rel=1e-4)
+
+
+def test_predictions_and_exports_go_to_the_store_once(store, tmp_path):
+    url, made = store.url("runs/first"), store.url("made", "outputs.npz")
+    shown = hvdtrain(store, tmp_path, "predict", url, "--output", made)
+    assert made in shown
+    content = store.objects("made")["made/outputs.npz"]
+    with np.load(io.BytesIO(content)) as arrays:
+        assert all(len(array) > 100 for array in arrays.values())
+    command = ["python", "-m", "hvdtrain", "predict", url, "--output", made]
+    again = run(command, tmp_path, 300, **store.environ, HVDTRAIN_CACHE=str(tmp_path / "cache"))
+    assert again.returncode == 2
+    assert f"{made} exists" in again.output
+    assert store.objects("made") == {"made/outputs.npz": content}
+    shown = hvdtrain(store, tmp_path, "export", f"{url}/checkpoints/step-00000003", "--to", "safetensors")
+    (name,) = store.objects("runs/first/exports")
+    assert name == "runs/first/exports/digits-step-00000003.safetensors"
+    assert store.url(name) in shown
+    imported = ("import", store.url(name), "--output", str(tmp_path / "imported"), "--task", "digits")
+    assert store.url(name) in hvdtrain(store, tmp_path, *imported)
+    assert [path.name for path in (tmp_path / "imported").iterdir()] == ["step-00000000"]
+
+
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
+def test_training_starts_from_weights_in_a_store(store, tmp_path, framework, controller):
+    url = store.url("runs/first/checkpoints/step-00000003")
+    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    words = ("--framework", framework, *OPTIONS, "--init")
+    trained = train(2, controller, *words, url, cwd=tmp_path, **environ)
+    assert f"weights of {url}, step 3" in trained.result.output
+    config = (trained.folder / "config.yaml").read_text()
+    assert f"\ninit: {url}\n" in config
+    assert str(tmp_path / "cache") not in config
+    local = shared_run(1, "none", "--framework", "torch", *OPTIONS).folder / "checkpoints" / "step-00000003"
+    (tmp_path / "other").mkdir()
+    other = train(2, controller, *words, str(local), cwd=tmp_path / "other", OMP_NUM_THREADS="1")
+    assert trained.losses == other.losses
+
+
+def test_a_checkpoint_that_is_not_there_is_told(store, tmp_path):
+    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache")}
+    url = store.url("runs/none")
+    words = ["--framework", "torch", *OPTIONS, "--init", url, "--run-dir", str(tmp_path / "run")]
+    ended = run(["python", "-m", "hvdtrain", *words], tmp_path, 300, **environ)
+    assert ended.returncode == 2, ended.output
+    assert f"no checkpoint in {url}" in ended.output

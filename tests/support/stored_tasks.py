@@ -1,0 +1,94 @@
+"""Tasks for runs in an object store: their steps go as far as a file says, their data lie where asked."""
+
+import os
+import time
+from pathlib import Path
+
+import hvdtrain
+from support.stream_files import INPUTS, sample
+
+SIZE, EVAL_SIZE = 60, 20
+PARTS = [range(25), range(25, 40), range(40, SIZE)]
+PACE, STEP_SECONDS, DATA = "HVDTRAIN_TEST_PACE", "HVDTRAIN_TEST_STEP_SECONDS", "HVDTRAIN_TEST_DATA"
+PACE_FILE, REACHED_FILE = "pace", "reached"  # in the folder that PACE names
+_HELD_SECONDS = 300.0
+
+
+class Stored:
+    """Fit the sums of some numbers with two dense layers; nothing in it is random once it is built."""
+
+    loss = "mse"
+    defaults = {  # noqa: RUF012
+        "batch_size": 3,
+        "learning_rate": 0.01,
+        "optimizer": "adamw",
+        "initial_parameters": "portable",
+        "log_every": 1,
+        "save_every": 5,
+    }
+
+    def __init__(self, hidden=16):
+        self.hidden = hidden
+
+    def train_data(self):
+        return [sample(number) for number in range(SIZE)]
+
+    def eval_data(self):
+        return [sample(number) for number in range(SIZE, SIZE + EVAL_SIZE)]
+
+    def callbacks(self):
+        return [_Paced()]
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(INPUTS, self.hidden), nn.SiLU(), nn.Linear(self.hidden, 1))
+
+    def tf_model(self):
+        import keras
+
+        inputs = keras.Input((INPUTS,))
+        x = keras.layers.Dense(self.hidden, activation="silu", name="0")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1, name="2")(x))
+
+
+class Parquet(Stored):
+    """The same samples in files of Parquet, in the folder or at the URL that the environment names."""
+
+    def train_data(self):
+        return hvdtrain.open_parquet(
+            f"{os.environ[DATA]}/part-*.parquet", inputs="x", targets="y", shuffle_blocks=2
+        )
+
+
+class WebDataset(Stored):
+    """The same samples in tars, likewise."""
+
+    def train_data(self):
+        return hvdtrain.open_webdataset(
+            f"{os.environ[DATA]}/part-{{0..2}}.tar", inputs="x.npy", targets="y.npy"
+        )
+
+
+class _Paced:
+    """Waits after each step for some seconds, and at the step that a file names while it does."""
+
+    def __init__(self):
+        self._seconds = float(os.environ.get(STEP_SECONDS, "0"))
+        self._folder = Path(os.environ[PACE])
+
+    def on_step(self, step, metrics):
+        time.sleep(self._seconds)
+        until = time.monotonic() + _HELD_SECONDS
+        while self._is_held(step.step) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _is_held(self, step):
+        try:
+            is_held = step >= int((self._folder / PACE_FILE).read_text())
+        except FileNotFoundError:
+            return False
+        if is_held:
+            (self._folder / f"{REACHED_FILE}.new").write_text(str(step))
+            (self._folder / f"{REACHED_FILE}.new").rename(self._folder / REACHED_FILE)
+        return is_held
