@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hvdtrain.checkpoints import manifest as manifests
@@ -28,6 +29,7 @@ from hvdtrain.object_urls import (
 
 FOLDER = "checkpoints"
 _SET_ASIDE = "set-aside-"
+_COPIED_BYTES_PER_SECOND = 20_000_000.0  # by a store from one object to another, at least
 _FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 
@@ -186,7 +188,9 @@ class StoredCheckpoints:
 
         old_url, new_url = join(self.url, checkpoint, file), join(self.url, new, file)
         size = info(old_url, self._patience).size_bytes
-        request(old_url, "copied", self._patience, "cp_file", file_system(new_url)[1])
+        seconds = self._patience.stall_seconds + size / _COPIED_BYTES_PER_SECOND  # no bytes of it move here
+        patience = replace(self._patience, stall_seconds=seconds)
+        request(old_url, "copied", patience, "cp_file", file_system(new_url)[1])
         if info(new_url, self._patience).size_bytes != size:
             raise ChangedObjectError(f"{shown(new_url)} is not what was copied")
 

@@ -12,7 +12,8 @@ from support.store_jobs import Job, stored, verified
 from hvdtrain.checkpoints import storage
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, ConfigError
-from hvdtrain.object_urls import StoreError
+from hvdtrain.object_urls import Patience, StoreError
+from hvdtrain.stores import stored_checkpoints
 from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
 
 
@@ -437,3 +438,20 @@ def test_a_new_run_deletes_nothing(store, tmp_path):
     job.save(1)
     job.uploader.round()
     assert "rm_file" not in [method for method, _ in store.requests()]
+
+
+def test_a_large_object_may_take_longer_to_be_copied_in_the_store(store, tmp_path, monkeypatch):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.end()
+    before, allowed = stored_checkpoints.request, []
+
+    def request(url, done, patience, method, *arguments, **options):
+        allowed.append(patience.stall_seconds)
+        return before(url, done, patience, method, *arguments, **options)
+
+    monkeypatch.setattr(stored_checkpoints, "request", request)
+    monkeypatch.setattr(stored_checkpoints, "_COPIED_BYTES_PER_SECOND", 1.0)
+    StoredCheckpoints(store.url, ONCE).set_aside(storage.name_of(1))
+    assert min(allowed) > 100.0
+    assert stored(store) == []
