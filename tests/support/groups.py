@@ -37,7 +37,7 @@ SECONDS = {
     "faults/test_never_arrives": 50,
     "faults/test_object_store_claims": 90,
     "faults/test_object_store_cuts": 70,
-    "faults/test_object_store_ends": 60,
+    "faults/test_object_store_ends": 110,
     "faults/test_object_store_jobs": 90,
     "faults/test_strangers": 20,
     "faults/test_tracked_elastic": 20,
