@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 from support.states import contents
-from support.store_jobs import Job, stored, verified
+from support.store_jobs import ONCE, Job, stored, verified
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, ConfigError
-from hvdtrain.object_urls import Patience, StoreError
+from hvdtrain.object_urls import StoreError
 from hvdtrain.stores import stored_checkpoints
 from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
 
