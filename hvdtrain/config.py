@@ -364,7 +364,12 @@ class Config(BaseModel):
         scheme, _, inside = path.partition("://")
         if info.field_name == "run_dir" and inside and scheme in ("memory", *READ_ONLY):
             raise ValueError(f"{shown(path)}: {scheme}:// keeps nothing that is written")
-        return check_url(path) if is_url(path) else path
+        if not is_url(path):
+            return path
+        url = check_url(path)
+        if shown(url) != url:
+            raise ValueError(f"{shown(url)} has a signature in it, which would be written to config.yaml")
+        return url
 
     @field_validator("stall_timeout")
     @classmethod

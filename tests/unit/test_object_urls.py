@@ -201,6 +201,12 @@ def test_what_keeps_nothing_is_no_run_directory(url):
         Config(run_dir=url)
 
 
+def test_a_signed_url_is_not_written_to_a_config():
+    with pytest.raises(ValueError, match=r"sig=\*\*\* has a signature in it") as raised:
+        Config(init="https://host/run?sig=abc")
+    assert "abc" not in str(raised.value).replace("https://host/run?sig=***", "").split("[type=")[0]
+
+
 def test_an_error_of_a_client_that_cannot_be_made_is_named(monkeypatch):
     class DefaultCredentialsError(Exception):
         pass
