@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from hvdtrain.config import EITHER_OR, Config, Layer, is_nullable
 from hvdtrain.errors import ConfigError
 from hvdtrain.field_names import name_hint, value_hint
+from hvdtrain.object_urls import shown
 from hvdtrain.regular_files import open_regular
 from hvdtrain.yaml_reader import parse_yaml
 
@@ -127,9 +128,9 @@ def _describe(detail: Any, sources: Mapping[str, str]) -> str:
 
 
 def _found(value: object) -> str:
-    """Return a value as a message shows it."""
+    """Return a value as a message shows it, without passwords of URLs."""
     try:
-        return _shortened(repr(value))
+        return _shortened(shown(repr(value)))
     except (ValueError, RecursionError):  # Python does not write integers of more than 4300 digits
         return f"a value of type {type(value).__name__} that is too large to show"
 
