@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
@@ -31,12 +30,10 @@ class Console(Callback):
 
     Args:
         console: rich's console for the terminal or the output.
-        run_dir: the run directory, to be named at the end.
     """
 
-    def __init__(self, console: "rich.console.Console", run_dir: Path) -> None:
+    def __init__(self, console: "rich.console.Console") -> None:
         self._console = console
-        self._run_dir = run_dir
         self._sets = [""]
         self._progress = _Bar(console) if console.is_terminal else _Lines(console)
 

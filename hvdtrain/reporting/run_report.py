@@ -138,7 +138,7 @@ class RunReport(CallbackReport):
     ) -> None:
         run_dir = context.run_dir
         folder = RunFolder(run_dir, on_made_anew, lost_lease)
-        self._console = Console(console, run_dir)
+        self._console = Console(console)
         self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
         self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
         self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
