@@ -603,7 +603,7 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
         written = file.stat().st_size
         for _ in range(3):  # what it finds when it wakes says nothing of now
             driver.say(DriverBeat())
-            time.sleep(0.5)
+            time.sleep(1.2)  # in all, longer than what counts as a pause
         driver.close()
         os.kill(frozen.pid, signal.SIGCONT)
         assert frozen.wait(60) == 3
