@@ -13,7 +13,8 @@ from hvdtrain.run_views.follow_view import View, open_view
 from hvdtrain.run_views.log_follower import LogFollower
 from hvdtrain.run_views.progress import RunProgress
 from hvdtrain.run_views.standing import Kind, Standing, StandingWatch
-from hvdtrain.stores.fetched_runs import FetchedRun, reading
+from hvdtrain.stores.fetched import reading
+from hvdtrain.stores.fetched_runs import FetchedRun
 
 _POLL_SECONDS = 1.0
 _POLL_URL_SECONDS = 10.0  # each look is a request

@@ -57,7 +57,7 @@ def fetch(url: str) -> Checkpoint:
         CheckpointError: If there is none, or the one that was named is corrupt.
         EnvironmentFault: If it cannot be fetched.
     """
-    with _environment_faults(url):
+    with _reading_checkpoints(url):
         for _ in range(_LISTINGS):
             problems: list[str] = []
             removed = False
@@ -85,7 +85,7 @@ def find_unverified(url: str) -> Checkpoint:
         EnvironmentFault: If the store cannot be read.
     """
     problems: list[str] = []
-    with _environment_faults(url):
+    with _reading_checkpoints(url):
         for one in _candidates(url):
             try:
                 content = _stored(one).manifest_bytes(name(one))
@@ -106,7 +106,7 @@ def manifests_in(url: str) -> dict[str, Manifest]:
         EnvironmentFault: If the store cannot be read.
     """
     found: dict[str, Manifest] = {}
-    with _environment_faults(url):
+    with _reading_checkpoints(url):
         for one in reversed(_candidates(url)):
             with suppress(CorruptCheckpoint, EnvironmentFault):
                 if (manifest := _stored(one).manifest(name(one))) is not None:
@@ -222,12 +222,10 @@ def _none_at(url: str, problems: list[str]) -> CheckpointError:
 
 
 @contextmanager
-def _environment_faults(url: str) -> Iterator[None]:
+def reading(url: str) -> Iterator[None]:
     """Return a context in which what a store or this host's disk refuses is the environment's fault."""
     try:
         yield
-    except MissingObjectError as error:
-        raise CheckpointError(error.problem, error.remedy) from None
     except StoreError as error:
         raise EnvironmentFault(error.problem, error.remedy) from None
     except OSError as error:
@@ -235,3 +233,13 @@ def _environment_faults(url: str) -> Iterator[None]:
             f"{shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
             "Free space there, or name another folder with HVDTRAIN_CACHE.",
         ) from None
+
+
+@contextmanager
+def _reading_checkpoints(url: str) -> Iterator[None]:
+    """Return a context as ``reading`` does, in which what does not exist is a missing checkpoint."""
+    with reading(url):
+        try:
+            yield
+        except MissingObjectError as error:
+            raise CheckpointError(error.problem, error.remedy) from None

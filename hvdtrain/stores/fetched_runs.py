@@ -8,20 +8,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME
-from hvdtrain.errors import EnvironmentFault
 from hvdtrain.object_transfers import download
-from hvdtrain.object_urls import MissingObjectError, ObjectInfo, StoreError, entries, join, name, shown
+from hvdtrain.object_urls import MissingObjectError, ObjectInfo, entries, join, name, shown
 from hvdtrain.paths import cache_folder
 from hvdtrain.place_names import name_place
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import FILES
-from hvdtrain.stores.fetched import local_name
+from hvdtrain.stores.fetched import local_name, reading
 from hvdtrain.stores.stored_checkpoints import FOLDER
 
 _MOST_CHECKPOINTS = 100
@@ -121,20 +120,6 @@ def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[P
         else:
             found.append(place)
     return found
-
-
-@contextmanager
-def reading(url: str) -> Iterator[None]:
-    """Return a context in which what a store or this host's disk refuses is the environment's fault."""
-    try:
-        yield
-    except StoreError as error:
-        raise EnvironmentFault(error.problem, error.remedy) from None
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
-            "Free space there, or name another folder with HVDTRAIN_CACHE.",
-        ) from None
 
 
 def _fetched_runs(url: str, for_report: bool) -> list[Path]:
