@@ -501,7 +501,7 @@ def test_the_stack_is_that_of_the_training_thread(driver, join):
     join()
     ACTIVITY.enter("testing")
     driver.say(AskStack())
-    assert "expect(Stack)" in driver.expect(Stack).text
+    assert "in test_the_stack_is_that_of_the_training_thread" in driver.expect(Stack).text
 
 
 def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join):
