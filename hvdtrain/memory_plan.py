@@ -94,7 +94,7 @@ def _slots(config: Config) -> int:
 
 
 def _compression_bytes(config: Config, trained: int) -> int:
-    """Return what compressed gradients take: copies of half the size, or what low rank has left out so far."""
+    """Return what compressed gradients take: copies of half the size, or what low rank leaves out."""
     if rank_of(config.compression) is not None:
         return trained
     return trained // 2 if config.compression != "none" else 0
@@ -106,8 +106,8 @@ def _remedies(config: Config, micro_batch: int, trained: int) -> list[str]:
     if micro_batch > 1:
         smaller = "" if config.global_batch_size else f"--batch-size {-(-micro_batch // 2)} "
         remedies.append(
-            f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, which take about "
-            "half of the activations"
+            f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, with about half "
+            "of the activations"
         )
     if not config.checkpoint_activations:
         remedies.append("--checkpoint-activations: those of repeated blocks are computed twice and not kept")
