@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-SPARE_BYTES = 160 << 20
-LAYERS = 30  # of 16 MiB of activations each
+SPARE_BYTES = 512 << 20
+COPIES = 128  # of 16 MiB each
 
 
 def limit_memory():
@@ -16,7 +16,7 @@ def limit_memory():
 
 class Early:
     loss = "mse"
-    limits_at_call = 1
+    limited_call = 1
 
     def __init__(self):
         self.calls = 0
@@ -38,10 +38,9 @@ class Early:
                 self.first = torch.nn.Linear(8, 65536)
 
             def forward(self, x):
-                task.call()
                 x = self.first(x)
-                for _ in range(LAYERS):
-                    x = torch.tanh(x)
+                if task.is_limited():
+                    x = torch.cat([x] * COPIES)[: len(x)]
                 return x
 
         return Wide()
@@ -49,18 +48,30 @@ class Early:
     def tf_model(self):
         import keras
 
-        x = inputs = keras.Input((8,))
-        x = keras.layers.Dense(65536, name="first")(x)
-        for _ in range(LAYERS):
-            x = keras.layers.Activation("tanh")(x)
-        limit_memory()
-        return keras.Model(inputs, x)
+        task = self
 
-    def call(self):
+        @keras.saving.register_keras_serializable("memory")
+        class Copies(keras.layers.Layer):
+            def call(self, x):
+                if task.is_limited():
+                    x = keras.ops.concatenate([x] * COPIES)[:64]
+                return x
+
+            def compute_output_shape(self, shape):
+                return shape
+
+        self.calls = -COPIES  # Keras calls layers while it makes a model
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, Copies()(keras.layers.Dense(65536, name="first")(inputs)))
+        self.calls = 0
+        return model
+
+    def is_limited(self):
         self.calls += 1
-        if self.calls == self.limits_at_call:
+        if self.calls == self.limited_call:
             limit_memory()
+        return self.calls == self.limited_call
 
 
 class Late(Early):
-    limits_at_call = 3
+    limited_call = 2

@@ -13,12 +13,13 @@ TASKS = Path(__file__).with_name("memory_tasks.py")
     [
         ("torch", "Early", "the first batch of the training data fails, out of memory: "),
         ("torch", "Late", "training failed at step "),
-        ("tf", "Early", "out of memory: "),
+        ("tf", "Early", "the first batch of the training data fails, out of memory: "),
+        ("tf", "Late", "training failed at step "),
     ],
 )
 def test_a_lack_of_memory_is_named_with_what_helps(framework, task, where, tmp_path):
     words = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", str(tmp_path / "run")]
-    words += ["--batch-size", "64", "--steps", "4", "--set", "initial_parameters=task"]
+    words += ["--batch-size", "64", "--steps", "4", "--set", "initial_parameters=model"]
     result = command(1, "none", framework, *words, cwd=tmp_path)
     assert result.returncode == 4, result.output
     assert where in result.output
