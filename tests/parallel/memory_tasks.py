@@ -70,7 +70,7 @@ class Early:
         self.calls += 1
         if self.calls == self.limited_call:
             limit_memory()
-        return self.calls == self.limited_call
+        return self.calls >= self.limited_call
 
 
 class Late(Early):

@@ -1,9 +1,10 @@
 """Jobs that run out of memory: a real limit on the address space of the process."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from support.pool import command
+from support.jobs import run
 
 TASKS = Path(__file__).with_name("memory_tasks.py")
 
@@ -18,9 +19,10 @@ TASKS = Path(__file__).with_name("memory_tasks.py")
     ],
 )
 def test_a_lack_of_memory_is_named_with_what_helps(framework, task, where, tmp_path):
+    # a process of its own: the limit stays until it ends
     words = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", str(tmp_path / "run")]
     words += ["--batch-size", "64", "--steps", "4", "--set", "initial_parameters=model"]
-    result = command(1, "none", framework, *words, cwd=tmp_path)
+    result = run([sys.executable, "-m", "hvdtrain", *words], tmp_path)
     assert result.returncode == 4, result.output
     assert where in result.output
     assert "out of memory" in result.output
