@@ -22,6 +22,7 @@
         ├── NonFiniteLossError            the loss became NaN or infinite
         ├── NonFiniteParameterError       a parameter became NaN or infinite
         ├── ReplicaDriftError             the workers' parameters are no longer equal
+        ├── LackOfMemoryError             memory of the host or the GPU does not suffice
         └── WorkerFailure                 the task's code raised an exception during training
 
     Stopped                      75   stopped on request after saving; --resume continues
@@ -149,6 +150,10 @@ class NonFiniteParameterError(TrainingError):
 
 class ReplicaDriftError(TrainingError):
     """The workers' copies of the parameters are no longer equal."""
+
+
+class LackOfMemoryError(TrainingError):
+    """Memory of the host or of the GPU does not suffice; ``__cause__`` is the framework's exception."""
 
 
 class WorkerFailure(TrainingError):

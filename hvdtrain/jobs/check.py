@@ -5,29 +5,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import psutil
-
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import open_console
+from hvdtrain.host.memory import limit_bytes, peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
 from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.memory_check import notes_on_memory, plan_memory
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session
 from hvdtrain.jobs.unused_options import notes_on_options
+from hvdtrain.memory_plan import MemoryPlan, mebibytes
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import readers_for
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.words import counted
 
 _WIDTH = 11
-_MEBIBYTE = 1 << 20
 
 
 def check_job(layers: list[Layer], task_class: Any = None) -> None:
@@ -50,7 +50,7 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
             find_callbacks(task_data.task, job.config.task, ())
             checked = check_batches(backend.workers, task_data.identity, job.config, Progress())
-            found = _dry_run(job, backend, task_data)
+            memory, found = _dry_run(job, backend, task_data, model)
             notes = (*job.notes, *model.notes, *task_data.notes, *task_data.identity.notes, *checked)
             options = notes_on_options(
                 job.config,
@@ -66,27 +66,40 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             )
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
-            memory = backend.workers.allgather_object(psutil.Process().memory_info().rss)
+            taken = backend.workers.allgather_object(peak_bytes())
             if backend.workers.rank == 0:
-                text = _describe(job, backend, model, found, seconds=seconds, memory_bytes=max(memory))
+                text = _describe(job, backend, model, found, memory, seconds=seconds, peak=max(taken))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData) -> Dry:
+def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData, model: ModelInfo) -> tuple[MemoryPlan, Dry]:
     config = job.config
     restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        return dry_run(new_session(config, backend, task_data, ResumePoint(), readers), task_data.task)
+        session = new_session(config, backend, task_data, ResumePoint(), readers)
+        memory = plan_memory(session, model)
+        notes = notes_on_memory(memory, backend.workers)
+        found = dry_run(session, task_data.task, memory)
+        return memory, replace(found, notes=(*notes, *found.notes))
 
 
 def _describe(
-    job: JobSpec, backend: Backend, model: ModelInfo, found: Dry, *, seconds: float, memory_bytes: int
+    job: JobSpec,
+    backend: Backend,
+    model: ModelInfo,
+    found: Dry,
+    memory: MemoryPlan,
+    *,
+    seconds: float,
+    peak: int,
 ) -> str:
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
     lines += [line for one in found.passes for line in _describe_pass(one)]
     lines += [
-        ("memory", f"{memory_bytes / _MEBIBYTE:,.0f} MiB of the host's in the largest worker"),
+        ("memory", memory.describe()),
+        ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
+        ("", f"each worker of this host may take {mebibytes(limit_bytes(backend.workers.local_size))}"),
         ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
         *(("note", note) for note in found.notes),
     ]

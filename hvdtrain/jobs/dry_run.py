@@ -18,6 +18,8 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.session import Session
 from hvdtrain.user_errors import where_raised
 
@@ -38,7 +40,7 @@ class Dry:
     seconds: float
 
 
-def dry_run(session: Session, task: Any) -> Dry:
+def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
     """Collective. Take a batch of training and of evaluation data through everything but the update.
 
     Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
@@ -47,15 +49,17 @@ def dry_run(session: Session, task: Any) -> Dry:
     Args:
         session: the run. Only its data, its state and its backend are used.
         task: the task.
+        memory: the job's memory, for the error if it does not suffice.
 
     Raises:
+        LackOfMemoryError: If memory does not suffice for a micro-batch.
         TaskError: If the model, the loss or a metric fails or does not fit.
         DataError: If samples cannot be used.
         NonFiniteLossError: If the loss is not finite though the data are.
     """
     begun_seconds = time.perf_counter()
     with random_state_kept():
-        passes = list(_passes(session, task))
+        passes = list(_passes(session, task, memory))
     errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
     error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one))
@@ -85,7 +89,7 @@ def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping
     return [first[kind] for kind in sorted(first)]
 
 
-def _passes(session: Session, task: Any) -> Iterator[Pass]:
+def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[Pass]:
     """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
     plan, row = session.plan(), FRAMEWORKS[session.config.framework]
     loss = None if hasattr(task, row.loss_method) else getattr(task, "loss", None)
@@ -111,6 +115,10 @@ def _passes(session: Session, task: Any) -> Iterator[Pass]:
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
         one = Pass.of(what, batch, result, name if is_named else "", ignored)
         done.append(replace(one, named_metrics=metrics if is_named else {}))
+        if result.error is not None and (
+            lack := lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
+        ):
+            raise lack from result.error
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]

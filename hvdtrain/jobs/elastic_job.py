@@ -30,6 +30,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs.asked_of_worker import AskedOfWorker
 from hvdtrain.jobs.common_state import values_to_compare
 from hvdtrain.jobs.elastic_start import warm_up
+from hvdtrain.jobs.memory_check import lack_of_memory
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     LOST_SAVE_SECONDS,
@@ -155,8 +156,10 @@ class Worlds:
         except ENDINGS:
             raise
         except BaseException as error:
-            problem = f"training failed {where_it_stood(self._session)}: {where_raised(error)}"
-            failure = WorkerFailure(problem)
+            doing = f"training failed {where_it_stood(self._session)}"
+            failure: HvdtrainError | None = lack_of_memory(error, doing, self._session.memory)
+            failure = failure or WorkerFailure(f"{doing}: {where_raised(error)}")
+            problem = failure.problem
             failure.__cause__ = error
             self._membership.failed(failure)
             raise failure from error

@@ -69,6 +69,7 @@ def describe_plan(
         "stops early": _stops_early(config),
         "precision": _precision(config),
         "gradients": model.reduction,
+        "memory": "" if session.memory is None else session.memory.describe(),
         "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,

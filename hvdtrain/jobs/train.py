@@ -16,6 +16,7 @@ from hvdtrain.jobs.elastic_job import train_in_worlds
 from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.failure_cause import exchange_cause
 from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
+from hvdtrain.jobs.memory_check import lack_of_memory
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     end_together,
@@ -197,7 +198,11 @@ def _train_session(
     except ENDINGS:
         raise
     except BaseException as error:
-        problem = f"training failed {where_it_stood(session)}: {where_raised(error)}"
+        doing = f"training failed {where_it_stood(session)}"
+        if (lack := lack_of_memory(error, doing, session.memory)) is not None:
+            problem = lack.problem
+            raise lack from error
+        problem = f"{doing}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
         problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])

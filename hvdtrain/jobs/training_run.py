@@ -16,6 +16,7 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.memory_check import notes_on_memory, plan_memory
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.jobs.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -169,7 +170,10 @@ def new_session(
 def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     """Collective. Do the dry run, which precedes whatever is written; return its notes."""
     ACTIVITY.enter("in the dry run", is_long=True)
-    return dry_run(session, run.task_data.task).notes  # its batches need not stay in memory
+    session.memory = plan_memory(session, run.model)
+    notes = notes_on_memory(session.memory, session.backend.workers)
+    # its batches need not stay in memory
+    return (*notes, *dry_run(session, run.task_data.task, session.memory).notes)
 
 
 def open_services(

@@ -14,6 +14,7 @@ from hvdtrain.bench.worker import layers_to_json
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.host.memory import free_bytes
 from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.search.batch_finding import BatchSizes, Tried
@@ -21,7 +22,7 @@ from hvdtrain.search.batch_sizes import BatchSize, batch_size_of, curve_differen
 from hvdtrain.search.batch_worker import MARKER
 from hvdtrain.search.children import python_command
 from hvdtrain.search.job import check_synchronous
-from hvdtrain.search.memory import OUT_OF_MEMORY_CODE, free_bytes
+from hvdtrain.search.memory import OUT_OF_MEMORY_CODE
 from hvdtrain.search.options import BatchOptions
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # beside the measurement: to start, and to compile

@@ -11,9 +11,10 @@ from hvdtrain.bench.measure import bench_config, steps_of_block
 from hvdtrain.bench.worker import layers_from_json, run_worker
 from hvdtrain.config import Config
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.memory import is_out_of_memory
 from hvdtrain.metrics import StepInfo
 from hvdtrain.search.job import OpenJob, opened_job, session_of
-from hvdtrain.search.memory import MemoryWatch, is_out_of_memory, mark
+from hvdtrain.search.memory import MemoryWatch, mark
 
 _FIRST_STEPS = 5
 _LOSSES = 8  # of the first steps, which tell whether the curve is the same

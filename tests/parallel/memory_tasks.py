@@ -1,0 +1,77 @@
+"""Tasks whose process gets a limit on its address space: before the first batch, or in a later step."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+
+SPARE_BYTES = 512 << 20
+COPIES = 128  # of 16 MiB each
+
+
+def limit_memory():
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + SPARE_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+class Early:
+    loss = "mse"
+    limited_call = 1
+
+    def __init__(self):
+        self.calls = 0
+
+    def train_data(self):
+        return {"inputs": np.ones((64, 8), np.float32), "targets": np.ones((64, 65536), np.float32)}
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        import torch
+
+        task = self
+
+        class Wide(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = torch.nn.Linear(8, 65536)
+
+            def forward(self, x):
+                x = self.first(x)
+                if task.is_limited():
+                    x = torch.cat([x] * COPIES)[: len(x)]
+                return x
+
+        return Wide()
+
+    def tf_model(self):
+        import keras
+
+        task = self
+
+        @keras.saving.register_keras_serializable("memory")
+        class Copies(keras.layers.Layer):
+            def call(self, x):
+                if task.is_limited():
+                    x = keras.ops.concatenate([x] * COPIES)[:64]
+                return x
+
+            def compute_output_shape(self, shape):
+                return shape
+
+        self.calls = -COPIES  # Keras calls layers while it makes a model
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, Copies()(keras.layers.Dense(65536, name="first")(inputs)))
+        self.calls = 0
+        return model
+
+    def is_limited(self):
+        self.calls += 1
+        if self.calls == self.limited_call:
+            limit_memory()
+        return self.calls >= self.limited_call
+
+
+class Late(Early):
+    limited_call = 2

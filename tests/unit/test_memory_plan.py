@@ -1,0 +1,97 @@
+"""The memory that a job is said to need, and the error of one that runs out of it."""
+
+import resource
+
+import pytest
+
+from hvdtrain.config import Config
+from hvdtrain.errors import LackOfMemoryError
+from hvdtrain.host import memory as host_memory
+from hvdtrain.host.memory import limit_bytes, peak_bytes
+from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.memory_plan import MEBIBYTE, memory_plan
+
+SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
+NUMBERS = 1024 * 256 + 256 + 256 * 16
+
+
+def plan(**fields):
+    config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
+    return memory_plan(SHAPES, config, micro_batch=16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "copies"),
+    [
+        ({"momentum": 0.0}, 2),
+        ({"momentum": 0.9}, 3),
+        ({"optimizer": "adamw"}, 4),
+        ({"optimizer": "lamb"}, 4),
+        ({"optimizer": "lars", "momentum": 0.9}, 3),
+        ({"optimizer": "adamw", "ema_decay": 0.99}, 5),
+        ({"optimizer": "adamw", "compression": "fp16"}, 4.5),
+        ({"optimizer": "adamw", "compression": "powersgd:4"}, 5),
+    ],
+)
+def test_each_copy_of_the_parameters_is_counted(fields, copies):
+    assert plan(**fields).total_bytes == 4 * NUMBERS * copies
+
+
+def test_a_frozen_parameter_has_neither_gradient_nor_slot():
+    config = Config(framework="torch", optimizer="adamw")
+    found = memory_plan(SHAPES, config, frozen_parameters=1000, micro_batch=16)
+    assert found.total_bytes == 4 * (4 * NUMBERS + 1000)
+
+
+def test_slots_of_an_optimizer_of_the_task_are_not_guessed():
+    config = Config(framework="torch", optimizer="adamw")
+    found = memory_plan(SHAPES, config, micro_batch=16, has_own_optimizer=True)
+    assert found.parts["optimizer"] == 0
+
+
+def test_the_largest_parameter_comes_first():
+    assert plan().largest[0] == ("model/a/kernel", 4 * 1024 * 256)
+
+
+def test_only_what_the_job_does_not_do_is_advised():
+    assert any("--batch-size 8 --accumulate 2" in text for text in plan().remedies)
+    text = " ".join(plan(checkpoint_activations=True, precision="bf16").remedies)
+    assert "--checkpoint-activations" not in text
+    assert "--precision" not in text
+    with_global = memory_plan(SHAPES, Config(framework="torch", global_batch_size=32), micro_batch=16)
+    assert not any("--batch-size" in text for text in with_global.remedies)
+
+
+def test_a_plan_beyond_the_limit_is_said():
+    found = plan(optimizer="adamw")
+    assert found.exceeds(found.total_bytes) == ""
+    assert "may take 1.0 MiB" in found.exceeds(MEBIBYTE)
+
+
+def test_workers_of_a_host_divide_its_memory(monkeypatch):
+    monkeypatch.setattr(host_memory, "_cgroups", list)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert abs(limit_bytes(4) * 4 - limit_bytes(1)) < 4
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (5 * MEBIBYTE, 5 * MEBIBYTE))
+    assert limit_bytes(4) == 5 * MEBIBYTE, "an address space is a process's own"
+
+
+def test_a_cgroup_limits_its_workers(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(f"{64 * MEBIBYTE}\n")
+    monkeypatch.setattr(host_memory, "_cgroups", lambda: [tmp_path])
+    assert limit_bytes(2) == 32 * MEBIBYTE
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limit_bytes(2) > 32 * MEBIBYTE
+
+
+def test_the_peak_is_in_bytes():
+    assert 10 * MEBIBYTE < peak_bytes() < 2**50
+
+
+def test_an_error_of_memory_names_what_is_large_and_what_helps():
+    error = lack_of_memory(MemoryError("no room"), "training failed at step 3", plan(optimizer="adamw"))
+    assert isinstance(error, LackOfMemoryError)
+    assert error.problem.startswith("training failed at step 3, out of memory: MemoryError: no room")
+    assert "model/a/kernel (1.0 MiB)" in error.remedy
+    assert "--checkpoint-activations" in error.remedy
+    assert lack_of_memory(ValueError("a wrong shape"), "training failed", None) is None
