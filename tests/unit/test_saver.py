@@ -27,7 +27,7 @@ class Backend:
         self.go_on.set()
         self.error: Exception | None = None
 
-    def gather_state(self):
+    def gather_state(self, spool=None):
         state = make_state(self.value)
 
         def read():

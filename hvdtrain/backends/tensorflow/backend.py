@@ -58,6 +58,7 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -182,6 +183,7 @@ class TensorFlowBackend:
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
         check_local_steps(task, config, self.workers)
+        check_sharding(task, config, self.workers)
         self._make_batches(config)
         self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
@@ -357,7 +359,7 @@ class TensorFlowBackend:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
         return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
 
-    def gather_state(self) -> TensorFlowSnapshot | None:
+    def gather_state(self, spool: Path | None = None) -> TensorFlowSnapshot | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         kept = self._kept_by_compression()
         return self._state.snapshot(kept) if self.workers.rank == 0 else None

@@ -44,6 +44,7 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -135,6 +136,7 @@ class TorchBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         check_local_steps(task, config, self.workers)
+        check_sharding(task, config, self.workers)
         self._make_batches(config)
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
@@ -297,7 +299,7 @@ class TorchBackend:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
         return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
 
-    def gather_state(self) -> TorchSnapshot | None:
+    def gather_state(self, spool: Path | None = None) -> TorchSnapshot | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         self._state.check()
         kept = self._kept_by_compression()
