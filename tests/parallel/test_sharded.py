@@ -1,0 +1,116 @@
+"""Sharded state: the curves, checkpoints and memory of jobs whose workers keep parts of it."""
+
+import functools
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.jobs import Run
+from support.pool import shared_run
+
+STEPS, SAVED = 40, 20
+TOLERANCE = 1e-5  # relative, per step, of jobs whose sums have another order
+BASE = ("--framework", "torch", "--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "50")
+ALL = (  # whatever a step may do at once
+    *("--optimizer", "adamw", "--learning-rate", "0.002", "--weight-decay", "0.01", "--ema-decay", "0.9"),
+    *("--set", "decay_norms_and_biases=false", "--accumulate", "2", "--clip-norm", "0.5"),
+    *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
+    *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
+)
+SETTINGS = {
+    "sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--weight-decay", "0.001"),
+    "plain sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--momentum", "0"),
+    "all": ALL,
+    "lamb": ("--optimizer", "lamb", "--learning-rate", "0.01", "--weight-decay", "0.01"),
+    "lars": ("--optimizer", "lars", "--learning-rate", "0.5", "--set", "lars_trust_coefficient=0.02"),
+}
+
+
+def trained(workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
+    return shared_run(
+        workers, "none" if workers == 1 else controller, *BASE, *options, *("--shard", shard) * (shard != "none")
+    )
+
+
+def difference(run: Run, expected: Run) -> float:
+    assert len(run.losses) == len(expected.losses) > 0
+    return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
+
+
+def evaluated(run: Run) -> list[float]:
+    return [line["loss"] for line in run.metrics if line["phase"] == "eval"]
+
+
+@functools.cache
+def saved(run_folder, step: int) -> dict[str, np.ndarray]:
+    folder = run_folder / "checkpoints" / f"step-{step:08}"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
+    found, wanted = saved(run.folder, SAVED), saved(expected.folder, SAVED)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_optimizer_alone_sharded_changes_no_number(workers):
+    run, expected = trained(workers, "optimizer", *ALL), trained(workers, "none", *ALL)
+    assert run.losses == expected.losses
+    assert evaluated(run) == evaluated(expected)
+    assert_equal_states(run, expected, 0)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_sharded_gradients_draw_the_same_curve(workers):
+    run, expected = trained(workers, "gradients", *ALL), trained(workers, "none", *ALL)
+    assert difference(run, expected) < TOLERANCE
+    np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=TOLERANCE)
+    assert_equal_states(run, expected, 1e-3)
+
+
+@pytest.mark.parametrize("setting", ["sgd", "plain sgd", "lamb", "lars"])
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_each_optimizer_draws_its_curve(shard, setting):
+    options = SETTINGS[setting]
+    run, expected = trained(3, shard, *options), trained(3, "none", *options)
+    assert difference(run, expected) < TOLERANCE
+    assert (run.losses == expected.losses) or shard == "gradients" or setting in ("lamb", "lars")
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_two_workers_have_the_same_numbers_over_both_controllers(shard):
+    options = SETTINGS["sgd"]
+    expected = trained(2, "none", *options, controller="gloo").losses
+    assert trained(2, shard, *options, controller="gloo").losses == expected
+    assert trained(2, shard, *options).losses == expected
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_sharded_gradients_travel_compressed(compression):
+    options = (*SETTINGS["sgd"], "--compression", compression)
+    run, expected = trained(3, "gradients", *options), trained(3, "none", *SETTINGS["sgd"])
+    assert run.losses != expected.losses
+    assert difference(run, expected) < 0.05
+
+
+def test_low_rank_with_a_sharded_optimizer():
+    options = (*SETTINGS["sgd"], "--compression", "powersgd:2")
+    assert trained(2, "optimizer", *options).losses == trained(2, "none", *options).losses
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_fp16_skips_the_steps_that_overflow(shard):
+    options = (*SETTINGS["sgd"], "--precision", "fp16")
+    run, expected = trained(2, shard, *options), trained(2, "none", *options)
+    assert run.losses == expected.losses
+
+
+@pytest.mark.parametrize(("source", "target"), [((4, "optimizer"), (1, "none")), ((1, "none"), (3, "gradients"))])
+def test_a_run_goes_on_with_another_sharding(source, target):
+    checkpoint = trained(*source, *ALL).folder / "checkpoints" / f"step-{SAVED:08}"
+    run, expected = trained(*target, *ALL, "--resume", str(checkpoint)), trained(*source, *ALL)
+    assert len(run.losses) == STEPS - SAVED
+    np.testing.assert_allclose(run.losses, expected.losses[SAVED:], rtol=1e-4)
+    np.testing.assert_allclose(evaluated(run)[-1], evaluated(expected)[-1], rtol=1e-4)
