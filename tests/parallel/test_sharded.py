@@ -1,13 +1,15 @@
 """Sharded state: the curves, checkpoints and memory of jobs whose workers keep parts of it."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.jobs import Run
-from support.pool import shared_run
+from support.pool import run_suite, shared_run
 
+SUITE = Path(__file__).with_name("suite_sharded.py")
 STEPS, SAVED = 40, 20
 TOLERANCE = 1e-5  # relative, per step, of jobs whose sums have another order
 BASE = ("--framework", "torch", "--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "50")
@@ -28,7 +30,11 @@ SETTINGS = {
 
 def trained(workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
     return shared_run(
-        workers, "none" if workers == 1 else controller, *BASE, *options, *("--shard", shard) * (shard != "none")
+        workers,
+        "none" if workers == 1 else controller,
+        *BASE,
+        *options,
+        *("--shard", shard) * (shard != "none"),
     )
 
 
@@ -80,11 +86,12 @@ def test_each_optimizer_draws_its_curve(shard, setting):
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-def test_two_workers_have_the_same_numbers_over_both_controllers(shard):
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_two_workers_draw_the_same_curve_over_both_controllers(controller, shard):
     options = SETTINGS["sgd"]
-    expected = trained(2, "none", *options, controller="gloo").losses
-    assert trained(2, shard, *options, controller="gloo").losses == expected
-    assert trained(2, shard, *options).losses == expected
+    run, expected = (trained(2, kind, *options, controller=controller) for kind in (shard, "none"))
+    # the sums are the same; operations of PyTorch may round otherwise where memory lies otherwise
+    assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
@@ -100,14 +107,14 @@ def test_low_rank_with_a_sharded_optimizer():
     assert trained(2, "optimizer", *options).losses == trained(2, "none", *options).losses
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-def test_fp16_skips_the_steps_that_overflow(shard):
-    options = (*SETTINGS["sgd"], "--precision", "fp16")
-    run, expected = trained(2, shard, *options), trained(2, "none", *options)
-    assert run.losses == expected.losses
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_backend_keeps_and_saves_parts(workers, tmp_path):
+    run_suite(SUITE, workers, "mpi", "torch", cwd=tmp_path, timeout=300)
 
 
-@pytest.mark.parametrize(("source", "target"), [((4, "optimizer"), (1, "none")), ((1, "none"), (3, "gradients"))])
+@pytest.mark.parametrize(
+    ("source", "target"), [((4, "optimizer"), (1, "none")), ((1, "none"), (3, "gradients"))]
+)
 def test_a_run_goes_on_with_another_sharding(source, target):
     checkpoint = trained(*source, *ALL).folder / "checkpoints" / f"step-{SAVED:08}"
     run, expected = trained(*target, *ALL, "--resume", str(checkpoint)), trained(*source, *ALL)

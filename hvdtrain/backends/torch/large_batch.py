@@ -16,8 +16,8 @@ from hvdtrain.config import Config
 
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
-# of a group, its weights' parts that have norms of their own, and of their gradients or updates -> the norms of
-# both, one for each part; of an adapted group it is called in every step, also if there is no part
+# a group, the parts of its weights that have norms of their own, and of their gradients or updates
+# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
 Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 
 

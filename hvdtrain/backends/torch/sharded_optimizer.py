@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -39,7 +38,7 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters 
 
 
 def _cut_parts(group: Group, owned: dict[int, list[OwnSegment]]) -> None:
-    """Divide the parts that have norms of their own as the parameters are divided; number those of all workers."""
+    """Divide the parts that have norms of their own as the parameters are divided, and number them."""
     numbers, cut, count = [], [], 0
     for parameter, parts in zip(group["params"], group["parts"], strict=False):
         row = parameter.numel() // max(1, len(parameter))

@@ -138,9 +138,9 @@ class ShardedParameters:
     def gather_on_root(
         self, values: Callable[[OwnSegment], torch.Tensor], name: str
     ) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Collective. Yield each bucket with what all workers have for it; on ranks other than 0, nothing is in it.
+        """Collective. Yield each bucket with what all workers have for it; with nothing on ranks but 0.
 
-        Every worker takes all of them.
+        Every worker must take all buckets.
 
         Args:
             values: returns the values of a segment.
@@ -183,16 +183,6 @@ class ShardedParameters:
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor without gaps as a vector, in the order in which they lie in memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that is dense and whose numbers lie in memory as the parameter's do."""
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        gradient = gradient.to_dense()
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _make_dense(parameter: torch.Tensor) -> None:

@@ -10,11 +10,11 @@ import torch
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.all_reduce import summed_meanwhile
+from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.sharded_parameters import (
     Bucket,
     OwnSegment,
     ShardedParameters,
-    laid_out_as,
     memory_of,
 )
 from hvdtrain.backends.torch.update import Update
@@ -58,7 +58,7 @@ class ShardedUpdate(Update):
     def _gradient_of(self, _: Bucket, segment: OwnSegment) -> torch.Tensor:
         parameter = segment.entry.tensor
         assert parameter.grad is not None  # unused parameters have zeros
-        return memory_of(laid_out_as(parameter, parameter.grad))[segment.begin : segment.end]
+        return memory_of(_dense(parameter, parameter.grad))[segment.begin : segment.end]
 
 
 class ShardedGradientsUpdate(ShardedUpdate):
@@ -153,7 +153,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         return is_finite
 
     def clip(self) -> None:
-        """Collective, if the config has a norm. Scale the gradients so that their joint norm is at most that."""
+        """Collective, if the config has a norm. Scale the gradients so that it is their largest norm."""
         if self._clip_norm is None:
             return
         squares = torch.stack([part.to(torch.float64).square().sum() for part in self._sums]).sum().cpu()
@@ -200,7 +200,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         for entry, view in zip(bucket.entries, bucket.views(flat), strict=True):
             gradient = entry.tensor.grad
             if gradient is not None:
-                view.copy_(laid_out_as(entry.tensor, gradient))
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 entry.tensor.grad = None
         factor, size = 1.0, self._shards.workers.size
         if self._half is not None and flat.dtype == torch.float32:
@@ -224,6 +224,12 @@ class ShardedGradientsUpdate(ShardedUpdate):
     def _receive(self, bucket: Bucket) -> None:
         if (wait := self._sent.pop(bucket.number, None)) is not None:
             self._sums[bucket.number] += wait()
+
+
+def _dense(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that is dense and whose numbers lie in memory as the parameter's do."""
+    gradient = gradient.detach()
+    return laid_out_as(parameter, gradient.to_dense() if gradient.is_sparse else gradient)
 
 
 def _name_of(bucket: Bucket) -> str:
