@@ -456,7 +456,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_failure(job, error):
 
 
 def test_a_snapshot_that_cannot_be_taken_ends_the_job_with_its_error(job):
-    def fail():
+    def fail(spool):
         raise RuntimeError("no such slot")
 
     job.backend.gather_state = fail

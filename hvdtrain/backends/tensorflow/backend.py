@@ -345,7 +345,7 @@ class TensorFlowBackend:
         )
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the moving average of its weights, if there is one."""
+        """Collective. Return a context in which the model has the moving average of its weights, if any."""
         return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:

@@ -226,11 +226,6 @@ def _own_norms(_: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tenso
     return w, other
 
 
-def squared_norms(tensors: Tensors) -> torch.Tensor:
-    """Return the squares of the norms of tensors, in fp64."""
-    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors])
-
-
 def _factors(
     w: torch.Tensor, other: torch.Tensor, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> Tensors:

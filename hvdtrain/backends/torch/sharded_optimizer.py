@@ -8,7 +8,7 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
-from hvdtrain.backends.torch.large_batch import LAMB, LARS, Group, Tensors, squared_norms
+from hvdtrain.backends.torch.large_batch import LAMB, LARS, Group, Tensors
 from hvdtrain.backends.torch.model_state import ModelState
 from hvdtrain.backends.torch.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
@@ -76,11 +76,16 @@ class SharedNorms:
         numbers = torch.tensor(group["part_numbers"], dtype=torch.int64)
         if weights:
             for row, tensors in zip(squares, (weights, others), strict=True):
-                row.index_add_(0, numbers, squared_norms(tensors).cpu())
+                row.index_add_(0, numbers, _squared_norms(tensors).cpu())
         squares = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.norms")
         kind = weights[0] if weights else squares
         found = squares.sqrt()[:, numbers].to(dtype=kind.dtype, device=kind.device)
         return found[0], found[1]
+
+
+def _squared_norms(tensors: Tensors) -> torch.Tensor:
+    """Return the squares of the norms of tensors, in fp64."""
+    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors])
 
 
 class ShardedMovingAverage(ExponentialMovingAverage):
