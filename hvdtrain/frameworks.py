@@ -86,7 +86,6 @@ FRAMEWORKS: dict[str, Framework] = {
             "TensorFlow",
             "hvdtrain.backends.tensorflow.backend",
             "horovod.tensorflow",
-            ALL_CAPABILITIES - {SHARDED_STATE},
             postponed=("keras.wrappers",),  # it imports scikit-learn and most of SciPy
         ),
     )

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.jobs import Run
+from support.jobs import FRAMEWORKS, Run
 from support.pool import run_suite, shared_run
 
 SUITE = Path(__file__).with_name("suite_sharded.py")
-STEPS, SAVED = 40, 20
+STEPS, SAVED = 20, 10
 TOLERANCE = 1e-5  # relative, per step, of jobs whose sums have another order
-BASE = ("--framework", "torch", "--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "50")
+BASE = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "50")
 ALL = (  # whatever a step may do at once
     *("--optimizer", "adamw", "--learning-rate", "0.002", "--weight-decay", "0.01", "--ema-decay", "0.9"),
     *("--set", "decay_norms_and_biases=false", "--accumulate", "2", "--clip-norm", "0.5"),
@@ -28,10 +28,11 @@ SETTINGS = {
 }
 
 
-def trained(workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
+def trained(framework: str, workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
     return shared_run(
         workers,
         "none" if workers == 1 else controller,
+        *("--framework", framework),
         *BASE,
         *options,
         *("--shard", shard) * (shard != "none"),
@@ -61,16 +62,18 @@ def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_the_optimizer_alone_sharded_changes_no_number(workers):
-    run, expected = trained(workers, "optimizer", *ALL), trained(workers, "none", *ALL)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
+    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
     assert run.losses == expected.losses
     assert evaluated(run) == evaluated(expected)
     assert_equal_states(run, expected, 0)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_sharded_gradients_draw_the_same_curve(workers):
-    run, expected = trained(workers, "gradients", *ALL), trained(workers, "none", *ALL)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sharded_gradients_draw_the_same_curve(framework, workers):
+    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("gradients", "none"))
     assert difference(run, expected) < TOLERANCE
     np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=TOLERANCE)
     assert_equal_states(run, expected, 1e-3)
@@ -78,42 +81,57 @@ def test_sharded_gradients_draw_the_same_curve(workers):
 
 @pytest.mark.parametrize("setting", ["sgd", "plain sgd", "lamb", "lars"])
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-def test_each_optimizer_draws_its_curve(shard, setting):
-    options = SETTINGS[setting]
-    run, expected = trained(3, shard, *options), trained(3, "none", *options)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_optimizer_draws_its_curve(framework, shard, setting):
+    run, expected = (trained(framework, 3, kind, *SETTINGS[setting]) for kind in (shard, "none"))
     assert difference(run, expected) < TOLERANCE
     assert (run.losses == expected.losses) or shard == "gradients" or setting in ("lamb", "lars")
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
-def test_two_workers_draw_the_same_curve_over_both_controllers(controller, shard):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_workers_draw_the_same_curve_over_both_controllers(framework, controller, shard):
     options = SETTINGS["sgd"]
-    run, expected = (trained(2, kind, *options, controller=controller) for kind in (shard, "none"))
+    run, expected = (trained(framework, 2, kind, *options, controller=controller) for kind in (shard, "none"))
     # with gradients, one job in a pool was seen to differ in the last bit from its 38th step on
     assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_sharded_gradients_travel_compressed(compression):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sharded_gradients_travel_compressed(framework, compression):
     options = (*SETTINGS["sgd"], "--compression", compression)
-    run, expected = trained(3, "gradients", *options), trained(3, "none", *SETTINGS["sgd"])
+    run, expected = (
+        trained(framework, 3, "gradients", *options),
+        trained(framework, 3, "none", *SETTINGS["sgd"]),
+    )
     assert run.losses != expected.losses
     assert difference(run, expected) < 0.05
 
 
-def test_low_rank_with_a_sharded_optimizer():
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_low_rank_with_a_sharded_optimizer(framework):
     options = (*SETTINGS["sgd"], "--compression", "powersgd:2")
-    assert trained(2, "optimizer", *options).losses == trained(2, "none", *options).losses
+    assert (
+        trained(framework, 2, "optimizer", *options).losses == trained(framework, 2, "none", *options).losses
+    )
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_backend_keeps_and_saves_parts(workers, tmp_path):
-    run_suite(SUITE, workers, "mpi", "torch", cwd=tmp_path, timeout=300)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_backend_keeps_and_saves_parts(framework, workers, tmp_path):
+    run_suite(SUITE, workers, "mpi", framework, cwd=tmp_path, timeout=300)
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [((4, "optimizer"), (1, "none")), ((1, "none"), (3, "gradients"))]
+    ("source", "target"),
+    [
+        (("torch", 4, "optimizer"), ("tf", 1, "none")),
+        (("tf", 4, "gradients"), ("torch", 2, "optimizer")),
+        (("torch", 1, "none"), ("torch", 3, "gradients")),
+        (("tf", 1, "none"), ("tf", 3, "gradients")),
+    ],
 )
 def test_a_run_goes_on_with_another_sharding(source, target):
     checkpoint = trained(*source, *ALL).folder / "checkpoints" / f"step-{SAVED:08}"

@@ -15,8 +15,6 @@ OWN_FILES = {
     "torch": {
         *("optimizer_broadcast.py", "slots.py"),  # Keras keeps everything in variables, made with it
         "sparse.py",  # and gives dense gradients
-        # TensorFlow lacks the capability
-        *("sharded_optimizer.py", "sharded_parameters.py", "sharded_state.py", "sharded_update.py"),
     },
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
