@@ -28,7 +28,10 @@ OWN_NAMES = {
     # operations of a TensorFlow graph wait for what they need
     "torch/all_reduce.py": {"summed_meanwhile", "wait_for_all"},
     "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
+    "torch/large_batch.py": {"squared_norms"},
+    "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry"},
+    "torch/sharded_parameters.py": {"memory_of", "laid_out_as"},  # parts are views
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
     "tensorflow/device.py": {"device_name", "use_device"},

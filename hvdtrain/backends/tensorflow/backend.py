@@ -96,7 +96,7 @@ from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
-from hvdtrain.backends.tensorflow.sharded_optimizer import build_optimizer, make_ema
+from hvdtrain.backends.tensorflow.sharded_optimizer import make_ema, shard_optimizer
 from hvdtrain.backends.tensorflow.sharded_parameters import make_shards
 from hvdtrain.backends.tensorflow.sharded_state import make_state
 from hvdtrain.backends.tensorflow.sharded_update import update_kind
@@ -535,7 +535,7 @@ class TensorFlowBackend:
         self._optimizers = {name: optimizer for name, (optimizer, _) in chosen.items()}
         own_rates, factors = take_rates(self._optimizers, method) if method else (None, {})
         self._slots = [
-            v for one, fields in chosen.values() for v in build_optimizer(one, fields, self._shards)
+            v for one, fields in chosen.values() for v in shard_optimizer(one, fields, self._shards)
         ]
         return chosen, own_rates, factors
 

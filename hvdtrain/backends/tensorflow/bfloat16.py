@@ -8,8 +8,8 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -86,9 +86,3 @@ def laid_out_as(parameter: Variable, gradient: Tensor) -> Tensor:
     if gradient.shape.is_fully_defined():
         return gradient
     return tf.ensure_shape(gradient, parameter.shape)
-
-
-def marked(name: str) -> Any:
-    """Return a context without which TensorFlow merges collectives of equal tensors."""
-    mark = {"_hvdtrain_bf16": AttrValue(s=name.encode())}
-    return tf.compat.v1.get_default_graph()._attr_scope(mark)

@@ -18,10 +18,13 @@ Tensor = Any
 Variable = Any
 
 
-def build_optimizer(
+def shard_optimizer(
     optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters | None
 ) -> list[Variable]:
-    """Let an optimizer make its slots; return its variables that all workers have in common.
+    """Let an optimizer make its slots, of this worker's segments if they are sharded.
+
+    Returns:
+        Its variables that all workers have in common.
 
     Args:
         optimizer: the optimizer, made for the whole parameters.

@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.recording import MESSAGES
-from hvdtrain.backends.tensorflow.bfloat16 import marked
+from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.sharded_parameters import Bucket, OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.config import Config
