@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from hvdtrain.compression import check_compression
+from hvdtrain.compression import check_compression, rank_of
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.object_urls import READ_ONLY, check_url, is_url, shown
@@ -202,6 +202,11 @@ class Config(BaseModel):
         "none",
         description="Gradient compression for the all-reduce: none, fp16, bf16, or powersgd:RANK for "
         "matrices of low rank.",
+    )
+    shard: Literal["none", "optimizer", "gradients"] = Field(
+        "none",
+        description="What each worker keeps only its part of, to save memory: nothing, the state of the "
+        "optimizer, or that and the gradients.",
     )
     sync_every: int | None = Field(
         None,
@@ -410,6 +415,7 @@ class Config(BaseModel):
                 "step to record must not be later"
             )
         self._check_local_steps()
+        self._check_shard()
         return self
 
     def _check_local_steps(self) -> None:
@@ -429,6 +435,20 @@ class Config(BaseModel):
             raise ValueError(
                 "sync_batch_norm makes the workers wait for one another in every layer, which local steps "
                 "are there to avoid: use either sync_batch_norm or sync_every"
+            )
+
+    def _check_shard(self) -> None:
+        if self.shard == "none":
+            return
+        if self.sync_every is not None:
+            raise ValueError(
+                f"shard {self.shard} divides one state among the workers, and with sync_every each of them "
+                "has a state of its own: use either shard or sync_every"
+            )
+        if self.shard == "gradients" and rank_of(self.compression) is not None:
+            raise ValueError(
+                f"shard gradients leaves no worker the whole gradient, which compression {self.compression} "
+                "needs: use shard optimizer, or another compression"
             )
 
     @property

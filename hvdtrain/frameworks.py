@@ -11,6 +11,7 @@ ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
 )
 EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
 PARAMETER_GROUPS, OWN_STEP, LOCAL_STEPS = "parameter_groups", "own_step", "local_steps"
+SHARDED_STATE = "sharded_state"
 ALL_CAPABILITIES = frozenset(
     {
         EXPORT,
@@ -25,6 +26,7 @@ ALL_CAPABILITIES = frozenset(
         PARAMETER_GROUPS,
         OWN_STEP,
         LOCAL_STEPS,
+        SHARDED_STATE,
     }
 )
 

@@ -61,6 +61,8 @@ def memory_plan(
     frozen_parameters: int = 0,
     micro_batch: int,
     has_own_optimizer: bool = False,
+    workers: int = 1,
+    is_elastic: bool = False,
 ) -> MemoryPlan:
     """Return the memory that a worker needs beside activations, batches and the framework.
 
@@ -70,23 +72,60 @@ def memory_plan(
         frozen_parameters: how many numbers are not trained.
         micro_batch: samples of a worker's micro-batch.
         has_own_optimizer: whether the task brings an optimizer, whose slots are not known.
+        workers: the number of workers, among which state may be sharded.
+        is_elastic: whether the job is elastic.
     """
     sizes = {name: _NUMBER_BYTES * math.prod(shape) for name, shape in parameter_shapes.items()}
     trained = sum(sizes.values())
-    parts = {
-        "parameters": trained + _NUMBER_BYTES * frozen_parameters,
-        "gradients": trained,
-        "optimizer": 0 if has_own_optimizer else _slots(config) * trained,
-        "moving average": trained if config.ema_decay is not None else 0,
-        "compression": _compression_bytes(config, trained),
-    }
+    parts = _parts(config, trained, workers)
+    parts["parameters"] += _NUMBER_BYTES * frozen_parameters
+    may_shard = workers > 1 and not is_elastic and not has_own_optimizer and config.sync_every is None
+    if has_own_optimizer:
+        parts["optimizer"] = 0
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
-    return MemoryPlan(parts, largest, _remedies(config, micro_batch, trained))
+    remedies = _remedies(config, micro_batch, trained)
+    if may_shard:
+        remedies += _sharding(config, trained, workers)
+    return MemoryPlan(parts, largest, remedies)
 
 
 def mebibytes(size: int) -> str:
     """Return a number of bytes in words."""
     return f"{size / MEBIBYTE:,.1f} MiB" if size < 100 * MEBIBYTE else f"{size / MEBIBYTE:,.0f} MiB"
+
+
+def _parts(config: Config, trained: int, workers: int) -> dict[str, int]:
+    """Return what a worker keeps for trained parameters of so many bytes, by what it is for."""
+    is_sharded = config.shard != "none" and workers > 1
+    part = -(-trained // workers) if is_sharded else trained
+    keeps_all_gradients = config.shard != "gradients" or not is_sharded or _adds_whole_gradients(config)
+    return {
+        "parameters": trained,
+        "gradients": trained if keeps_all_gradients else part,
+        "optimizer": _slots(config) * part,
+        # Keras's optimizers update variables of their own
+        "parts of parameters": part if is_sharded and config.framework == "tf" else 0,
+        "moving average": part if config.ema_decay is not None else 0,
+        "compression": _compression_bytes(config, trained),
+    }
+
+
+def _adds_whole_gradients(config: Config) -> bool:
+    """Return whether micro-batches are added up before gradients are sent to their owners."""
+    return config.framework == "tf" and config.accumulate > 1
+
+
+def _sharding(config: Config, trained: int, workers: int) -> list[str]:
+    """Return what sharding more would take less, in words."""
+    now = sum(_parts(config, trained, workers).values())
+    found = []
+    for shard in ("optimizer", "gradients"):
+        if rank_of(config.compression) is not None and shard == "gradients":
+            continue
+        less = now - sum(_parts(config.model_copy(update={"shard": shard}), trained, workers).values())
+        if less > 0:
+            found.append(f"--shard {shard}: {mebibytes(less)} less")
+    return found
 
 
 def _slots(config: Config) -> int:

@@ -220,9 +220,9 @@ class Backend(Protocol):
         ...
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the moving average of its weights, if there is one.
+        """Collective. Return a context in which the model has its weights' moving average, if there is one.
 
-        Local: no collective.
+        With sharded state, the workers gather it when the context is entered.
         """
         ...
 
@@ -237,11 +237,15 @@ class Backend(Protocol):
         """
         ...
 
-    def gather_state(self) -> PendingState | None:
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
 
         What this costs is a plain copy of the tensors; layouts are changed when the copy is read.
         Steps that follow do not change it.
+
+        Args:
+            spool: a folder on rank 0. Sharded state is gathered into a temporary file there, so that rank 0's
+                memory does not hold what belongs to all workers; if None, its memory does.
 
         Returns:
             The copy on rank 0, None on other ranks.

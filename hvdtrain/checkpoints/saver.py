@@ -171,7 +171,7 @@ class BackgroundSaver(NoSaver):
         """Collective. Copy the state off the device and write it in the background."""
         with waiting_for_rank_zero(backend.workers, _WRITING):
             self._wait(f"step {manifest.step:,}")
-        pending = backend.gather_state()
+        pending = backend.gather_state(self._folder)
         assert pending is not None  # this is rank 0
         self._step = manifest.step
         self._thread = threading.Thread(

@@ -17,6 +17,7 @@ from hvdtrain.frameworks import (
     LARGE_BATCH,
     LOCAL_STEPS,
     PARAMETER_GROUPS,
+    SHARDED_STATE,
     SYNC_BATCH_NORM,
 )
 
@@ -28,6 +29,7 @@ _ASKS = (
     ("precision", "fp32", HALF_PRECISION),
     ("compression", "none", COMPRESSION),
     ("sync_every", None, LOCAL_STEPS),
+    ("shard", "none", SHARDED_STATE),
     ("ema_decay", None, EMA),
     ("label_smoothing", 0.0, LABEL_SMOOTHING),
     ("parameter_groups", (), PARAMETER_GROUPS),

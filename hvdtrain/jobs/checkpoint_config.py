@@ -35,6 +35,7 @@ _OF_TRAINING = {
         "early_stopping",
         "label_smoothing",
         "compression",
+        "shard",
     ),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
@@ -45,7 +46,7 @@ _OF_TRAINING = {
 # of these, what a task has by default could refuse an evaluation or change what it does
 _NOT_BY_DEFAULT = (
     *("global_batch_size", "accumulate"),
-    *("sync_every", "outer_optimizer", "compression", "profile", "track"),
+    *("sync_every", "outer_optimizer", "compression", "shard", "profile", "track"),
 )
 _MAX_SHOWN = 500  # characters of a task's name
 

@@ -11,9 +11,12 @@ from hvdtrain.user_errors import where_raised
 
 def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
     """Return what the model, its gradients and its optimizer take on each worker. Local: no collective."""
+    workers = session.backend.workers
     return memory_plan(
         model.parameter_shapes,
         session.config,
+        workers=workers.size,
+        is_elastic=workers.is_elastic,
         frozen_parameters=model.frozen_parameters,
         micro_batch=session.plan().batch.micro_batch,
         has_own_optimizer=model.own_rates is not None,

@@ -11,7 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs import elastic_plan, local_steps_plan
+from hvdtrain.jobs import elastic_plan, local_steps_plan, sharding_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
 from hvdtrain.object_urls import shown
@@ -70,6 +70,7 @@ def describe_plan(
         "precision": _precision(config),
         "gradients": model.reduction,
         "memory": "" if session.memory is None else session.memory.describe(),
+        "sharded": sharding_plan.describe(config, session.backend.workers.size),
         "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,

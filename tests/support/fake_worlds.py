@@ -301,10 +301,10 @@ class ElasticNumpyBackend(NumpyBackend):
         self._before("train_step")
         return super().train_step(batch, learning_rate, signals)
 
-    def gather_state(self):
+    def gather_state(self, spool=None):
         self._before("gather_state")
         self.workers.barrier()
-        state = super().gather_state()
+        state = super().gather_state(spool)
         return state if self.workers.rank == 0 else None
 
     def scatter_state(self, state):

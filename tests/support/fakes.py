@@ -178,7 +178,7 @@ class FakeBackend:
         self.calls.append("compare")
         return [(name, zlib.crc32(array.tobytes())) for name, array in self.state.items()]
 
-    def gather_state(self):
+    def gather_state(self, spool=None):
         self.calls.append("gather")
         self.workers.barrier()  # collective, as it may be in a real backend
         state = self.local_state()

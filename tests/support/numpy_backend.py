@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,7 +146,7 @@ class NumpyBackend:
     def parameter_checksums(self) -> list[tuple[str, int]]:
         return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
 
-    def gather_state(self) -> PendingState | None:
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
         state = self._state()
         return SimpleNamespace(read=lambda: state)
 

@@ -280,6 +280,7 @@ OTHER_OFFENCES = [
     ),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
     ("outer_optimizer", "adam", "should be 'average', 'nesterov' or 'adasum'"),
+    ("shard", "parameters", "should be 'none', 'optimizer' or 'gradients'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
     ("task_options", [1], "should be a valid dictionary"),
     ("trace_indices", "perhaps", "should be a valid boolean, unable to interpret input"),
@@ -328,6 +329,18 @@ def test_every_bound_of_every_field_is_tested_above():
     ],
 )
 def test_local_steps_refuse_what_needs_a_sum_in_every_step(fields, said):
+    assert said in refused(Layer("run.yaml", fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shard": "optimizer", "sync_every": 4}, "use either shard or sync_every"),
+        ({"shard": "gradients", "sync_every": 4}, "use either shard or sync_every"),
+        ({"shard": "gradients", "compression": "powersgd:4"}, "use shard optimizer, or another compression"),
+    ],
+)
+def test_sharding_refuses_what_needs_a_whole_state(fields, said):
     assert said in refused(Layer("run.yaml", fields))
 
 

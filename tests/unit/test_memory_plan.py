@@ -37,6 +37,40 @@ def test_each_copy_of_the_parameters_is_counted(fields, copies):
     assert plan(**fields).total_bytes == 4 * NUMBERS * copies
 
 
+@pytest.mark.parametrize(
+    ("fields", "copies"),
+    [
+        ({"shard": "optimizer"}, 2 + 2 / 4),
+        ({"shard": "gradients"}, 1 + 3 / 4),
+        ({"shard": "gradients", "accumulate": 2}, 1 + 3 / 4),
+        ({"shard": "gradients", "ema_decay": 0.9}, 1 + 4 / 4),
+        ({"shard": "optimizer", "framework": "tf"}, 2 + 3 / 4),
+        ({"shard": "gradients", "framework": "tf"}, 1 + 4 / 4),
+        ({"shard": "gradients", "framework": "tf", "accumulate": 2}, 2 + 3 / 4),
+    ],
+)
+def test_sharded_state_counts_once_over_all_workers(fields, copies):
+    config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
+    found = memory_plan(SHAPES, config, micro_batch=16, workers=4)
+    assert found.total_bytes == pytest.approx(4 * NUMBERS * copies, rel=1e-4)
+    assert (
+        memory_plan(SHAPES, config, micro_batch=16).total_bytes
+        == plan(**{**fields, "optimizer": "adamw", "shard": "none"}).total_bytes
+    )
+
+
+def test_sharding_is_advised_where_it_saves_with_its_figure():
+    def advised(workers=4, **fields):
+        config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
+        found = memory_plan(SHAPES, config, micro_batch=16, workers=workers)
+        return [text for text in found.remedies if text.startswith("--shard")]
+
+    assert advised() == ["--shard optimizer: 1.5 MiB less", "--shard gradients: 2.3 MiB less"]
+    assert advised(shard="optimizer") == ["--shard gradients: 0.8 MiB less"]
+    assert advised(shard="gradients") == advised(workers=1) == advised(sync_every=4) == []
+    assert [text.split(":")[0] for text in advised(compression="powersgd:4")] == ["--shard optimizer"]
+
+
 def test_a_frozen_parameter_has_neither_gradient_nor_slot():
     config = Config(framework="torch", optimizer="adamw")
     found = memory_plan(SHAPES, config, frozen_parameters=1000, micro_batch=16)

@@ -27,7 +27,7 @@ class Backend:
         self.go_on.set()
         self.error: Exception | None = None
 
-    def gather_state(self):
+    def gather_state(self, spool=None):
         state = make_state(self.value)
 
         def read():
@@ -456,7 +456,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_failure(job, error):
 
 
 def test_a_snapshot_that_cannot_be_taken_ends_the_job_with_its_error(job):
-    def fail():
+    def fail(spool):
         raise RuntimeError("no such slot")
 
     job.backend.gather_state = fail

@@ -160,7 +160,7 @@ class Kept:
     def __init__(self, workers: int) -> None:
         self.workers, self.state = SimpleNamespace(size=workers), 1
 
-    def gather_state(self) -> SimpleNamespace:
+    def gather_state(self, spool: object = None) -> SimpleNamespace:
         return SimpleNamespace(read=lambda: 1)
 
     def scatter_state(self, state: int) -> None:

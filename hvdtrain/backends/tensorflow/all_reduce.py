@@ -5,10 +5,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.flat import make_buckets
+from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -87,10 +87,7 @@ class AllReduce:
             MESSAGES[f"{scope}/{name}" if scope else name] = named[0], named[-1]
 
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
-        # Without a mark of its own, TensorFlow merges the all-reduces of gradients that are equal on
-        # this worker, for which others that have two would wait.
-        mark = {"_hvdtrain_gradient": AttrValue(s=name.encode())}
-        with tf.compat.v1.get_default_graph()._attr_scope(mark):
+        with marked(name):
             if not (self._fp16 and gradient.dtype.is_floating):
                 return hvd.allreduce(gradient, op=hvd.Sum, name=name)
             factor = self._factor(gradient.dtype)

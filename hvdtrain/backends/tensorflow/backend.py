@@ -32,6 +32,7 @@ from hvdtrain.backends.base import (
     ModelFiles,
     ModelInfo,
     OwnRates,
+    PendingState,
     PortableState,
 )
 from hvdtrain.backends.choice import Choice
@@ -55,9 +56,9 @@ from hvdtrain.backends.objective import (
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -71,7 +72,6 @@ from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
 from hvdtrain.backends.tensorflow.device import device_name, use_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
-from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import (
@@ -88,15 +88,18 @@ from hvdtrain.backends.tensorflow.functions import (
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
-from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
+from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.moving_state import MovingState
-from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.own_step import NamedOptimizers, OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.tensorflow.sharded_parameters import make_shards
+from hvdtrain.backends.tensorflow.sharded_state import make_state
+from hvdtrain.backends.tensorflow.sharded_update import update_kind
 from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
@@ -105,7 +108,6 @@ from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_bat
 from hvdtrain.backends.tensorflow.task_model import make_model
 from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
-from hvdtrain.backends.tensorflow.update import Update
 from hvdtrain.backends.tensorflow.weighting import (
     Values,
     check_values,
@@ -182,6 +184,7 @@ class TensorFlowBackend:
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
         check_local_steps(task, config, self.workers)
+        check_sharding(task, config, self.workers)
         self._make_batches(config)
         self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
@@ -195,9 +198,10 @@ class TensorFlowBackend:
         trainable = list(tensors.trainable_fields())
         if not trainable:
             raise TaskError("the model has no trainable variable")
+        self._shards = make_shards(config, trainable, self.workers)
         chosen, own_rates, factors = self._make_optimizers(task, config, tensors, groups, method)
         self.optimizers = list(self._optimizers.values())
-        self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._ema = make_ema(tensors, config.ema_decay, self._shards)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(trainable, config)
         measured = step is None and not (config.sync_batch_norm or config.sync_every) and self._is_cpu
@@ -208,11 +212,11 @@ class TensorFlowBackend:
         else:
             self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, method, config)
-        self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
+        self._state = make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
         self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
-            self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
+            self._state.load_initial(config.seed)
         return ModelInfo(
             {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
@@ -343,7 +347,7 @@ class TensorFlowBackend:
         )
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the moving average of its weights, if there is one."""
+        """Collective. Return a context in which the model has the moving average of its weights, if any."""
         return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:
@@ -357,15 +361,16 @@ class TensorFlowBackend:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
         return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
 
-    def gather_state(self) -> TensorFlowSnapshot | None:
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         kept = self._kept_by_compression()
-        return self._state.snapshot(kept) if self.workers.rank == 0 else None
+        return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
 
     def scatter_state(self, state: PortableState | None) -> None:
         """Collective. Load rank 0's portable state into every worker's model and optimizer."""
         run_on_rank_zero(self.workers, lambda: self._load(state or {}))
         self.broadcast_state(0)
+        self._state.distribute(state)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
@@ -379,6 +384,7 @@ class TensorFlowBackend:
                 *([] if self._low_rank is None else self._low_rank.to_broadcast()),
             ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
+            self._ema.follow_broadcast()
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
@@ -472,7 +478,7 @@ class TensorFlowBackend:
         """Make the update of a step that is not the task's own."""
         if self._low_rank is not None:
             self._low_rank.clock = self._clock
-        self._update = Update(
+        self._update = update_kind(config, self._shards)(
             trainable,
             self._optimizers[MAIN],
             reducer,
@@ -528,9 +534,9 @@ class TensorFlowBackend:
             chosen = {MAIN: (optimizer, list(tensors.trainable_fields()))}
         self._optimizers = {name: optimizer for name, (optimizer, _) in chosen.items()}
         own_rates, factors = take_rates(self._optimizers, method) if method else (None, {})
-        for optimizer, fields in chosen.values():
-            optimizer.build([field.variable for field in fields])
-        self._slots = [v for optimizer in self._optimizers.values() for v in optimizer.variables]
+        self._slots = [
+            v for one, fields in chosen.values() for v in shard_optimizer(one, fields, self._shards)
+        ]
         return chosen, own_rates, factors
 
     def _compile(self, config: Config) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -48,7 +48,7 @@ class BFloat16:
                 rounded.append(index)
                 continue
             name = f"hvdtrain.bf16.{index}"
-            with _mark(name):
+            with marked(name):
                 found[index] = hvd.allreduce(gradient, op=hvd.Sum, name=name)
         if rounded:
             sums = self._sum(tf.concat([tf.reshape(gradients[i], [-1]) for i in rounded], 0), "hvdtrain.bf16")
@@ -72,11 +72,11 @@ class BFloat16:
         size = self._workers.size
         length = values.shape.num_elements()
         padded = tf.pad(values, [[0, -length % size]])
-        with _mark(name):
+        with marked(name):
             received = hvd.alltoall(tf.bitcast(tf.cast(padded, tf.bfloat16), tf.int16), name=name)
         parts = tf.reshape(tf.cast(tf.bitcast(received, tf.bfloat16), tf.float32), [size, -1])
         own = tf.cast(tf.reduce_sum(parts, 0), tf.bfloat16)
-        with _mark(f"{name}.sum"):
+        with marked(f"{name}.sum"):
             gathered = hvd.allgather(tf.bitcast(own, tf.int16), name=f"{name}.sum")
         return tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32)[:length]
 
@@ -86,9 +86,3 @@ def laid_out_as(parameter: Variable, gradient: Tensor) -> Tensor:
     if gradient.shape.is_fully_defined():
         return gradient
     return tf.ensure_shape(gradient, parameter.shape)
-
-
-def _mark(name: str) -> Any:
-    """Return a context without which TensorFlow merges collectives of equal tensors."""
-    mark = {"_hvdtrain_bf16": AttrValue(s=name.encode())}
-    return tf.compat.v1.get_default_graph()._attr_scope(mark)

@@ -73,6 +73,9 @@ class ExponentialMovingAverage:
         """Return the averages as Horovod broadcasts them."""
         return self._averages
 
+    def follow_broadcast(self) -> None:
+        """Follow weights that were broadcast; the averages were broadcast with them."""
+
 
 def _copy(sources: list[Any], targets: list[Any]) -> None:
     for source, target in zip(sources, targets, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import bad_target
@@ -209,6 +210,16 @@ def add_to_loss(losses: Any, added: Tensor) -> Any:
 def native(variable: Any) -> Any:
     """Return TensorFlow's own variable of a Keras one."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def marked(name: str) -> Any:
+    """Return a context for a collective of this name, while a step is traced.
+
+    Without a mark of its own, TensorFlow merges those of tensors that are equal on this worker, for which
+    others that have two would wait.
+    """
+    mark = {"_hvdtrain_gradient": AttrValue(s=name.encode())}
+    return tf.compat.v1.get_default_graph()._attr_scope(mark)
 
 
 def dense(gradients: Sequence[Tensor], parameters: Sequence[Any], zero: Tensor) -> list[Tensor]:

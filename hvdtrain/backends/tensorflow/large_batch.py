@@ -1,6 +1,6 @@
 """Optimizers for large batches in Keras 3: lars and lamb, as ``torch/large_batch.py`` in PyTorch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,8 @@ from hvdtrain.config import Config
 
 Tensor = Any
 Variable = Any
+# pairs of weights, and their gradients or updates -> the norms of both; called once in every step
+Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
 
 
 def large_batch_optimizer(
@@ -45,7 +47,58 @@ def large_batch_optimizer(
     )
 
 
-class LARS(SGD):
+class Adapting(keras.optimizers.Optimizer):
+    """What lars and lamb have in common: a factor for each parameter from the norms of two tensors.
+
+    Attributes:
+        adapted: whether each variable has such a factor; None: those of more than one dimension.
+        norms: computes the norms if a variable is a part of a parameter; None if each is a whole one.
+    """
+
+    adapted: Sequence[bool] | None
+    norms: Norms | None = None
+
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Return the gradient or update whose norm is taken; slots move here."""
+        raise NotImplementedError
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
+        """Update one variable, by the norms of it and of what was prepared, if it is adapted to."""
+        raise NotImplementedError
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        other, w = self.prepared(gradient, variable), native(variable)
+        is_adapted = _is_adapted(self.adapted, self._get_variable_index(variable), w)
+        self.finish(variable, other, (tf.norm(w), tf.norm(other)) if is_adapted else None, learning_rate)
+
+    def _backend_update_step(
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[Variable], learning_rate: Tensor
+    ) -> None:
+        """Update all variables; as a collective if they are parts."""
+        if self.norms is None:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            return
+        others = [self.prepared(g, v) for g, v in zip(grads, trainable_variables, strict=True)]
+        adapted = [
+            _is_adapted(self.adapted, self._get_variable_index(v), native(v)) for v in trainable_variables
+        ]
+        norms = iter(
+            self.norms(
+                [
+                    (native(v), other)
+                    for v, other, has_norms in zip(trainable_variables, others, adapted, strict=True)
+                    if has_norms
+                ]
+            )
+        )
+        for variable, other, has_norms in zip(trainable_variables, others, adapted, strict=True):
+            self.finish(variable, other, next(norms) if has_norms else None, learning_rate)
+
+
+class LARS(Adapting, SGD):
     """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
 
     ::
@@ -76,13 +129,18 @@ class LARS(SGD):
         self.trust_coefficient = trust_coefficient
         self.adapted = adapted
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Return the gradient."""
+        return tf.cast(tf.convert_to_tensor(gradient), native(variable).dtype)
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
         """Update one variable."""
         rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
-        w = native(variable)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        if _is_adapted(self.adapted, self._get_variable_index(variable), w):
-            w_norm, g_norm = tf.norm(w), tf.norm(g)
+        w, g = native(variable), prepared
+        if norms is not None:
+            w_norm, g_norm = norms
             factor = self.trust_coefficient * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
             if decay:
                 g += decay * w
@@ -97,7 +155,7 @@ class LARS(SGD):
         return {**config, **own}
 
 
-class LAMB(TwoMoments):
+class LAMB(Adapting, TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm.
 
     ::
@@ -128,11 +186,11 @@ class LAMB(TwoMoments):
         self.decay = decay
         self.adapted = adapted
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Move the moments and return the update."""
         w = native(variable)
         index = self._get_variable_index(variable)
+        decay = self.decay if self.groups is None else self.groups[index][1]
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
         correction1, root2 = self.corrections()
@@ -140,12 +198,18 @@ class LAMB(TwoMoments):
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
-        if _is_adapted(self.adapted, index, w):
-            if decay:
-                update += decay * w
-            w_norm, u_norm = tf.norm(w), tf.norm(update)
-            update *= _where_both(w_norm, u_norm, w_norm / u_norm)
-        w.assign_sub(tf.cast(rate, w.dtype) * update)
+        return update + decay * w if decay and _is_adapted(self.adapted, index, w) else update
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
+        """Update one variable."""
+        rate, _ = rate_and_decay(self, variable, learning_rate, self.decay)
+        w = native(variable)
+        if norms is not None:
+            w_norm, u_norm = norms
+            prepared *= _where_both(w_norm, u_norm, w_norm / u_norm)
+        w.assign_sub(tf.cast(rate, w.dtype) * prepared)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

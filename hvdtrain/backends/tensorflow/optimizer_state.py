@@ -5,15 +5,17 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PendingState, PortableState
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
@@ -92,6 +94,23 @@ class TrainingState:
             self._local.restart()
         for name, count in self._steps.items():
             count.assign(int(state[name]))
+
+    def load_initial(self, seed: int) -> None:
+        """Draw the model's initial values by name."""
+        self.load(with_initial_values(self.snapshot().read(), seed))
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy everything off the device, for rank 0 to read in another thread.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+            folder: where the copy may lie in place of memory.
+            is_root: whether this is rank 0.
+        """
+        return self.snapshot(kept) if is_root else None
+
+    def distribute(self, state: PortableState | None) -> None:
+        """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
 
     @property
     def _outer_fields(self) -> list[Field]:

@@ -99,7 +99,8 @@ class Update:
         if self.loss_scale is None:
             self._is_finite = None
             return gradients, vector
-        gradients, self._is_finite = self.loss_scale.unscale(gradients)
+        gradients, is_finite = self.loss_scale.unscale(gradients)
+        self._is_finite = self._agreed(is_finite)
         with self._after_reductions():
             self.loss_scale.adapt(self._is_finite)
         exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
@@ -128,7 +129,7 @@ class Update:
         with self._after_reductions():
             self._optimizer.learning_rate.assign(learning_rate)
             if self._is_finite is None:
-                self._optimizer.apply(gradients, self._parameters)
+                self._optimizer.apply(gradients, self._updated())
             else:
                 tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
 
@@ -142,8 +143,16 @@ class Update:
             self._ema.update(share)
 
     def _applied(self, gradients: list[Tensor]) -> Tensor:
-        self._optimizer.apply(gradients, self._parameters)
+        self._optimizer.apply(gradients, self._updated())
         return tf.constant(True)
+
+    def _updated(self) -> list[Any]:
+        """Return what the optimizer updates, one variable for each gradient."""
+        return self._parameters
+
+    def _agreed(self, is_finite: Tensor) -> Tensor:
+        """Return whether the gradients of all workers are finite; here, all have the same."""
+        return is_finite
 
     def _after_reductions(self) -> AbstractContextManager[Any]:
         """Return a context whose operations run when all reductions of the step have succeeded."""

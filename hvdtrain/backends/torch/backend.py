@@ -24,6 +24,7 @@ from hvdtrain.backends.base import (
     ModelFiles,
     ModelInfo,
     OwnRates,
+    PendingState,
     PortableState,
 )
 from hvdtrain.backends.choice import Choice
@@ -40,10 +41,10 @@ from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -53,28 +54,29 @@ from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device
 from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
-from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
-from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.moving_state import MovingState
-from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
-from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
+from hvdtrain.backends.torch.optimizer_state import optimizers_kept
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.torch.sharded_parameters import make_shards
+from hvdtrain.backends.torch.sharded_state import make_state
+from hvdtrain.backends.torch.sharded_update import update_kind
 from hvdtrain.backends.torch.slots import fill_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.unused_methods import unused_methods
-from hvdtrain.backends.torch.update import Update
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
@@ -135,6 +137,7 @@ class TorchBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         check_local_steps(task, config, self.workers)
+        check_sharding(task, config, self.workers)
         self._make_batches(config)
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
@@ -147,9 +150,10 @@ class TorchBackend:
         trainable = [entry for entry in tensors.entries if entry.trainable]
         if not trainable:
             raise TaskError("the model has no parameter that requires a gradient")
+        self._shards = shards = make_shards(config, trainable, self.workers)
         own_rates = self._make_optimizers(task, config, tensors, groups, own_optimizer)
         self.optimizers = list(self._optimizers.values())
-        self._ema = ExponentialMovingAverage(tensors, config.ema_decay)
+        self._ema = make_ema(tensors, config.ema_decay, shards)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(tensors.trainable_fields(), config)
         measured = (
@@ -164,11 +168,11 @@ class TorchBackend:
             self._own_step = OwnStep(
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
-        self._state = TrainingState(tensors, self._optimizers, self._ema, self._local)
+        self._state = make_state(tensors, self._optimizers, self._ema, self._local, shards)
         changed_early = self._optimizers.values() if self._own_step is not None else ()
         self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
-            self._state.load(with_initial_values(self._state.snapshot().read(), config.seed))
+            self._state.load_initial(config.seed)
         return ModelInfo(
             {name: shapes[name] for name in groups.options},
             len(find_batch_norms(self.model)),
@@ -227,7 +231,7 @@ class TorchBackend:
             with peer_errors():
                 if self._own_step is not None:
                     return self._train_own_step(self._own_step, batch, learning_rate, signals)
-                self._optimizer.zero_grad()
+                self._update.zero_grad()
                 self._update.expect(len(batch.weights))
                 return self._train_step(batch, learning_rate, signals)
         except BaseException:
@@ -283,7 +287,7 @@ class TorchBackend:
         )
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the moving average of its weights, if there is one."""
+        """Collective. Return a context in which the model has the moving average of its weights, if any."""
         return self._ema.in_model()
 
     def sync_batch_norm_statistics(self) -> None:
@@ -297,16 +301,17 @@ class TorchBackend:
         """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
         return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
 
-    def gather_state(self) -> TorchSnapshot | None:
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         self._state.check()
         kept = self._kept_by_compression()
-        return self._state.snapshot(kept) if self.workers.rank == 0 else None
+        return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
 
     def scatter_state(self, state: PortableState | None) -> None:
         """Collective. Load rank 0's portable state into every worker's model and optimizer."""
         run_on_rank_zero(self.workers, lambda: self._load(state or {}))
         self.broadcast_state(0)
+        self._state.distribute(state)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
@@ -314,14 +319,9 @@ class TorchBackend:
             return
         self._moving.forget()
         with peer_errors():
-            # made here: Horovod makes missing slots by a step that moves parameters and options
-            has_slots = self.workers.broadcast_object(self._state.has_slots(), root)
-            self._state.follow(has_slots)
-            for optimizer, has_some in zip(self._optimizers.values(), has_slots, strict=True):
-                if has_some:
-                    broadcast_optimizer(optimizer, self.workers, root)
+            self._state.broadcast_optimizers(self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
-            hvd.broadcast_parameters(self._ema.to_broadcast(), root)
+            self._state.broadcast_ema(root)
             if self._local is not None:
                 hvd.broadcast_parameters(self._local.to_broadcast(), root)
             if self._low_rank is not None:
@@ -437,6 +437,7 @@ class TorchBackend:
             self._optimizers = {MAIN: choose_optimizer(task, config, tensors, groups.options)}
         if own_optimizer:
             return take_rates(self._optimizers)
+        shard_optimizer(self._optimizers[MAIN], self._shards)
         fill_slots(self._optimizers[MAIN])
         return None
 
@@ -487,7 +488,7 @@ class TorchBackend:
             self._own_step.begin()
         else:
             self._update.begin()
-            self._optimizer.zero_grad()
+            self._update.zero_grad()
 
     @property
     def _loss_scale(self) -> LossScale | None:
@@ -515,7 +516,7 @@ class TorchBackend:
         if self._low_rank is not None:
             self._low_rank.clock = self._clock
         self._optimizer = self._optimizers[MAIN]
-        self._update = Update(
+        self._update = update_kind(config, self._shards)(
             trainable,
             self._optimizer,
             reducer,
@@ -585,7 +586,7 @@ class TorchBackend:
                 losses, own, rows = self._per_sample(micro_batch, len(weights))
                 self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
             finally:
-                self._optimizer.zero_grad()
+                self._update.zero_grad()
                 self._update.begin()
         return sample_values(self._names, self._weighted, rows.cpu().numpy(), weights.cpu().numpy())
 

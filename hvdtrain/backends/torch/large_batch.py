@@ -16,6 +16,9 @@ from hvdtrain.config import Config
 
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
+# a group, the parts of its weights that have norms of their own, and of their gradients or updates
+# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
+Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 
 
 def large_batch_optimizer(
@@ -65,14 +68,14 @@ class LARS(torch.optim.SGD):
         for group in self.param_groups:
             group.setdefault("decay", l2)
             group.setdefault("trust_coefficient", trust_coefficient)
+        self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
         """Scale the gradients, in place, and take a step of sgd."""
         with torch.no_grad():
             for group in self.param_groups:
-                weights, gradients = _parts(group)
-                if weights:
-                    _scale_gradients(weights, gradients, group["decay"], group["trust_coefficient"])
+                if group["adapts"]:
+                    _scale_gradients(group, self.norms)
         return super().step(closure)
 
 
@@ -98,7 +101,10 @@ class LAMB(torch.optim.Optimizer):
         eps: float = 1e-8,
         decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps, "decay": decay, "parts": ()})
+        super().__init__(
+            params, {"lr": 1e-3, "betas": betas, "eps": eps, "decay": decay, "parts": (), "adapts": False}
+        )
+        self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
         """Take a step."""
@@ -107,7 +113,9 @@ class LAMB(torch.optim.Optimizer):
             for group in self.param_groups:
                 tensors = [p for p in group["params"] if p.grad is not None]
                 if tensors:
-                    _lamb_step(group, tensors, [self.state[p] for p in tensors])
+                    _lamb_step(group, tensors, [self.state[p] for p in tensors], self.norms)
+                elif group["adapts"]:
+                    self.norms(group, [], [])
         return loss
 
 
@@ -130,10 +138,17 @@ def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], Parameter
     groups: dict[tuple[bool, ParameterOptions], Group] = {}
     for tensor in [*adapted, *(tensor for tensor in others if tensor not in adapted)]:
         own = options(tensor)
-        empty = {"params": [], "parts": (), "decay": own.weight_decay, "lr_scale": own.factor}
-        group = groups.setdefault((tensor in adapted, own), empty)
+        adapts_to = tensor in adapted
+        empty = {
+            "params": [],
+            "parts": (),
+            "adapts": adapts_to,
+            "decay": own.weight_decay,
+            "lr_scale": own.factor,
+        }
+        group = groups.setdefault((adapts_to, own), empty)
         group["params"].append(tensor)
-        if tensor in adapted:
+        if adapts_to:
             group["parts"] += (tuple(adapted[tensor]),)
     return list(groups.values())
 
@@ -149,14 +164,20 @@ def _parts(group: Group) -> tuple[Tensors, Tensors]:
     return [weight for weight, _ in found], [gradient for _, gradient in found]
 
 
-def _scale_gradients(weights: Tensors, gradients: Tensors, l2: float, trust_coefficient: float) -> None:
-    factors = _factors(weights, gradients, lambda w, g: trust_coefficient * w / (g + l2 * w + LARS_EPSILON))
+def _scale_gradients(group: Group, norms: Norms) -> None:
+    weights, gradients = _parts(group)
+    l2, trust_coefficient = group["decay"], group["trust_coefficient"]
+    factors = _factors(
+        *norms(group, weights, gradients), lambda w, g: trust_coefficient * w / (g + l2 * w + LARS_EPSILON)
+    )
+    if not weights:
+        return
     if l2:
         torch._foreach_add_(gradients, weights, alpha=l2)
     torch._foreach_mul_(gradients, factors)
 
 
-def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> None:
+def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]], norms: Norms) -> None:
     for tensor, state in zip(tensors, states, strict=True):
         if not state:
             state["step"] = torch.zeros(())  # on the host, which computes with it
@@ -170,7 +191,7 @@ def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> 
     torch._foreach_mul_(second, beta2)
     torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
     updates = _corrected_updates(first, second, steps, group)
-    if group["parts"]:
+    if group["adapts"]:
         if group["decay"]:
             torch._foreach_add_(updates, tensors, alpha=group["decay"])
         pairs = [
@@ -179,7 +200,7 @@ def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> 
             for start, stop in parts
         ]
         weights, parts = [weight for weight, _ in pairs], [update for _, update in pairs]
-        torch._foreach_mul_(parts, _factors(weights, parts, torch.div))
+        torch._foreach_mul_(parts, _factors(*norms(group, weights, parts), torch.div))
     torch._foreach_add_(tensors, updates, alpha=-group["lr"])
 
 
@@ -198,12 +219,16 @@ def _parts_of(group: Group, tensors: Tensors) -> list[tuple[tuple[int, int], ...
     return [known[id(tensor)] for tensor in tensors]
 
 
+def _own_norms(_: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    w, other = (
+        torch.stack(list(torch._foreach_norm(one))) if one else torch.empty(0) for one in (weights, others)
+    )
+    return w, other
+
+
 def _factors(
-    weights: Tensors,
-    others: Tensors,
-    formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    w: torch.Tensor, other: torch.Tensor, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> Tensors:
     """Return a factor for each weight by a formula of two norms; 1 where either is 0."""
-    w, other = (torch.stack(list(torch._foreach_norm(tensors))) for tensors in (weights, others))
     factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
     return list(factors.unbind())

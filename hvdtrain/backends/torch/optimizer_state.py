@@ -7,25 +7,30 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import PendingState, PortableState
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.layouts import SAME
 from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.slots import make_slots
 from hvdtrain.errors import TaskError
 
 # PyTorch's optimizer slots, by the names that Keras twins use
-_SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
+SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class TrainingState:
         self.ema = ema or ExponentialMovingAverage(model, None)
         self._local = local
         by_name = {MAIN: optimizers} if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+        self._optimizers = list(by_name.values())
         prefixes = state_prefixes(list(by_name))
         self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
 
@@ -148,6 +154,36 @@ class TrainingState:
             self._local.restart()
         for part in self._parts:
             part.write_numbers(state)
+
+    def load_initial(self, seed: int) -> None:
+        """Draw the model's initial values by name."""
+        self.load(with_initial_values(self.snapshot().read(), seed))
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy everything off the device, for rank 0 to read in another thread.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+            folder: where the copy may lie in place of memory.
+            is_root: whether this is rank 0.
+        """
+        return self.snapshot(kept) if is_root else None
+
+    def distribute(self, state: PortableState | None) -> None:
+        """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
+
+    def broadcast_optimizers(self, workers: Workers, root: int) -> None:
+        """Collective. Copy what the root's optimizers keep to every worker's."""
+        # made here: Horovod makes missing slots by a step that moves parameters and options
+        has_slots = workers.broadcast_object(self.has_slots(), root)
+        self.follow(has_slots)
+        for optimizer, has_some in zip(self._optimizers, has_slots, strict=True):
+            if has_some:
+                broadcast_optimizer(optimizer, workers, root)
+
+    def broadcast_ema(self, root: int) -> None:
+        """Collective. Copy the root's moving average to every worker, after the weights."""
+        hvd.broadcast_parameters(self.ema.to_broadcast(), root)
 
     def follow(self, root_has_slots: Sequence[bool]) -> None:
         """Make or drop this worker's slots, so that each optimizer has them where the root's has them."""
@@ -295,7 +331,7 @@ class _OptimizerState:
         return {key: value for key, value in slots.items() if key != "step"}
 
     def _slot(self, key: str) -> str:
-        return f"{self._prefix}{_SLOTS.get(key, key)}"
+        return f"{self._prefix}{SLOTS.get(key, key)}"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 ``tensorflow/precision.py`` does the same for Keras; what they share is in ``backends/precision.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -99,10 +99,17 @@ class LossScale:
         self.value, steps, skipped = found.tolist()
         self._steps_since_change, self.skipped = round(steps), round(skipped)
 
-    def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""
+    def unscale(
+        self, gradients: Sequence[torch.Tensor], agree: Callable[[bool], bool] = lambda is_finite: is_finite
+    ) -> bool:
+        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite.
+
+        Args:
+            gradients: those of a step.
+            agree: returns whether the gradients of all workers are finite, if each has others.
+        """
         largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in gradients])
-        is_finite = bool(torch.isfinite(largest).all())
+        is_finite = agree(bool(torch.isfinite(largest).all()))
         if is_finite:
             for gradient in gradients:
                 gradient.div_(self.factor)

@@ -155,6 +155,10 @@ class Update:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self._optimizer.step()
 
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._optimizer.zero_grad()
+
     def ema(self, step: int) -> None:
         """Take the weights into their moving average.
 

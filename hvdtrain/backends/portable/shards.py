@@ -1,0 +1,98 @@
+"""How parameters are divided among workers that each keep a part of the state; of both frameworks.
+
+The parameters of one type stand one after the other in buckets. Of each bucket every worker owns one part,
+and all parts of a bucket have the same length, so that a parameter may belong to several workers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ALIGNMENT = 16  # numbers: vector units then compute what a part begins with as they do in a whole parameter
+_LEAST_BYTES = 16 << 20
+_MOST_BUCKETS = 8
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one worker owns of one parameter.
+
+    Attributes:
+        name: the parameter's.
+        begin: the first of its numbers, in the flattened parameter.
+        end: the number after its last one.
+        offset: where its first number stands in the worker's part of the bucket.
+    """
+
+    name: str
+    begin: int
+    end: int
+    offset: int
+
+    @property
+    def length(self) -> int:
+        """Number of its numbers."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ShardedBucket:
+    """Parameters of one type that stand one after the other.
+
+    Attributes:
+        begins: by the parameter's name, where it begins in the bucket.
+        part: numbers that each worker owns, padding included.
+        segments: for each worker what it owns, in the order of the bucket.
+    """
+
+    begins: Mapping[str, int]
+    part: int
+    segments: tuple[tuple[Segment, ...], ...]
+
+    @property
+    def length(self) -> int:
+        """Numbers of the bucket, padding included: those of all parts."""
+        return self.part * len(self.segments)
+
+
+def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list[ShardedBucket]:
+    """Divide parameters of one type into buckets, and each bucket among the workers.
+
+    A bucket has at most 16 MiB or an eighth of all parameters, whichever is more, unless it is one larger
+    parameter. Parameters and parts begin at multiples of ``ALIGNMENT``; what stands between is padding. The
+    result depends on nothing but the arguments, so that all workers come to the same.
+
+    Args:
+        sizes: how many numbers each parameter has, by its name, in the order of the buckets.
+        workers: the number of workers.
+        number_bytes: size of a number.
+    """
+    most = max(_LEAST_BYTES // number_bytes, -(-sum(map(_aligned, sizes.values())) // _MOST_BUCKETS))
+    buckets: list[dict[str, int]] = []
+    length = 0
+    for name, size in sizes.items():
+        if not buckets or length + size > most:
+            buckets.append({})
+            length = 0
+        buckets[-1][name] = length
+        length += _aligned(size)
+    return [_divided(begins, sizes, workers) for begins in buckets]
+
+
+def _divided(begins: Mapping[str, int], sizes: Mapping[str, int], workers: int) -> ShardedBucket:
+    length = max(begin + sizes[name] for name, begin in begins.items())
+    part = _aligned(-(-length // workers))
+    segments = tuple(
+        tuple(
+            Segment(
+                name, max(begin, first) - begin, min(end, first + part) - begin, max(begin, first) - first
+            )
+            for name, begin in begins.items()
+            if max(begin, first) < min(end := begin + sizes[name], first + part)
+        )
+        for first in (rank * part for rank in range(workers))
+    )
+    return ShardedBucket(begins, part, segments)
+
+
+def _aligned(numbers: int) -> int:
+    return -(-numbers // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,141 @@
+"""Sharded state: the curves, checkpoints and memory of jobs whose workers keep parts of it."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.jobs import FRAMEWORKS, Run
+from support.pool import run_suite, shared_run
+
+SUITE = Path(__file__).with_name("suite_sharded.py")
+STEPS, SAVED = 20, 10
+TOLERANCE = 1e-5  # relative, per step, of jobs whose sums have another order
+BASE = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "50")
+ALL = (  # whatever a step may do at once
+    *("--optimizer", "adamw", "--learning-rate", "0.002", "--weight-decay", "0.01", "--ema-decay", "0.9"),
+    *("--set", "decay_norms_and_biases=false", "--accumulate", "2", "--clip-norm", "0.5"),
+    *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
+    *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
+)
+SETTINGS = {
+    "sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--weight-decay", "0.001"),
+    "plain sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--momentum", "0"),
+    "all": ALL,
+    "lamb": ("--optimizer", "lamb", "--learning-rate", "0.01", "--weight-decay", "0.01"),
+    "lars": ("--optimizer", "lars", "--learning-rate", "0.5", "--set", "lars_trust_coefficient=0.02"),
+}
+
+
+def trained(framework: str, workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
+    return shared_run(
+        workers,
+        "none" if workers == 1 else controller,
+        *("--framework", framework),
+        *BASE,
+        *options,
+        *("--shard", shard) * (shard != "none"),
+    )
+
+
+def difference(run: Run, expected: Run) -> float:
+    assert len(run.losses) == len(expected.losses) > 0
+    return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
+
+
+def evaluated(run: Run) -> list[float]:
+    return [line["loss"] for line in run.metrics if line["phase"] == "eval"]
+
+
+@functools.cache
+def saved(run_folder, step: int) -> dict[str, np.ndarray]:
+    folder = run_folder / "checkpoints" / f"step-{step:08}"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
+    found, wanted = saved(run.folder, SAVED), saved(expected.folder, SAVED)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
+    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
+    assert run.losses == expected.losses
+    assert evaluated(run) == evaluated(expected)
+    assert_equal_states(run, expected, 0)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sharded_gradients_draw_the_same_curve(framework, workers):
+    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("gradients", "none"))
+    assert difference(run, expected) < TOLERANCE
+    np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=TOLERANCE)
+    assert_equal_states(run, expected, 1e-3)
+
+
+@pytest.mark.parametrize("setting", ["sgd", "plain sgd", "lamb", "lars"])
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_optimizer_draws_its_curve(framework, shard, setting):
+    run, expected = (trained(framework, 3, kind, *SETTINGS[setting]) for kind in (shard, "none"))
+    assert difference(run, expected) < TOLERANCE
+    assert (run.losses == expected.losses) or shard == "gradients" or setting in ("lamb", "lars")
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_workers_draw_the_same_curve_over_both_controllers(framework, controller, shard):
+    options = SETTINGS["sgd"]
+    run, expected = (trained(framework, 2, kind, *options, controller=controller) for kind in (shard, "none"))
+    # with gradients, one job in a pool was seen to differ in the last bit from its 38th step on
+    assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_sharded_gradients_travel_compressed(framework, compression):
+    options = (*SETTINGS["sgd"], "--compression", compression)
+    run, expected = (
+        trained(framework, 3, "gradients", *options),
+        trained(framework, 3, "none", *SETTINGS["sgd"]),
+    )
+    assert run.losses != expected.losses
+    assert difference(run, expected) < 0.05
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_low_rank_with_a_sharded_optimizer(framework):
+    options = (*SETTINGS["sgd"], "--compression", "powersgd:2")
+    assert (
+        trained(framework, 2, "optimizer", *options).losses == trained(framework, 2, "none", *options).losses
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_backend_keeps_and_saves_parts(framework, workers, tmp_path):
+    run_suite(SUITE, workers, "mpi", framework, cwd=tmp_path, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (("torch", 4, "optimizer"), ("tf", 1, "none")),
+        (("tf", 4, "gradients"), ("torch", 2, "optimizer")),
+        (("torch", 1, "none"), ("torch", 3, "gradients")),
+        (("tf", 1, "none"), ("tf", 3, "gradients")),
+    ],
+)
+def test_a_run_goes_on_with_another_sharding(source, target):
+    checkpoint = trained(*source, *ALL).folder / "checkpoints" / f"step-{SAVED:08}"
+    run, expected = trained(*target, *ALL, "--resume", str(checkpoint)), trained(*source, *ALL)
+    assert len(run.losses) == STEPS - SAVED
+    np.testing.assert_allclose(run.losses, expected.losses[SAVED:], rtol=1e-4)
+    np.testing.assert_allclose(evaluated(run)[-1], evaluated(expected)[-1], rtol=1e-4)

@@ -1,0 +1,136 @@
+"""How parameters are divided among workers, what that refuses, and arrays in a file."""
+
+import errno
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.backends.portable.shards import ALIGNMENT, shard
+from hvdtrain.backends.portable.spool import Spool
+from hvdtrain.backends.sharding import check_sharding
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError
+from hvdtrain.jobs import sharding_plan
+
+MEBI = 1 << 20
+
+
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(1, 7))
+def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers):
+    sizes = {f"p{i}": length for i, length in enumerate(lengths)}
+    owners = {name: np.zeros(size, int) for name, size in sizes.items()}
+    for bucket in shard(sizes, workers):
+        assert bucket.part % ALIGNMENT == 0
+        places = np.zeros(bucket.length, int)
+        for rank, segments in enumerate(bucket.segments):
+            for segment in segments:
+                owners[segment.name][segment.begin : segment.end] += 1
+                first = rank * bucket.part + segment.offset
+                assert first == bucket.begins[segment.name] + segment.begin
+                assert segment.offset + segment.length <= bucket.part
+                assert segment.begin % ALIGNMENT == segment.offset % ALIGNMENT == 0
+                places[first : first + segment.length] += 1
+        assert places.max(initial=0) <= 1
+    assert all((owned == 1).all() for owned in owners.values())
+    assert [name for bucket in shard(sizes, workers) for name in bucket.begins] == list(sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([3 * MEBI, MEBI, 1, 3 * MEBI], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
+        ([20 * MEBI, 5], [["0"], ["1"]]),  # or one parameter
+        ([10 * MEBI] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),  # or an eighth
+        ([], []),
+    ],
+)
+def test_buckets_are_small(sizes, expected):
+    buckets = shard({str(i): size for i, size in enumerate(sizes)}, 4)
+    assert [list(bucket.begins) for bucket in buckets] == expected
+
+
+def test_parts_are_even_and_may_cut_a_parameter():
+    (bucket,) = shard({"a": 40, "b": 30}, 2)
+    assert (bucket.part, bucket.begins) == (48, {"a": 0, "b": 48})
+    (bucket,) = shard({"a": 70, "b": 30}, 2)
+    assert (bucket.part, bucket.length) == (64, 128)
+    owned = [[(s.name, s.begin, s.end, s.offset) for s in segments] for segments in bucket.segments]
+    assert owned == [[("a", 0, 64, 0)], [("a", 64, 70, 0), ("b", 0, 30, 16)]]
+
+
+def test_a_worker_may_own_padding_alone():
+    (bucket,) = shard({"a": 10}, 3)
+    assert [len(segments) for segments in bucket.segments] == [1, 0, 0]
+
+
+def test_arrays_of_a_spool_lie_in_a_file_without_a_name(tmp_path):
+    folder = tmp_path / "checkpoints"
+    spool = Spool(folder)
+    first, second = spool.empty((3, 5), np.float32), spool.keep(np.arange(7))
+    first[...] = 2
+    assert isinstance(first, np.memmap)
+    assert isinstance(second, np.memmap)
+    del spool
+    assert list(folder.iterdir()) == []
+    assert (first == 2).all()
+    assert second.tolist() == list(range(7))
+    assert second.dtype == np.arange(7).dtype
+
+
+def test_arrays_without_a_folder_are_in_memory():
+    spool = Spool(None)
+    assert type(spool.keep(np.ones((2, 0, 3)))) is np.ndarray
+    assert spool.keep(np.ones(2)).tolist() == [1, 1]
+    assert Spool(None).empty((), np.int64).shape == ()
+
+
+def test_a_spool_reserves_its_room(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool = Spool(tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        spool.empty((3,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("task", "is_elastic", "said"),
+    [
+        ({"torch_step": None}, False, "the task's own torch_step: it updates whole parameters itself"),
+        (
+            {"torch_optimizer": None},
+            False,
+            r"the task's own torch_optimizer\(\): whether it computes the same",
+        ),
+        ({"torch_optimizers": None}, False, r"the task's own torch_optimizers\(\)"),
+        ({}, True, "an elastic job: the part of the state that a worker keeps is lost with it"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(task, is_elastic, said):
+    workers, made = SimpleNamespace(is_elastic=is_elastic), SimpleNamespace(**task)
+    with pytest.raises(ConfigError, match=f"shard gradients cannot be used with {said}"):
+        check_sharding(made, Config(framework="torch", shard="gradients"), workers)
+    check_sharding(made, Config(framework="torch"), workers)
+
+
+def test_other_jobs_can_be_sharded():
+    task = SimpleNamespace(tf_optimizer=None)
+    check_sharding(task, Config(framework="torch", shard="optimizer"), SimpleNamespace(is_elastic=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "workers", "said"),
+    [
+        ({"shard": "none"}, 2, ""),
+        ({"shard": "optimizer"}, 1, "one worker, which keeps all of it: sharding changes nothing"),
+        ({"shard": "optimizer"}, 2, "the optimizer's state, over 2 workers"),
+        ({"shard": "gradients"}, 4, "the optimizer's state and the gradients, over 4 workers"),
+    ],
+)
+def test_the_plan_says_what_is_sharded(fields, workers, said):
+    assert sharding_plan.describe(Config(framework="torch", **fields), workers) == said
