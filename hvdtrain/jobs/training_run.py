@@ -12,6 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
+from hvdtrain.host.memory import release_unused
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
@@ -173,7 +174,9 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     session.memory = plan_memory(session, run.model)
     notes = notes_on_memory(session.memory, session.backend.workers)
     # its batches need not stay in memory
-    return (*notes, *dry_run(session, run.task_data.task, session.memory).notes)
+    notes += dry_run(session, run.task_data.task, session.memory).notes
+    release_unused()
+    return notes
 
 
 def open_services(

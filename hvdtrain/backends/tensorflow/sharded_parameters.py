@@ -138,11 +138,14 @@ class ShardedParameters:
             values: returns the values of a segment.
             name: of the messages.
         """
+        assigned: list[Tensor] = []
         for bucket in self.buckets:
-            flat = hvd.allgather(bucket.part_of(values), name=f"hvdtrain.{name}.{bucket.number}")
+            with tf.control_dependencies(assigned):  # one after the other: each takes memory
+                flat = hvd.allgather(bucket.part_of(values), name=f"hvdtrain.{name}.{bucket.number}")
+            assigned = []
             for field, numbers in bucket.parted(flat):
                 variable = native(field.variable)
-                variable.assign(tf.reshape(numbers, variable.shape))
+                assigned.append(variable.assign(tf.reshape(numbers, variable.shape), read_value=False))
 
     def gather_on_root(
         self, values: Callable[[OwnSegment], Tensor], name: str

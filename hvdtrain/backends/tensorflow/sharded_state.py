@@ -68,10 +68,8 @@ class ShardedState(TrainingState):
 
     def load_initial(self, seed: int) -> None:
         """Draw the model's initial values by name."""
-        values = {field.name: field.read() for field in self.model.fields}
-        values = with_initial_values(values, seed)
         for field in self.model.fields:
-            field.write(values)
+            field.write(with_initial_values({field.name: field.read()}, seed))
         self.ema.restart()
 
     def load(self, state: PortableState) -> None:
