@@ -10,9 +10,12 @@ something where every worker has a core.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import hvdtrain
@@ -21,6 +24,21 @@ from hvdtrain.host.memory import release_unused
 KINDS = ("none", "optimizer", "gradients")
 OPTIONS = {"model": "gpt", "layers": 8, "heads": 6, "context": 32, "vocabulary": 65}
 SKIPPED = 5  # first steps, which compile and allocate
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a job took on rank 0.
+
+    Attributes:
+        seconds: its median step.
+        bytes: its memory.
+        parameter_bytes: the size of its parameters.
+    """
+
+    seconds: float
+    bytes: int
+    parameter_bytes: int
 
 
 class Watch(hvdtrain.Callback):
@@ -47,8 +65,8 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
-def train(framework: str, shard: str, steps: int, channels: int) -> tuple[float, int, int]:
-    """Train on one of several workers; return the median step in seconds, memory and parameters in bytes."""
+def train(framework: str, shard: str, steps: int, channels: int, run_dir: str) -> Run:
+    """Train as one of several workers."""
     watch = Watch()
     hvdtrain.train(
         "synthetic",
@@ -63,12 +81,12 @@ def train(framework: str, shard: str, steps: int, channels: int) -> tuple[float,
         log_every=1000,
         quiet=True,
         callbacks=[watch],
-        run_dir=None,
+        run_dir=run_dir,
     )
     parameters = 12 * OPTIONS["layers"] * channels**2 * 4
     if not watch.seconds:  # callbacks are rank 0's
-        return 0.0, 0, parameters
-    return statistics.median(watch.seconds[SKIPPED:]), watch.bytes, parameters
+        return Run(0.0, 0, parameters)
+    return Run(statistics.median(watch.seconds[SKIPPED:]), watch.bytes, parameters)
 
 
 def saved(shard: str, workers: int, framework: str) -> float:
@@ -76,6 +94,16 @@ def saved(shard: str, workers: int, framework: str) -> float:
     copies = {"none": 0, "optimizer": 2, "gradients": 3}[shard]
     own_part = 1 / workers if framework == "tf" and shard != "none" else 0
     return copies * (1 - 1 / workers) - own_part
+
+
+def measured(framework: str, controller: str, workers: int, args: argparse.Namespace) -> dict[str, list[Run]]:
+    """Return what each kind of sharding gave, one for each repetition."""
+    found: dict[str, list[Run]] = {kind: [] for kind in KINDS}
+    for kind in KINDS * args.repeat:
+        with tempfile.TemporaryDirectory() as folder:
+            words = (framework, kind, args.steps, args.channels, f"{folder}/run")
+            found[kind].append(hvdtrain.launch(train, np=workers, args=words, controller=controller))
+    return found
 
 
 def main() -> None:
@@ -89,41 +117,20 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--channels", type=int, default=384, help="of the GPT, a multiple of 6")
     args = parser.parse_args()
-    names = (
-        "framework",
-        "controller",
-        "workers",
-        "--shard",
-        "step, ms",
-        "relative",
-        "MB",
-        "saved, P",
-        "formula",
-    )
-    print("| " + " | ".join(names) + " |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for framework in args.frameworks:
-        for controller in args.controllers:
-            for workers in args.workers:
-                found: dict[str, list[tuple[float, int, int]]] = {kind: [] for kind in KINDS}
-                for _ in range(args.repeat):
-                    for kind in KINDS:
-                        words = (framework, kind, args.steps, args.channels)
-                        found[kind].append(
-                            hvdtrain.launch(train, np=workers, args=words, controller=controller)
-                        )
-                base = found["none"]
-                for kind in KINDS:
-                    runs = found[kind]
-                    ratios = [one[0] / other[0] for one, other in zip(runs, base, strict=True)]
-                    less = [(other[1] - one[1]) / one[2] for one, other in zip(runs, base, strict=True)]
-                    cells = [framework, controller, workers, kind]
-                    cells.append(f"{statistics.median(one[0] for one in runs) * 1e3:.0f}")
-                    cells.append(f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})")
-                    cells.append(f"{statistics.median(one[1] for one in runs) / 1e6:.0f}")
-                    cells.append(f"{statistics.median(less):.2f}")
-                    cells.append(f"{saved(kind, workers, framework):.2f}")
-                    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    print("| framework | controller | workers | --shard | step, ms | relative | MB | saved, P | formula |")
+    print("|---" * 9 + "|")
+    for framework, controller, workers in itertools.product(args.frameworks, args.controllers, args.workers):
+        found = measured(framework, controller, workers, args)
+        for kind, runs in found.items():
+            pairs = list(zip(runs, found["none"], strict=True))
+            ratios = [own.seconds / other.seconds for own, other in pairs]
+            less = [(other.bytes - own.bytes) / own.parameter_bytes for own, other in pairs]
+            cells = [framework, controller, workers, kind]
+            cells.append(f"{statistics.median(run.seconds for run in runs) * 1e3:.0f}")
+            cells.append(f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})")
+            cells.append(f"{statistics.median(run.bytes for run in runs) / 1e6:.0f}")
+            cells += [f"{statistics.median(less):.2f}", f"{saved(kind, workers, framework):.2f}"]
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":

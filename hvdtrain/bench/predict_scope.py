@@ -76,6 +76,9 @@ def check_predictable(config: Config) -> None:
     elif config.compression == "bf16":
         problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
         remedy = "Plan with --compression fp16, which has as many bytes."
+    elif config.shard != "none":
+        problem = f"shard {config.shard} gathers parameters in every step, which a plan does not predict"
+        remedy = "Plan without it, or measure with bench."
     elif config.outer_optimizer == "adasum":
         problem = "outer_optimizer adasum combines parameters, of which a plan has no measured sums"
         remedy = "Plan with --outer-optimizer average, or measure with bench."

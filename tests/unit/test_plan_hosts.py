@@ -229,6 +229,7 @@ class OwnOptimizer:
         ({"global_batch_size": 64}, "a worker's batch shrinks"),
         ({"sync_batch_norm": True}, "messages in every batch-norm layer"),
         ({"compression": "bf16"}, "no measured sums"),
+        ({"shard": "optimizer"}, "gathers parameters in every step"),
     ],
 )
 def test_what_is_not_predicted_is_refused(values, said):

@@ -12,6 +12,7 @@ from hvdtrain.backends.torch.large_batch import LAMB, LARS, Group, Tensors
 from hvdtrain.backends.torch.model_state import ModelState
 from hvdtrain.backends.torch.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
+from hvdtrain.errors import TaskError
 
 
 def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters | None) -> None:
@@ -41,6 +42,12 @@ def _cut_parts(group: Group, owned: dict[int, list[OwnSegment]]) -> None:
     """Divide the parts that have norms of their own as the parameters are divided, and number them."""
     numbers, cut, count = [], [], 0
     for parameter, parts in zip(group["params"], group["parts"], strict=False):
+        if len(parts) > 1 and not parameter.is_contiguous():
+            raise TaskError(
+                f"a parameter of shape {tuple(parameter.shape)} holds {len(parts)} matrices that do not lie "
+                "one after the other in memory, and with shard their norms cannot be computed",
+                "Make it contiguous, leave shard out, or use adamw or sgd.",
+            )
         row = parameter.numel() // max(1, len(parameter))
         for segment in owned.get(id(parameter), ()):
             own = []
