@@ -51,7 +51,7 @@ def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameter
         adapted = list(optimizer.adapted or ())
         numbers = {n: count for count, n in enumerate(n for n, has_norms in enumerate(adapted) if has_norms)}
         optimizer.adapted = [adapted[number] for number in own] or [False]
-        optimizer.norms = SharedNorms([numbers[n] for n in own if adapted[n]], len(numbers))
+        optimizer.norms = SharedNorms([numbers[n] for n in own if adapted[n]], len(numbers), shards)
 
 
 class SharedNorms:
@@ -60,9 +60,11 @@ class SharedNorms:
     Args:
         numbers: of each part of this worker's, the number of its parameter among all that have norms.
         count: how many parameters have norms.
+        shards: the parameters.
     """
 
-    def __init__(self, numbers: Sequence[int], count: int) -> None:
+    def __init__(self, numbers: Sequence[int], count: int, shards: ShardedParameters) -> None:
+        self._shards = shards
         self._numbers = list(numbers)
         self._count = count
 
@@ -74,11 +76,12 @@ class SharedNorms:
         """
         if not self._count:
             return []
-        squares = tf.zeros([self._count, 2], tf.float64)
+        squares = tf.fill([self._count, 2], tf.cast(self._shards.zero.read_value(), tf.float64))
         if pairs:
             own = tf.stack([tf.stack([_square(weight), _square(other)]) for weight, other in pairs])
             squares = tf.tensor_scatter_nd_add(squares, [[number] for number in self._numbers], own)
         norms = tf.sqrt(hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.norms"))
+        self._shards.use([norms])
         return [
             (tf.cast(norms[number, 0], weight.dtype), tf.cast(norms[number, 1], weight.dtype))
             for number, (weight, _) in zip(self._numbers, pairs, strict=True)

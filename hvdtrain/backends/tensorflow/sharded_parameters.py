@@ -58,6 +58,7 @@ class Bucket:
         fields: the parameters, in the order of the layout.
         segments: what this worker owns.
         dtype: the parameters' type.
+        zero: a variable that is 0.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Bucket:
     fields: tuple[Field, ...]
     segments: tuple[OwnSegment, ...]
     dtype: Any
+    zero: Any
 
     def joined(self, tensors: Callable[[Field], Tensor]) -> Tensor:
         """Return a vector with the whole bucket, of a tensor for each parameter."""
@@ -72,7 +74,13 @@ class Bucket:
         return _joined(pieces, self.layout.length, self.dtype)
 
     def part_of(self, values: Callable[[OwnSegment], Tensor]) -> Tensor:
-        """Return this worker's part of something that every segment has, zeros where no parameter stands."""
+        """Return this worker's part of something that every segment has, zeros where no parameter stands.
+
+        If it is all zeros, they come from a variable: what is gathered of a constant, TensorFlow would work
+        out once, for all steps.
+        """
+        if not self.segments:
+            return tf.fill([self.layout.part], tf.cast(self.zero.read_value(), self.dtype))
         pieces = [(segment.offset, values(segment)) for segment in self.segments]
         return _joined(pieces, self.layout.part, self.dtype)
 
@@ -95,6 +103,7 @@ class ShardedParameters:
         buckets: the parameters, in the order in which a backward pass completes their gradients.
         variables: what the optimizer updates: the segments' variables; a vector without numbers if this
             worker has none, since Keras's optimizers need one.
+        zero: a variable that is 0.
 
     Raises:
         ConfigError: If a parameter has a constraint.
@@ -103,6 +112,8 @@ class ShardedParameters:
     def __init__(self, trainable: Sequence[Field], workers: Workers) -> None:
         self.workers = workers
         self.buckets: list[Bucket] = []
+        self.zero = tf.Variable(0.0, trainable=False, name="zero")
+        self._used = tf.Variable(0.0, trainable=False, name="used")
         kinds: dict[str, dict[str, Field]] = {}
         for field in reversed(trainable):
             _check_unconstrained(field)
@@ -116,7 +127,7 @@ class ShardedParameters:
                     for s in layout.segments[workers.rank]
                 )
                 members = tuple(fields[name] for name in layout.begins)
-                self.buckets.append(Bucket(len(self.buckets), layout, members, own, kind))
+                self.buckets.append(Bucket(len(self.buckets), layout, members, own, kind, self.zero))
         self.variables: list[Variable] = [segment.variable for segment in self.segments] or [
             keras.Variable(np.zeros(0, np.float32), name="no_segment")
         ]
@@ -130,6 +141,15 @@ class ShardedParameters:
         """Give the segments the parameters' values, which whoever loads or changes a model sets."""
         for segment in self.segments:
             native(segment.variable).assign(segment.of(native(segment.field.variable)))
+
+    def use(self, tensors: Sequence[Tensor]) -> None:
+        """Use tensors that come from collectives, in a traced step.
+
+        If this worker has no segment of them, TensorFlow would leave out the collectives, for which the other
+        workers would wait.
+        """
+        numbers = [tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32) for tensor in tensors]
+        self._used.assign(tf.reduce_sum(tf.concat(numbers, 0)))
 
     def gather(self, values: Callable[[OwnSegment], Tensor], name: str) -> None:
         """Collective. Set every parameter, from what each worker has for its segments.

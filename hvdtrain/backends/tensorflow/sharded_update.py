@@ -33,6 +33,7 @@ class ShardedUpdate(Update):
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Collective. Let the optimizer update this worker's part, and gather all parts."""
+        self._shards.use(gradients)
         with self._after_reductions():
             self._shards.follow()
         own = [gradient for _, gradient in self._own_gradients(gradients)]
