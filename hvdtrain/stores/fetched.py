@@ -20,6 +20,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.object_urls import (
+    MissingBucketError,
     MissingObjectError,
     StoreError,
     entries,
@@ -247,5 +248,7 @@ def _reading_checkpoints(url: str) -> Iterator[None]:
     with reading(url):
         try:
             yield
+        except MissingBucketError:
+            raise
         except MissingObjectError as error:
             raise CheckpointError(error.problem, error.remedy) from None

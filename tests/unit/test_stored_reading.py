@@ -15,7 +15,7 @@ from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 from hvdtrain import object_lines, object_urls
 from hvdtrain.checkpoints import storage
 from hvdtrain.cli import cli
-from hvdtrain.errors import CheckpointError, EnvironmentFault, HvdtrainError, UsageError
+from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.outputs import (
@@ -167,7 +167,7 @@ def test_old_copies_are_removed_but_not_such_as_are_in_use(url, tmp_path, monkey
 def test_what_is_not_there_or_not_reachable_is_told(store, url, monkeypatch):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {url}x"):
         fetched.locate(f"{url}x")
-    with pytest.raises(CheckpointError, match=r"s3://nowhere/x does not exist: .*bucket"):
+    with pytest.raises(EnvironmentFault, match=r"s3://nowhere/x does not exist: .*bucket"):
         fetched.locate("s3://nowhere/x")
     once = Patience(stall_seconds=5, tries=1)
     store.proxy.is_down = True
@@ -206,7 +206,7 @@ def test_a_url_without_a_run_is_told_with_its_name(store):
 def test_a_missing_bucket_is_told(store, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(cli, [*words, "s3://nowhere/runs/a"], standalone_mode=False)
-    assert isinstance(shown.exception, HvdtrainError)
+    assert isinstance(shown.exception, EnvironmentFault)
     assert "s3://nowhere/runs/a does not exist: The specified bucket" in printable(str(shown.exception))
     assert not (tmp_path / "x.html").exists()
 
