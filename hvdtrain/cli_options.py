@@ -10,8 +10,9 @@ import click
 
 from hvdtrain.config import Config
 from hvdtrain.field_names import advice_for, meant_field, value_hint
+from hvdtrain.given_urls import check_url
 from hvdtrain.host.output import make_output_tolerant
-from hvdtrain.object_urls import check_url, is_url, shown
+from hvdtrain.object_urls import is_url, shown
 from hvdtrain.paths import expand_path
 
 NULL = object()  # what an option given as null has; one that is not given has None

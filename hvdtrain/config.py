@@ -19,7 +19,8 @@ from pydantic import (
 from hvdtrain.compression import check_compression, rank_of
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.object_urls import READ_ONLY, check_url, is_url, shown
+from hvdtrain.given_urls import check_url
+from hvdtrain.object_urls import READ_ONLY, is_url, scheme_of, shown
 from hvdtrain.paths import expand_path, expand_task
 from hvdtrain.schedule import Cadence
 from hvdtrain.step_window import StepWindow
@@ -366,7 +367,7 @@ class Config(BaseModel):
         if info.field_name == "task":
             return expand_task(value)
         path = expand_path(value)
-        scheme, _, inside = path.partition("://")
+        scheme, inside = scheme_of(path), path.partition("://")[2]
         if info.field_name == "run_dir" and inside and scheme in ("memory", *READ_ONLY):
             raise ValueError(f"{shown(path)}: {scheme}:// keeps nothing that is written")
         if not is_url(path):

@@ -130,7 +130,9 @@ def _describe(detail: Any, sources: Mapping[str, str]) -> str:
 def _found(value: object) -> str:
     """Return a value as a message shows it, without passwords of URLs."""
     try:
-        return _shortened(shown(repr(value)))
+        # what an option that may be given several times was given
+        words = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+        return _shortened(shown(words))
     except (ValueError, RecursionError):  # Python does not write integers of more than 4300 digits
         return f"a value of type {type(value).__name__} that is too large to show"
 

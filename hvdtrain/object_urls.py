@@ -9,13 +9,14 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
+from hvdtrain.object_info import ObjectInfo, info_of
+
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://.*[^/].*", re.DOTALL)
-_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
+PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
+TOKEN = re.compile(r"\b((?:https?|s3a?|gs|gcs)://)[^/@\s:?#]+@", re.I)  # others name users and containers so
 _SECRETS = re.compile(r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key)[\w.-]*=)[^&\s\"'>]+", re.I)
 _FINAL_ERRORS = (  # the same request would fail again
     FileNotFoundError,
@@ -90,6 +91,10 @@ class MissingObjectError(StoreError, FileNotFoundError):
     """There is no such object, folder or bucket."""
 
 
+class MissingBucketError(MissingObjectError):
+    """There is no such bucket, which is more than an empty folder."""
+
+
 class ExistingObjectError(StoreError, FileExistsError):
     """There is such an object already."""
 
@@ -99,26 +104,7 @@ class StorePermissionError(StoreError, PermissionError):
 
 
 class ChangedObjectError(StoreError):
-    """An object is not what it should be, or changed while it was read."""
-
-
-@dataclass(frozen=True)
-class ObjectInfo:
-    """What a store says of an object or of a folder.
-
-    Attributes:
-        url: its URL.
-        size_bytes: its size; 0 of a folder.
-        is_folder: whether it is a folder: what has objects below its name.
-        version: a text that changes when the object does.
-        modified: when it was written, by the store's clock; None if the store does not say.
-    """
-
-    url: str
-    size_bytes: int
-    is_folder: bool
-    version: str
-    modified: datetime | None
+    """An object is not what it should be, or changed since or while it was read."""
 
 
 def is_url(path: object) -> bool:
@@ -126,25 +112,14 @@ def is_url(path: object) -> bool:
     return "://" in str(path)
 
 
-def check_url(url: str) -> str:
-    """Return the URL of a folder or an object as a user gives it, without slashes at its end.
-
-    Raises:
-        ValueError: If it is none, or has a password in it.
-    """
-    if not _URL.fullmatch(url) or "::" in url:
-        raise ValueError(f"{shown(url)} is no URL such as s3://bucket/folder")
-    if _PASSWORD.search(url):
-        raise ValueError(
-            f"{shown(url)} has a password in it, which would be written to files; "
-            "configure it in the store's client"
-        )
-    return url.rstrip("/")
-
-
 def shown(url: object) -> str:
-    """Return a URL, or a text with URLs in it, without passwords and signatures."""
-    return _SECRETS.sub(r"\1***", _PASSWORD.sub(r"\1:***@", str(url)))
+    """Return a URL, or a text with URLs in it, without passwords, tokens and signatures."""
+    return _SECRETS.sub(r"\1***", TOKEN.sub(r"\1***@", PASSWORD.sub(r"\1:***@", str(url))))
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL in small letters, such as "s3"."""
+    return url.partition("://")[0].lower()
 
 
 def join(url: str, *names: str) -> str:
@@ -161,7 +136,7 @@ def parent(url: str) -> str:
 
 def is_s3(url: str) -> bool:
     """Return whether a URL is of a store that speaks S3."""
-    return url.partition("://")[0] in _S3
+    return scheme_of(url) in _S3
 
 
 def name(url: str) -> str:
@@ -175,12 +150,13 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
     Raises:
         StoreError: If the package for it is not installed, or it cannot be reached.
     """
-    extra = _EXTRAS.get(url.partition("://")[0])
+    extra = _EXTRAS.get(scheme_of(url))
     remedy = f"pip install 'hvdtrain[{extra}]'" if extra else "Install the package that it needs."
     try:
         from fsspec.core import url_to_fs
 
-        return cast(tuple[Any, str], url_to_fs(url, **options))
+        inside = url.partition("://")[2]
+        return cast(tuple[Any, str], url_to_fs(f"{scheme_of(url)}://{inside}", **options))
     except ImportError as error:
         raise StoreError(f"{shown(url)} cannot be opened: {error}", remedy) from None
     except Exception as error:  # clients of stores have errors of their own
@@ -197,24 +173,27 @@ def info(url: str, patience: Patience = PATIENCE) -> ObjectInfo:
     found = request(url, "read", patience, "info")
     if found.get("type") != "directory" and found.get("size") is None:
         raise StoreError(f"{shown(url)} cannot be read: the server does not say how many bytes it has")
-    return _info_of(url, found)
+    return info_of(url, found)
 
 
 def entries(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
     """Return the objects and folders of a folder, sorted by name; none if there is no such folder.
 
     Raises:
+        MissingBucketError: If there is no such bucket, as far as the store says so.
         StoreError: If the store cannot be asked.
     """
     try:
         found = request(url, "listed", patience, "ls", detail=True)
+    except MissingBucketError:
+        raise
     except MissingObjectError:
         return []
     _, inside = file_system(url, **_options_of(url))
     own = inside.strip("/")
     paths = [(str(one["name"]).strip("/"), one) for one in found]
     inner = [(path, one) for path, one in paths if path.startswith(f"{own}/")]  # not the mark of a folder
-    return [_info_of(join(url, name(path)), one) for path, one in sorted(inner, key=lambda pair: pair[0])]
+    return [info_of(join(url, name(path)), one) for path, one in sorted(inner, key=lambda pair: pair[0])]
 
 
 def objects_below(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
@@ -291,7 +270,7 @@ def request(
     Raises:
         StoreError: saying what failed.
     """
-    if method in _WRITES and url.partition("://")[0] in READ_ONLY:
+    if method in _WRITES and scheme_of(url) in READ_ONLY:
         raise StorePermissionError(f"{shown(url)} cannot be {done}: http:// and https:// are only read")
     system, path = file_system(url, **_options_of(url))
     if hasattr(system, "retries"):
@@ -342,7 +321,7 @@ def _awaited(system: Any, call: Callable[[], Any], patience: Patience, progress:
 
 def _options_of(url: str) -> dict[str, Any]:
     """Return the options of a file system with which it gives up a request in a bounded time."""
-    if url.partition("://")[0] in ("file", "local"):
+    if scheme_of(url) in ("file", "local"):
         return {"auto_mkdir": True}  # folders of stores need not be made either
     if not is_s3(url):
         return {}
@@ -357,7 +336,24 @@ def _options_of(url: str) -> dict[str, Any]:
 
 def _is_passing(error: Exception) -> bool:
     """Return whether the same request may succeed later."""
+    if _is_unmet(error):
+        return False
     return not isinstance(error, _FINAL_ERRORS) and type(error).__name__ not in _NO_CREDENTIALS
+
+
+def _is_unmet(error: Exception) -> bool:
+    """Return whether a store refused to write because the object is another one by now."""
+    return code_of(error) in ("PreconditionFailed", "412")
+
+
+def code_of(error: BaseException | None) -> str:
+    """Return the code with which S3 refused a request, such as "NoSuchKey"; empty of other errors."""
+    while error is not None:
+        response = getattr(error, "response", None)  # of botocore's error, which others are made from
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
 
 
 def _named(url: str, done: str, error: Exception, tries: int) -> StoreError:
@@ -365,10 +361,15 @@ def _named(url: str, done: str, error: Exception, tries: int) -> StoreError:
     text = " ".join(shown(str(error)).split()) or type(error).__name__
     text = f"{text} ({tries} tries)" if tries > 1 else text
     if isinstance(error, FileNotFoundError):
-        detail = f": {text}" if "specified bucket" in text else ""
-        return MissingObjectError(f"{shown(url)} does not exist{detail}")
+        if "specified bucket" in text:
+            return MissingBucketError(
+                f"{shown(url)} does not exist: {text}", "Check the name of the bucket, or create it."
+            )
+        return MissingObjectError(f"{shown(url)} does not exist")
     if isinstance(error, FileExistsError):
         return ExistingObjectError(f"{shown(url)} exists already")
+    if _is_unmet(error):
+        return ChangedObjectError(f"{shown(url)} was changed by another process")
     problem = f"{shown(url)} cannot be {done}: {text}"
     is_refused = isinstance(error, PermissionError) or text.startswith("Forbidden")  # as gcsfs says it
     if is_refused or type(error).__name__ in _NO_CREDENTIALS:
@@ -376,24 +377,3 @@ def _named(url: str, done: str, error: Exception, tries: int) -> StoreError:
             problem, "Check the credentials of the store's client and what they permit."
         )
     return StoreError(problem)
-
-
-def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
-    is_folder = found.get("type") == "directory"
-    times = (found.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
-    modified = next((_as_time(one) for one in times if one), None)
-    tags = (found.get(key) for key in ("ETag", "etag", "generation"))
-    version = next((str(one) for one in tags if one), str(modified))
-    size = 0 if is_folder else int(found.get("size") or 0)
-    return ObjectInfo(url, size, is_folder, f"{size} {version}", modified)
-
-
-def _as_time(value: Any) -> datetime | None:
-    if isinstance(value, int | float):
-        return datetime.fromtimestamp(value, UTC)
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-    return value.replace(tzinfo=value.tzinfo or UTC) if isinstance(value, datetime) else None

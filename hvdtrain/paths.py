@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+from hvdtrain.given_urls import check_is_no_lost_url
 from hvdtrain.object_urls import is_url
 
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
@@ -14,10 +15,12 @@ def expand_path(text: str) -> str:
     """Return a path with ``~``, ``~user``, ``$NAME`` and ``${NAME}`` replaced.
 
     Raises:
-        ValueError: If a variable is not set, or there is no such user: the text would be taken for a name.
+        ValueError: If a variable is not set, or there is no such user: the text would be taken for a name;
+            or if it is a URL that lost a slash.
     """
     if "\0" in text:
         raise ValueError("a path cannot contain a null character")
+    check_is_no_lost_url(text)
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[2] or ""

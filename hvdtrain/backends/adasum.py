@@ -33,23 +33,45 @@ def check_adasum(config: Config, workers: Workers, on_gpu: bool) -> None:
     """
     if config.outer_optimizer != "adasum" or workers.size == 1:
         return
-    everywhere = True
-    others = "--outer-optimizer average or nesterov"
-    if workers.controller != "MPI":
-        refused = f"{workers.controller}: Horovod has it over MPI alone"
+    check_adasum_workers(config, workers.size, workers.controller)
+    if on_gpu:
+        raise _refusal(
+            "GPUs: there Horovod averages the workers of a host, and has Adasum between hosts alone",
+            "Use --device cpu",
+            everywhere=False,  # other workers may be on CPUs
+        )
+
+
+def check_adasum_workers(config: Config, count: int, controller: str | None) -> None:
+    """Check that a number of workers can have the Adasum that their config may ask for.
+
+    Args:
+        config: the config.
+        count: the number.
+        controller: "MPI" or another title; None if it is not known yet.
+
+    Raises:
+        ConfigError: naming what it cannot be used with.
+    """
+    if config.outer_optimizer != "adasum" or count == 1:
+        return
+    if controller not in (None, "MPI"):
         build = installed_build()
         start = "Start the job with horovodrun --mpi" if build is None or build.mpi else _NEEDS_MPI
-        remedy = f"{start}, or use {others}."
-    elif workers.size & (workers.size - 1):
-        refused = f"{workers.size} workers: they are combined two by two, so they must be 2, 4, 8 and so on"
-        remedy = f"Start another number of workers, or use {others}."
-    elif on_gpu:
-        refused = "GPUs: there Horovod averages the workers of a host, and has Adasum between hosts alone"
-        remedy = f"Use --device cpu, or {others}."
-        everywhere = False  # other workers may be on CPUs
-    else:
-        return
-    raise ConfigError(f"outer_optimizer adasum cannot be used with {refused}", remedy, everywhere=everywhere)
+        raise _refusal(f"{controller}: Horovod has it over MPI alone", start)
+    if count & (count - 1):
+        raise _refusal(
+            f"{count} workers: they are combined two by two, so they must be 2, 4, 8 and so on",
+            "Start another number of workers",
+        )
+
+
+def _refusal(refused: str, remedy: str, *, everywhere: bool = True) -> ConfigError:
+    return ConfigError(
+        f"outer_optimizer adasum cannot be used with {refused}",
+        f"{remedy}, or use --outer-optimizer average or nesterov.",
+        everywhere=everywhere,
+    )
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

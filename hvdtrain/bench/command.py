@@ -10,6 +10,7 @@ import click
 
 from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.bench.job import Request, bench_job
+from hvdtrain.bench.message_times import MOST_BYTES
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.config import Layer
@@ -39,11 +40,12 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         error.everywhere = True  # every worker has the same command
         raise
     if not launched_rank():
-        options.check_files()
+        options.check_files(layers)
         if options.picture is not None:
             check_picture(options.picture)
     if not options.launches:
-        request = Request(options.seconds, options.split, options.all_reduce, options.max_bytes)
+        most_bytes = options.max_bytes or MOST_BYTES
+        request = Request(options.seconds, options.split, options.all_reduce, most_bytes)
         with said_if_interrupted(_say):
             result = bench_job(layers, request)
         if result is not None:

@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.cli_options import ExpandedPath
+from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 
 Options = TypeVar("Options")  # a dataclass
@@ -68,7 +69,7 @@ class BenchOptions:
         seconds: how long each measurement trains, roughly.
         split: whether the parts of a step are measured.
         all_reduce: whether sums are measured by size.
-        max_bytes: the largest size.
+        max_bytes: the largest size; None for the default.
         sweep: the numbers of workers to launch; empty without a sweep.
         against: the program to compare with, if there is one.
         tune: the file for the best settings.
@@ -83,7 +84,7 @@ class BenchOptions:
     seconds: float = 20.0
     split: bool = True
     all_reduce: bool = True
-    max_bytes: int = 128 * 2**20
+    max_bytes: int | None = None
     sweep: tuple[int, ...] = ()
     against: str | None = None
     tune: Path | None = None
@@ -125,13 +126,22 @@ class BenchOptions:
                 "To measure a job: horovodrun -np N python -m hvdtrain bench ...; for several numbers of "
                 "workers: --sweep 1,2,4.",
             )
+        if self.max_bytes is not None and (self.launches or not self.all_reduce):
+            raise UsageError(
+                f"--max-bytes is the largest all-reduce, and {self.launches or '--no-all-reduce'} measures "
+                "none",
+                "Leave --max-bytes out.",
+            )
         if self.hosts and self.against:
             raise UsageError("--against runs jobs on this host", "Leave -H out.")
         if self.tune is not None and self.picture is not None:
             raise UsageError("--tune draws no picture", "Leave --picture out; --json FILE has the figures.")
 
-    def check_files(self) -> None:
+    def check_files(self, layers: Sequence[Layer] = ()) -> None:
         """Check the files that rank 0 writes.
+
+        Args:
+            layers: the job's config values.
 
         Raises:
             UsageError: If one cannot be written.
@@ -143,20 +153,31 @@ class BenchOptions:
                 f"--tune {self.tune}: the file is a job's config, whose name must end in .yaml or .yml",
                 f"For example: --tune {self.tune.with_suffix('.yaml')}",
             )
-        check_writable(self.json_path, self.picture, self.tune)
+        check_writable(self.json_path, self.picture, self.tune, read=config_files(layers))
 
 
-def check_writable(*paths: Path | None) -> None:
+def config_files(layers: Iterable[Layer]) -> list[Path]:
+    """Return the config files of a job."""
+    return [Path(layer.source) for layer in layers if layer.is_file]
+
+
+def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
     """Check that files can be written, and make the folders that they need.
 
     Args:
         paths: the files; None for one that is not asked for.
+        read: files that the command reads and that must stay.
 
     Raises:
-        UsageError: If one cannot, or is named twice.
+        UsageError: If one cannot, is named twice, or is one of those that must stay.
     """
     given = [path for path in paths if path is not None]
+    kept = {path.resolve() for path in read}
     for number, path in enumerate(given):
+        if path.resolve() in kept:
+            raise UsageError(
+                f"{path} is the config file of the job, which would be replaced", "Give another file's name."
+            )
         if path.resolve() in [other.resolve() for other in given[:number]]:
             raise UsageError(f"{path} is named twice", "Give each of the files a name of its own.")
         try:
@@ -217,7 +238,7 @@ _OPTIONS = (
                  help="Measure the parts of a step, for which a second model is built. [split]"),
     click.option("--all-reduce/--no-all-reduce", default=True,
                  help="Measure all-reduces from 4 KiB on. [all-reduce]"),
-    click.option("--max-bytes", type=Bytes(), default="128M", metavar="SIZE",
+    click.option("--max-bytes", type=Bytes(), metavar="SIZE",
                  help="Largest all-reduce. [128M]"),
     click.option("--sweep", type=Counts(), metavar="1,2,4",
                  help="Launch these numbers of workers, and show how the speed grows."),

@@ -42,7 +42,7 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     launched = launched_rank() is not None or (launch is not None and launch.size > 1)
     options.check(launched=launched)
     if not launched_rank():
-        options.check_files()
+        options.check_files(layers)
         if options.picture is not None:
             check_picture(options.picture)
     with said_if_interrupted(_say):

@@ -1,14 +1,16 @@
 """The options of the command ``plan``, beside those of a job."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain.bench.options import check_writable
+from hvdtrain.bench.options import check_writable, config_files
 from hvdtrain.bench.predict_link import Link, Links, parse_link
 from hvdtrain.cli_options import ExpandedPath
+from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 
 _SECONDS = 20.0
@@ -74,13 +76,17 @@ class PlanOptions:
                     everywhere=True,
                 )
 
-    def check_files(self) -> None:
+    def check_files(self, layers: Sequence[Layer] = ()) -> None:
         """Check the files that are written.
+
+        Args:
+            layers: the job's config values.
 
         Raises:
             UsageError: If one cannot be written.
         """
-        check_writable(self.json_path, self.picture)
+        read = [*config_files(layers), *([self.source] if self.source else [])]
+        check_writable(self.json_path, self.picture, read=read)
 
 
 def plan_options(command: Any) -> Any:

@@ -26,7 +26,7 @@ from hvdtrain.jobs.data_identity import (
     compare_with_checkpoint,
 )
 from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.outputs import Place, append_line, place_in, place_of
+from hvdtrain.jobs.outputs import Place, place_in, place_of
 from hvdtrain.jobs.resume import load_weights, read_weights
 from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
@@ -34,6 +34,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.stream_plan import known_size
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.metric_names import SEPARATOR, metrics_by_set
+from hvdtrain.object_lines import append_line
 from hvdtrain.object_urls import shown
 from hvdtrain.paths import expand_path
 from hvdtrain.place_names import with_urls

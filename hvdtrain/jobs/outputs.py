@@ -9,28 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.given_urls import check_url
 from hvdtrain.object_transfers import download, upload
 from hvdtrain.object_urls import (
     MissingObjectError,
     StoreError,
-    check_url,
     info,
     is_url,
     join,
     name,
     objects_below,
     parent,
-    read,
     remove,
     shown,
-    write,
 )
 from hvdtrain.paths import cache_folder
 
 Place = Path | str  # the text is a URL
+_MOST_NAME_BYTES = 200  # of a file's name, beside which there are others with longer ones
 _MARK = "saved_model.pb"  # of a folder that TensorFlow wrote
-_MAX_BYTES = 1 << 28  # of a file in a store that lines are appended to
-_TRIES = 3  # to append a line, if others do so at the same time
 
 
 def is_there(place: Place) -> bool:
@@ -109,7 +106,15 @@ def written_beside(output: Place) -> Iterator[Path]:
     """Return a context with a path of the same name in a folder beside; the folder is removed at its end.
 
     For a URL the folder is in the cache.
+
+    Raises:
+        UsageError: If the name is longer than a file's can be here.
+        EnvironmentFault: If the folder cannot be made.
     """
+    if len(os.fsencode(name(str(output)))) > _MOST_NAME_BYTES:
+        raise UsageError(
+            f"{shown(output)}: its last part is longer than {_MOST_NAME_BYTES} bytes", "Give a shorter name."
+        )
     try:
         if isinstance(output, str):
             beside = cache_folder() / "outputs"
@@ -143,23 +148,6 @@ def put_into_place(written: Path, output: Place) -> None:
             _upload(part, join(parent(output), part.name))
         else:
             _rename(part, output.with_name(part.name), written)
-
-
-def append_line(url: str, line: bytes) -> None:
-    """Append a line to an object, which is written anew: a store has no way to append.
-
-    Raises:
-        StoreError: If it cannot be read or written.
-    """
-    for _ in range(_TRIES):
-        try:
-            before = read(url, _MAX_BYTES)
-        except MissingObjectError:
-            before = b""
-        write(url, before + line)
-        if line in read(url, _MAX_BYTES):  # or another process wrote it at the same time
-            return
-    raise StoreError(f"{shown(url)} cannot be written: other processes write it, too")
 
 
 def size_of(place: Place) -> int:

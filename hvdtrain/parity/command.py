@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hvdtrain.bench.interruption import said_if_interrupted
-from hvdtrain.bench.options import check_writable
+from hvdtrain.bench.options import check_writable, config_files
 from hvdtrain.config import Layer
 from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, EnvironmentFault, HvdtrainError
 from hvdtrain.host.launcher import open_console
@@ -30,7 +30,7 @@ def run_parity(layers: list[Layer], json_path: Path | None) -> int:
     check_may_be_elastic(None)
     role = find_role()
     if role.rank == 0:
-        check_writable(json_path)
+        check_writable(json_path, read=config_files(layers))
     with said_if_interrupted(lambda text: open_console().print(text)):
         found = _compared(layers, role)
     if isinstance(found, Result):

@@ -1,7 +1,7 @@
 """The command ``batch-find``."""
 
 from hvdtrain.bench.interruption import said_if_interrupted
-from hvdtrain.bench.options import check_writable
+from hvdtrain.bench.options import check_writable, config_files
 from hvdtrain.config import Layer
 from hvdtrain.search.batch_find import run_batch_find
 from hvdtrain.search.launched import check_is_not_launched
@@ -21,7 +21,7 @@ def run_batch_find_command(layers: list[Layer], options: BatchOptions) -> None:
         EnvironmentFault: If the job fails as it is.
     """
     check_is_not_launched("batch-find")
-    check_writable(options.json_path)
+    check_writable(options.json_path, read=config_files(layers))
     with said_if_interrupted(say):
         found = run_batch_find(layers, options, say)
     tell(found.describe(), found.to_document(), options.json_path)

@@ -1,7 +1,7 @@
 """The command ``lr-find``."""
 
 from hvdtrain.bench.interruption import said_if_interrupted
-from hvdtrain.bench.options import check_writable
+from hvdtrain.bench.options import check_writable, config_files
 from hvdtrain.bench.picture import check_picture
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import launched_rank
@@ -26,7 +26,7 @@ def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
     check_may_be_elastic(None)
     rise = checked_rise(options.lowest_rate, options.highest_rate, options.rising_steps)
     if not launched_rank():
-        check_writable(options.json_path, options.picture)
+        check_writable(options.json_path, options.picture, read=config_files(layers))
         if options.picture is not None:
             check_picture(options.picture)
     with said_if_interrupted(say):

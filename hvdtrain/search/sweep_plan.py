@@ -101,7 +101,7 @@ def make_plan(path: Path | None, layers: list[Layer], options: SweepOptions) -> 
         raise UsageError(
             "sweep needs optuna, which is not installed", "Run: python -m pip install 'hvdtrain[search]'"
         )
-    check_writable(options.csv_path, options.json_path)
+    check_writable(options.csv_path, options.json_path, read=[path] if path else [])
     given, source = _read(path)
     values = {**_DEFAULTS, **given, **options.given}
     shared = [*_layer_of_file(given, source), *layers]

@@ -13,9 +13,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.object_info import ObjectInfo
 from hvdtrain.object_urls import (
     MissingObjectError,
-    ObjectInfo,
     Patience,
     StoreError,
     StorePermissionError,

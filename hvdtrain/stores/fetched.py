@@ -20,6 +20,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.object_urls import (
+    MissingBucketError,
     MissingObjectError,
     StoreError,
     entries,
@@ -37,6 +38,7 @@ _KEPT = 4  # copies that are kept for the next time
 _USED_SECONDS = 3600.0  # after which a copy can be removed: nobody reads it any more
 _FETCHING_SECONDS = 24 * 3600.0  # after which what is not whole is nobody's
 _UNFINISHED = ".new-"
+_MOST_NAME_BYTES, _CUT_NAME_BYTES = 200, 100  # of the name of a copy: file systems take 255, stores more
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
 
 
@@ -124,9 +126,14 @@ def run_place_of(found: Checkpoint) -> Path | str:
 
 
 def local_name(url: str) -> str:
-    """Return the last part of a URL, or another word if it cannot be the name of a file."""
+    """Return the last part of a URL, a long one cut, or another word if it cannot be a file's name."""
     last = name(url)
-    return "run" if last in ("", ".", "..") or "\0" in last else last
+    if last in ("", ".", "..") or "\0" in last:
+        return "run"
+    content = last.encode(errors="surrogateescape")
+    if len(content) <= _MOST_NAME_BYTES:
+        return last
+    return f"{content[:_CUT_NAME_BYTES].decode(errors='ignore')}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _candidates(url: str) -> list[str]:
@@ -241,5 +248,7 @@ def _reading_checkpoints(url: str) -> Iterator[None]:
     with reading(url):
         try:
             yield
+        except MissingBucketError:
+            raise
         except MissingObjectError as error:
             raise CheckpointError(error.problem, error.remedy) from None

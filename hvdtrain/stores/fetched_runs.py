@@ -14,8 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME
+from hvdtrain.object_info import ObjectInfo
 from hvdtrain.object_transfers import download
-from hvdtrain.object_urls import MissingObjectError, ObjectInfo, entries, join, name, shown
+from hvdtrain.object_urls import MissingObjectError, entries, join, name, shown
 from hvdtrain.paths import cache_folder
 from hvdtrain.place_names import name_place
 from hvdtrain.reporting.report import METRICS_FILE

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.checkpoints.storage import NAME
+from hvdtrain.object_info import ObjectInfo
 from hvdtrain.object_transfers import download, upload
-from hvdtrain.object_urls import PATIENCE, ObjectInfo, Patience, entries, join, name
+from hvdtrain.object_urls import PATIENCE, Patience, entries, join, name
 from hvdtrain.regular_files import open_regular
 from hvdtrain.stores.claim import CLAIM_FILE
 from hvdtrain.stores.stored_checkpoints import FOLDER

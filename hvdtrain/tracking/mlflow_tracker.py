@@ -21,8 +21,12 @@ _MOST_VALUES, _MOST_TAGS = 1000, 100  # in one request
 _LONGEST_REASON = 200  # characters
 _MOST_TEXT = 4000  # characters of a parameter or a tag
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-# the library's own: how long and how often it asks a server that does not answer
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+# the library's own: how long and how often it asks a server that does not answer, and what it prints
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a message has the URL
+}
 
 
 class MlflowTracker:
@@ -32,7 +36,7 @@ class MlflowTracker:
 
     def __init__(self) -> None:
         _check_uri(os.environ.get("MLFLOW_TRACKING_URI", ""))
-        for name, value in _PATIENCE.items():
+        for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         import mlflow
         from mlflow import entities

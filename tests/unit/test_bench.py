@@ -370,13 +370,11 @@ def handed_on(monkeypatch):
 def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
     layers, options = handed_on(
         *("--framework", "torch", "--batch-size", "8", "--set", "seed=3", "--sweep", "2,1,2"),
-        *("--max-bytes", "1M", "--no-split", "--json", "a.json", "--seconds", "3"),
+        *("--no-split", "--json", "a.json", "--seconds", "3"),
     )
     assert layers[1].values == {"framework": "torch", "batch_size": 8}
     assert layers[0].values == {"seed": 3}
-    assert options == BenchOptions(
-        seconds=3.0, split=False, max_bytes=MIB, sweep=(1, 2), json_path=Path("a.json")
-    )
+    assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
 
 
 @pytest.mark.parametrize(
@@ -447,7 +445,7 @@ def test_a_config_is_written_if_it_is_faster(is_written, interruption, tmp_path,
 
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     monkeypatch.setattr(command, "bench_job", lambda *_: RESULT)
-    monkeypatch.setattr(BenchOptions, "check_files", lambda _: None)
+    monkeypatch.setattr(BenchOptions, "check_files", lambda *_: None)
     with pytest.raises(EnvironmentFault, match="/dev/full cannot be written: No space left on device"):
         command.run_bench([], BenchOptions(json_path=Path("/dev/full")))
     assert "64 samples a step" in capsys.readouterr().out
@@ -500,7 +498,8 @@ def test_options_that_are_not_given_have_their_defaults():
 
 def _none_given() -> dict:
     names = ("against", "tune", "num_proc", "repeat", "hosts", "controller", "json_path", "picture")
-    given = {"split": True, "all_reduce": True, "max_bytes": 128 * MIB}
+    names += ("max_bytes",)
+    given = {"split": True, "all_reduce": True}
     return {**dict.fromkeys(names), **given}
 
 

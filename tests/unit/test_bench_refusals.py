@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
 from hvdtrain.bench import against, before_launch, command, job, predict_command, sweep, tune_job
@@ -15,6 +16,7 @@ from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_record import Record, record_from
 from hvdtrain.bench.predict_result import make_plan
 from hvdtrain.bench.spread import Spread
+from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
@@ -84,6 +86,39 @@ def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller,
             command.run_bench(layers, BenchOptions(controller=controller, **options))
     with pytest.raises(UsageError, match=said):
         predict_command.run_plan(layers, PlanOptions(controller=controller))
+
+
+@pytest.mark.parametrize("options", [{"sweep": (1, 2, 3)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
+def test_adasum_with_workers_that_are_no_power_of_two_is_refused_before_any_starts(
+    options, nothing_starts, monkeypatch
+):
+    monkeypatch.setattr(against, "check_carried", lambda *_: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    layers = [Layer("options", {"framework": "torch", "sync_every": 4, "outer_optimizer": "adasum"})]
+    workers = {} if "sweep" in options else {"num_proc": 3}
+    with pytest.raises(UsageError, match="adasum cannot be used with 3 workers: they are combined"):
+        command.run_bench(layers, BenchOptions(**options, **workers))
+    with pytest.raises(UsageError, match="adasum cannot be used with Gloo: Horovod has it over MPI alone"):
+        command.run_bench(layers, BenchOptions(**options, **workers, controller="gloo"))
+
+
+@pytest.mark.parametrize("options", [*COMMANDS[:3], {"all_reduce": False}])
+def test_a_largest_all_reduce_where_none_is_measured_is_refused(options, nothing_starts):
+    with pytest.raises(UsageError, match=r"--max-bytes is the largest all-reduce, and --.* measures none"):
+        command.run_bench([], BenchOptions(max_bytes=1 << 20, **options))
+
+
+@pytest.mark.parametrize("words", ["bench", "plan", "lr-find", "batch-find", "sweep"])
+def test_the_config_file_of_the_job_is_not_replaced(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "framework: torch\n"
+    Path("job.yaml").write_text(text)
+    found = CliRunner().invoke(
+        cli, [words, "job.yaml", "--json", str(tmp_path / "job.yaml")], standalone_mode=False
+    )
+    assert isinstance(found.exception, UsageError)
+    assert "job.yaml is the config file of the job, which would be replaced" in str(found.exception)
+    assert Path("job.yaml").read_text() == text
 
 
 def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):

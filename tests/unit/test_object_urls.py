@@ -3,23 +3,29 @@
 import hashlib
 import os
 import time
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from support.object_store import client_environment, object_store
 
+import hvdtrain
 from hvdtrain import object_urls
 from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
-from hvdtrain.errors import ConfigError
+from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.given_urls import check_is_no_lost_url, check_url
 from hvdtrain.object_transfers import digest, download, upload
 from hvdtrain.object_urls import (
     ChangedObjectError,
     ExistingObjectError,
+    MissingBucketError,
     MissingObjectError,
     Patience,
     StoreError,
     StorePermissionError,
 )
+from hvdtrain.paths import expand_path
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
@@ -155,6 +161,8 @@ def test_what_never_succeeds_ends_in_bounded_time_and_names_the_url(store, tmp_p
 def test_a_bucket_that_is_missing_is_named(store):
     with pytest.raises(MissingObjectError, match=r"nowhere/x.*bucket"):
         object_urls.write("s3://nowhere/x", b"")
+    with pytest.raises(MissingBucketError, match=r"nowhere/x.*bucket"):
+        object_urls.entries("s3://nowhere/x")
 
 
 def test_missing_credentials_are_told_at_once(store, monkeypatch):
@@ -176,18 +184,65 @@ def test_a_package_that_is_missing_is_named():
     assert raised.value.remedy == "pip install 'hvdtrain[gs]'"
 
 
+def test_a_scheme_in_capitals_is_the_same_place(store):
+    assert check_url("S3://Bucket/Run/") == "s3://Bucket/Run"
+    assert Config(framework="torch", run_dir="S3://bucket/run").run_dir == "s3://bucket/run"
+    url = store.url("capitals").replace("s3://", "S3://")
+    object_urls.write(f"{url}/x", b"1")
+    assert store.objects("capitals") == {"capitals/x": b"1"}
+    assert [found.size_bytes for found in object_urls.entries(url)] == [1]
+
+
+@pytest.mark.parametrize("path", ["s3:/bucket/x", "S3:/b", "gs:/b/c", "https:/host/x", "file:/x"])
+def test_what_a_path_makes_of_a_url_is_refused_with_the_remedy(path):
+    for refuse in (check_is_no_lost_url, expand_path, lambda path: hvdtrain.load(Path(path))):
+        with pytest.raises((ValueError, UsageError), match=r"write .*://.*, in Python as a str"):
+            refuse(path)
+    with pytest.raises(ValidationError, match="two slashes"):
+        Config(framework="torch", run_dir=Path(path))
+
+
+@pytest.mark.parametrize("path", ["s3", "s3/x", "./s3:/x", "C:/x", "/s3:/x", "https://host/x"])
+def test_other_paths_are_not_taken_for_urls(path):
+    assert expand_path(path) == path
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a$", "a%20b", "a&b=c", "a+b", "é"])
+def test_unusual_names_are_names(store, name, tmp_path):
+    url = store.url(f"unusual/{name}")
+    object_urls.write(f"{url}/x", b"1")
+    file_of(tmp_path / "there", 9)
+    upload(tmp_path / "there", f"{url}/y {name}")
+    assert set(store.objects("unusual/")) >= {f"unusual/{name}/x", f"unusual/{name}/y {name}"}
+    assert check_url(expand_path(url)) == url
+    assert [found.url for found in object_urls.entries(url)] == [f"{url}/x", f"{url}/y {name}"]
+    assert object_urls.read(f"{url}/x", 1) == b"1"
+    object_urls.remove(f"{url}/x")
+    assert [found.url for found in object_urls.entries(url)] == [f"{url}/y {name}"]
+
+
 @pytest.mark.parametrize("text", ["s3:/bucket", "s3://", "s3:///", "://x", "a/b", "zip://x::s3://b/c"])
 def test_what_is_no_url_is_refused(text):
     with pytest.raises(ValueError, match="no URL"):
-        object_urls.check_url(text)
+        check_url(text)
 
 
 def test_passwords_and_signatures_are_not_shown():
     with pytest.raises(ValueError, match=r"me:\*\*\*@host/x has a password"):
-        object_urls.check_url("sftp://me:secret@host/x")
-    assert object_urls.check_url("abfs://container@account/x/") == "abfs://container@account/x"
+        check_url("sftp://me:secret@host/x")
+    assert check_url("abfs://container@account/x/") == "abfs://container@account/x"
     text = object_urls.shown("GET https://me:secret@host/x?X-Amz-Signature=secret&part=1 failed")
     assert text == "GET https://me:***@host/x?X-Amz-Signature=***&part=1 failed"
+
+
+@pytest.mark.parametrize("url", ["https://SECRET@host/x", "HTTP://SECRET@host:80/x", "s3://SECRET@bucket/x"])
+def test_tokens_before_a_host_are_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match=r"://\*\*\*@.* has a token in it") as raised:
+        check_url(url)
+    assert "SECRET" not in str(raised.value)
+    assert "SECRET" not in object_urls.shown(f"GET {url} failed")
+    for fine in ("abfs://container@account/x", "sftp://me@host/x", "s3://bucket/a@b", "https://host?a@b"):
+        assert check_url(fine) == object_urls.shown(fine) == fine
 
 
 def test_parts_of_urls():
@@ -244,7 +299,7 @@ def test_an_object_of_unknown_size_is_not_an_empty_one(monkeypatch, tmp_path):
 @pytest.mark.parametrize("secret", ["SEC/RET", "p@ss", "a/b@c"])
 def test_passwords_with_unusual_characters_are_not_shown(secret):
     with pytest.raises(ValueError, match="has a password") as raised:
-        object_urls.check_url(f"s3://KEY:{secret}@bucket/x")
+        check_url(f"s3://KEY:{secret}@bucket/x")
     assert str(raised.value).startswith("s3://KEY:***@bucket/x ")
     for fine in ("https://host:9000/a@b", "s3://bucket/a:b@c"):
-        assert object_urls.check_url(fine) == object_urls.shown(fine) == fine
+        assert check_url(fine) == object_urls.shown(fine) == fine

@@ -12,14 +12,13 @@ from support.object_store import client_environment, object_store
 from support.states import equal, make_state, saved
 from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 
-from hvdtrain import object_urls
+from hvdtrain import object_lines, object_urls
 from hvdtrain.checkpoints import storage
 from hvdtrain.cli import cli
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.outputs import (
-    append_line,
     check_not_there,
     local_file,
     place_of,
@@ -27,7 +26,8 @@ from hvdtrain.jobs.outputs import (
     size_of,
     written_beside,
 )
-from hvdtrain.object_urls import Patience
+from hvdtrain.object_lines import append_line
+from hvdtrain.object_urls import ChangedObjectError, Patience
 from hvdtrain.printable import printable
 from hvdtrain.run_views.follow import FollowedRun
 from hvdtrain.run_views.standing import Kind
@@ -167,7 +167,7 @@ def test_old_copies_are_removed_but_not_such_as_are_in_use(url, tmp_path, monkey
 def test_what_is_not_there_or_not_reachable_is_told(store, url, monkeypatch):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {url}x"):
         fetched.locate(f"{url}x")
-    with pytest.raises(CheckpointError, match="no checkpoint in s3://nowhere/x"):
+    with pytest.raises(EnvironmentFault, match=r"s3://nowhere/x does not exist: .*bucket"):
         fetched.locate("s3://nowhere/x")
     once = Patience(stall_seconds=5, tries=1)
     store.proxy.is_down = True
@@ -200,6 +200,29 @@ def test_a_url_without_a_run_is_told_with_its_name(store):
     shown = CliRunner().invoke(cli, ["compare", store.url("void")], standalone_mode=False)
     assert isinstance(shown.exception, UsageError)
     assert f"{store.url('void')}: no run" in printable(str(shown.exception))
+
+
+@pytest.mark.parametrize("words", [["compare"], ["report", "-o", "x.html"], ["watch"], ["evaluate"]])
+def test_a_missing_bucket_is_told(store, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(cli, [*words, "s3://nowhere/runs/a"], standalone_mode=False)
+    assert isinstance(shown.exception, EnvironmentFault)
+    assert "s3://nowhere/runs/a does not exist: The specified bucket" in printable(str(shown.exception))
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_long_last_name_is_cut_for_the_copy(store, tmp_path):
+    long = "run " + "é" * 400
+    run = make_run(tmp_path / "made", window(1), evaluation(2))
+    saved(run / "checkpoints", 1)
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        store.put(f"long/{long}/{path.relative_to(run)}", path.read_bytes())
+    (copy,) = local_runs([store.url(f"long/{long}")])
+    assert (copy / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert fetched.fetch(store.url(f"long/{long}")).manifest.step == 1
+    assert fetched.local_name(f"{long}x") != fetched.local_name(long)
+    with pytest.raises(UsageError, match="longer than 200 bytes"), written_beside(store.url(long)):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -281,6 +304,30 @@ def test_lines_are_appended(store, request):
     url = store.url(request.node.name)
     for line in (b"one\n", b"two\n"):
         append_line(url, line)
+    assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
+
+
+def test_lines_that_are_appended_at_once_are_all_there(store, request):
+    url, lines = store.url(request.node.name), [f"line {number}\n".encode() for number in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda line: append_line(url, line), lines))
+    found = store.objects(key(url))[key(url)]
+    assert sorted(found.splitlines(keepends=True)) == sorted(lines)
+
+
+def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
+    url, before, lost = store.url(request.node.name), object_lines.request, []
+
+    def lose_the_first_answer(*arguments, **options):
+        before(*arguments, **options)
+        if not lost:
+            lost.append(1)
+            raise ChangedObjectError("the request was sent again")
+
+    append_line(url, b"one\n")
+    monkeypatch.setattr(object_lines, "request", lose_the_first_answer)
+    append_line(url, b"two\n")
+    assert lost
     assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
 
 

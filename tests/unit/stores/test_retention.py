@@ -1,0 +1,139 @@
+"""Which checkpoints of a run directory at a URL are deleted, and when."""
+
+import pytest
+from support.store_jobs import Job, stored
+
+from hvdtrain.checkpoints import storage
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.object_urls import StoreError
+
+
+def test_retention_deletes_only_what_this_run_wrote(store, tmp_path):
+    other = Job(store, tmp_path / "other")
+    other.save(5, url="faulty://bucket/another")
+    other.end()
+    store.put("checkpoints/step-00000003/notes.txt", b"mine")
+    store.put("notes.txt", b"mine")
+    job = Job(store, tmp_path / "copy", "auto", start=5, keep_last=1)
+    for step in (6, 7, 8):
+        job.save(step)
+        job.uploader.round()
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
+    job.uploader.round()
+    job.end()
+    assert stored(store) == [5, 8]
+    assert store.objects()["checkpoints/step-00000003/notes.txt"] == b"mine"
+    assert store.objects()["notes.txt"] == b"mine"
+
+
+def test_the_checkpoint_that_was_resumed_from_by_name_stays(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(5)
+    job.end()
+    name = storage.name_of(5)
+    job = Job(store, tmp_path / "elsewhere", name, start=5, keep_last=1, spared=(name,))
+    for step in (6, 7):
+        job.save(step)
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
+        job.uploader.round()
+    assert stored(store) == [5, 7]
+
+
+def test_the_best_checkpoint_stays_also_if_another_host_resumes(store, tmp_path):
+    goal = MetricGoal("loss", highest=False)
+    job = Job(store, tmp_path / "copy", keep_last=1, goal=goal)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        job.save(step, metrics={"loss": loss})
+        job.uploader.round()
+    job.end()
+    job = Job(store, tmp_path / "elsewhere", "auto", start=3, keep_last=1, goal=goal)
+    assert job.begun.values == {storage.name_of(1): 3.0, storage.name_of(2): 1.0, storage.name_of(3): 2.0}
+    job.save(4, metrics={"loss": 2.5})
+    storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(4)})
+    job.end()
+    assert stored(store) == [2, 4]
+
+
+def test_nothing_is_deleted_before_what_is_kept_is_whole(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    job.save(1)
+    job.uploader.round()
+    job.save(2)
+    storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(2)})
+    store.fail(lambda method, path: method == "put_file" and "step-00000002/optimizer" in path)
+    with pytest.raises(StoreError, match="the store is down"):
+        job.uploader.round()
+    assert stored(store) == [1]
+    store.heal()
+    job.uploader.round()
+    assert stored(store) == [2]
+
+
+def test_what_could_not_be_read_back_stays_until_enough_newer_ones_are_whole(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=2)
+    folder, written = job.folder / "checkpoints", []
+
+    def lose_answers(method, path):
+        is_manifest = path.endswith("step-00000001/trainer.json")
+        if is_manifest and method == "pipe_file":
+            written.append(path)
+        return is_manifest and method != "pipe_file" and bool(written)
+
+    job.save(1)
+    store.fail(lose_answers)
+    with pytest.raises(StoreError, match="the store is down"):
+        job.uploader.round()
+    store.heal()
+    found = []
+    for step in (2, 3):
+        job.save(step)
+        storage.retain(folder, {folder / storage.name_of(step)})
+        job.uploader.round()
+        found.append(stored(store))
+    assert found == [[1, 2], [2, 3]]
+
+
+def test_the_store_does_not_fill_up_while_uploads_lag_behind(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    steps = iter(range(2, 12))
+
+    def save_meanwhile(method, path):
+        if path.endswith("trainer.json") and method == "pipe_file" and (step := next(steps, None)):
+            job.save(step)
+            folder = job.folder / "checkpoints"
+            storage.retain(folder, {folder / storage.name_of(step)})
+        most.append(len([name for name in store.objects() if name.endswith("trainer.json")]))
+        return False
+
+    most: list[int] = []
+    job.save(1)
+    store.fail(save_meanwhile)
+    job.uploader.round()
+    store.heal()
+    assert stored(store) == [11]
+    assert max(most) <= 2
+
+
+def test_a_store_that_deletes_nothing_gets_checkpoints_and_logs(store, tmp_path):
+    first = Job(store, tmp_path / "first")
+    first.save(1)
+    (first.folder / "summary.json").write_text("{}")
+    first.end()
+    store.fail(lambda method, path: method == "rm_file", PermissionError("denied"))
+    job = Job(store, tmp_path / "copy", "auto", start=1, keep_last=1)
+    (job.folder / "summary.json").unlink()
+    for step in (2, 3):
+        job.save(step)
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
+        job.uploader.round()
+    job.end()
+    assert stored(store) == [1, 2, 3]
+    assert store.objects()["metrics.jsonl"] == (job.folder / "metrics.jsonl").read_bytes()
+    assert len([text for text in job.notes if "denied" in text]) == 1
+
+
+def test_a_new_run_deletes_nothing(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.uploader.round()
+    assert "rm_file" not in [method for method, _ in store.requests()]
