@@ -27,7 +27,7 @@ from hvdtrain.jobs.outputs import (
     written_beside,
 )
 from hvdtrain.object_lines import append_line
-from hvdtrain.object_urls import ChangedObjectError, Patience
+from hvdtrain.object_urls import ChangedObjectError, Patience, StoreError
 from hvdtrain.printable import printable
 from hvdtrain.run_views.follow import FollowedRun
 from hvdtrain.run_views.standing import Kind
@@ -315,6 +315,23 @@ def test_lines_that_are_appended_at_once_are_all_there(store, request):
     assert sorted(found.splitlines(keepends=True)) == sorted(lines)
 
 
+@pytest.mark.parametrize("content", [b"", b"one\n"])
+def test_a_line_that_another_process_appends_meanwhile_stays(store, request, monkeypatch, content):
+    url, before, others = store.url(request.node.name), object_lines.request, [b"other\n"]
+
+    def let_another_write_first(*arguments, **options):
+        if others:
+            store.put(key(url), content + others.pop())
+        return before(*arguments, **options)
+
+    if content:
+        append_line(url, content)
+    monkeypatch.setattr(object_lines, "request", let_another_write_first)
+    monkeypatch.setattr(object_lines, "_WAIT_SECONDS", 0.0)
+    append_line(url, b"mine\n")
+    assert store.objects(key(url)) == {key(url): content + b"other\nmine\n"}
+
+
 def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
     url, before, lost = store.url(request.node.name), object_lines.request, []
 
@@ -328,6 +345,22 @@ def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
     monkeypatch.setattr(object_lines, "request", lose_the_first_answer)
     append_line(url, b"two\n")
     assert lost
+    assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
+
+
+def test_a_server_that_does_not_know_the_condition_gets_the_line(store, request, monkeypatch):
+    class Refusal(Exception):
+        response = {"Error": {"Code": "NotImplemented"}}  # noqa: RUF012
+
+    def refuse(*arguments, **options):
+        asked.append(options)
+        raise StoreError("cannot be written") from Refusal()
+
+    url, asked = store.url(request.node.name), []
+    append_line(url, b"one\n")
+    monkeypatch.setattr(object_lines, "request", refuse)
+    append_line(url, b"two\n")
+    assert list(asked[0]) == ["IfMatch"]
     assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
 
 
