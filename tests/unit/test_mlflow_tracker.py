@@ -55,7 +55,7 @@ class Client:
 def tracker(monkeypatch):
     """Gives a tracker whose client keeps what it is sent."""
     pytest.importorskip("mlflow")
-    monkeypatch.setattr(mlflow_tracker, "_PATIENCE", {})  # environment variables that it sets
+    monkeypatch.setattr(mlflow_tracker, "_SETTINGS", {})  # environment variables that it sets
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     made = MlflowTracker()
     made._client = Client()
