@@ -90,6 +90,23 @@ class Large(Net):
         return RANDOM.randn(SAMPLES, WIDTH), RANDOM.randn(SAMPLES, WIDTH)
 
 
+class Tiny(Net):
+    """A net of ten numbers, of which the last of three workers has none."""
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(4, 2))
+
+    def tf_model(self):
+        import keras
+
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+    def arrays(self):
+        return RANDOM.randn(SAMPLES, 4), RANDOM.randn(SAMPLES, 2)
+
+
 @pytest.fixture(scope="module")
 def started():
     backend = load_backend(Config(framework=FRAMEWORK, device="cpu", threads=1))
@@ -145,6 +162,26 @@ def test_the_state_is_that_of_workers_that_keep_all(started, shard, optimizer, t
     exact = shard == "optimizer" and optimizer in ("sgd", "adamw")
     for spool in (None, tmp_path / "new"):
         assert_equal(gathered(started, spool), expected, 0.0 if exact else 1e-5)
+
+
+@SHARDED
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.1},
+        {"precision": "fp16"},
+        {"compression": "fp16", "optimizer": "sgd"},
+        {"compression": "bf16", "optimizer": "sgd"},
+        {"optimizer": "lamb"},
+        {"optimizer": "lars", "precision": "fp16"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_worker_may_have_no_part(started, shard, options):
+    trained(started, "none", task=Tiny(), ema_decay=0.9, **options)
+    expected = gathered(started)
+    trained(started, shard, task=Tiny(), ema_decay=0.9, **options)
+    assert_equal(gathered(started), expected, 1e-2 if "compression" in options else 1e-5)
 
 
 @SHARDED
