@@ -4,7 +4,7 @@ What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`loa
 :func:`import_weights`, :func:`lr_find`, and :func:`launch`, which starts workers from a notebook or a script.
 What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
 :class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`, :func:`open_mds`,
-:func:`stream`, :func:`pad`, :class:`Weighted`, :class:`SumMetric`, :class:`GatheredMetric`,
+:func:`stream`, :func:`pad`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`, :class:`GatheredMetric`,
 :class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use, so that
 ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 docs/python.md shows them in use.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "Block",
     "Callback",
     "Dataset",
     "EvalSets",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Block": "hvdtrain.backends.block",
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
     "EvalSets": "hvdtrain.data.eval_sets",

@@ -209,6 +209,23 @@ class Config(BaseModel):
         description="What each worker keeps only its part of, to save memory: nothing, the state of the "
         "optimizer, or that and the gradients.",
     )
+    stages: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Split the model into this many stages of consecutive blocks, each on a worker of its own; "
+        "needs MPI. Each such group of workers trains a replica of the model.",
+    )
+    stage_balance: Literal["time", "memory"] = Field(
+        "time",
+        description="What the stages of a split model have equal parts of: the measured time of a step, or the "
+        "memory of the parameters.",
+    )
+    stage_cuts: tuple[int, ...] | None = Field(
+        None,
+        description="The first block of each stage but the first, blocks being counted from 0; if not given, "
+        "stage_balance decides.",
+    )
     sync_every: int | None = Field(
         None,
         gt=0,
@@ -417,6 +434,7 @@ class Config(BaseModel):
             )
         self._check_local_steps()
         self._check_shard()
+        self._check_stages()
         return self
 
     def _check_local_steps(self) -> None:
@@ -451,6 +469,26 @@ class Config(BaseModel):
                 f"shard gradients leaves no worker the whole gradient, which compression {self.compression} "
                 "needs: use shard optimizer, or another compression"
             )
+
+    def _check_stages(self) -> None:
+        if self.stages == 1:
+            if self.stage_cuts is not None:
+                raise ValueError("stage_cuts divides a model into stages: give stages too, or leave it out")
+            return
+        reasons = {
+            "shard": (self.shard != "none", "divides the state of whole models among the workers"),
+            "sync_every": (self.sync_every is not None, "lets each worker train a whole model"),
+            "compression": (
+                self.compression not in ("none", "fp16"),
+                "compresses the gradients of a whole model; with stages, it can be none or fp16",
+            ),
+        }
+        for name, (is_given, reason) in reasons.items():
+            if is_given:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} {reason}, and with stages no worker has one: use either "
+                    f"{name} or stages"
+                )
 
     @property
     def plateau_goal(self) -> MetricGoal | None:

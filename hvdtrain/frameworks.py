@@ -12,6 +12,7 @@ ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
 EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
 PARAMETER_GROUPS, OWN_STEP, LOCAL_STEPS = "parameter_groups", "own_step", "local_steps"
 SHARDED_STATE = "sharded_state"
+SPLIT_MODELS = "split_models"
 ALL_CAPABILITIES = frozenset(
     {
         EXPORT,
@@ -27,6 +28,7 @@ ALL_CAPABILITIES = frozenset(
         OWN_STEP,
         LOCAL_STEPS,
         SHARDED_STATE,
+        SPLIT_MODELS,
     }
 )
 
@@ -75,6 +77,11 @@ class Framework:
     def step_method(self) -> str:
         """The task's optional method in place of a training step."""
         return f"{self.flag}_step"
+
+    @property
+    def blocks_method(self) -> str:
+        """The task's optional method that gives the blocks of a split model."""
+        return f"{self.flag}_blocks"
 
 
 FRAMEWORKS: dict[str, Framework] = {

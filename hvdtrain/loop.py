@@ -13,6 +13,7 @@ from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.metrics import StepInfo, Window
+from hvdtrain.replica import speaks_for_replica
 from hvdtrain.replicas import check_replicas
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
@@ -272,6 +273,7 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
             ACTIVITY.enter(EVALUATING, session.state.progress.step, is_long=True)
             partial = backend.eval_step(batch, partial)
         skipped, _ = feed.take_notes()
+    skipped = skipped if speaks_for_replica(backend.workers, session.config) else 0
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
     metrics = backend.eval_metrics(partial, signals).read()
     check_weights(f"the evaluation of {name!r}" if name else "the evaluation", metrics)
@@ -296,6 +298,7 @@ def _outgoing_signals(
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
     flags = poll_signals() | session.unsent
     skipped, waited_seconds = feed.take_notes(step)
+    skipped = skipped if speaks_for_replica(session.backend.workers, session.config) else 0
     if session.saver.poll():
         flags |= ControlFlags(stop=True)
     session.unsent = flags

@@ -24,11 +24,17 @@ def check_replicas(backend: Backend) -> None:
     if len(set(digests)) == 1:
         return
     everyone = workers.allgather_object((workers.host, checksums))
-    usual = Counter(digests).most_common(1)[0][0]
-    drifted = [rank for rank, found in enumerate(digests) if found != usual]
-    right = everyone[digests.index(usual)][1]
-    wrong = everyone[drifted[0]][1]
-    parameter = next(name for (name, crc), (_, other) in zip(right, wrong, strict=True) if crc != other)
+    # of a split model, workers have other parameters
+    having: dict[str, dict[int, int]] = {}
+    for rank, (_, of_rank) in enumerate(everyone):
+        for name, crc in of_rank:
+            having.setdefault(name, {})[rank] = crc
+    usual = {name: Counter(found.values()).most_common(1)[0][0] for name, found in having.items()}
+    differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
+    if not differing:
+        return
+    drifted = sorted({r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]})
+    parameter = next(name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name])
     ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
     raise ReplicaDriftError(
         f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",

@@ -29,6 +29,7 @@ from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.metrics import StepInfo
 from hvdtrain.object_urls import is_url, join
 from hvdtrain.profiling.profile import NoProfile, Profile
+from hvdtrain.replica import replica, replicas, speaks_for_replica
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
@@ -137,7 +138,7 @@ class Session:
         workers = self.backend.workers
         return TrainingPlan.of(
             self.config,
-            workers.size,
+            replicas(workers, self.config),
             self.data_size,
             self.state.progress,
             most=most_workers(workers),
@@ -254,7 +255,7 @@ class Session:
         order = training_order(self.train_data, self.data_size, self.config.seed)
         shard = Shard(
             plan=plan.batch,
-            rank=self.backend.workers.rank,
+            rank=replica(self.backend.workers, self.config),
             first_step=at.step,
             first_sample=at.samples,
             last_sample=plan.last_sample,
@@ -277,7 +278,7 @@ class Session:
 
     def _eval_reader(self, plan: TrainingPlan, name: str) -> Reader:
         dataset = sets_of(self.eval_data)[name]
-        shard = Shard(plan.eval_batch, self.backend.workers.rank, 0, 0, len(dataset))
+        shard = Shard(plan.eval_batch, replica(self.backend.workers, self.config), 0, 0, len(dataset))
         return self._reader(
             set_words(name), dataset, SequentialOrder(len(dataset)), shard, is_named=bool(name)
         )
@@ -291,7 +292,8 @@ class Session:
 
     def _feed(self, reader: Reader, of_set: str = "") -> Feed:
         def note(bad: BadSample) -> None:
-            self.skipped.unreported.append(bad.describe(of_set))
+            if speaks_for_replica(self.backend.workers, self.config):
+                self.skipped.unreported.append(bad.describe(of_set))
 
         has_processes = self.readers is not None and self.readers.pids
         threads = self.config.read_workers if has_processes else self.config.read_threads
@@ -299,7 +301,7 @@ class Session:
 
     def index_trace(self) -> IndexTrace:
         """Return the trace of indices that the config asks for."""
-        if not self.config.trace_indices:
+        if not self.config.trace_indices or not speaks_for_replica(self.backend.workers, self.config):
             return IndexTrace(None)
         path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
         return IndexTrace(

@@ -27,6 +27,8 @@ _ARGUMENTS = {
     "tf_loss": ("model", "batch"),
     "torch_optimizer": ("parameters",),
     "torch_optimizers": ("model",),
+    "torch_blocks": ("model",),
+    "tf_blocks": ("model",),
     "tf_optimizers": ("model",),
     "torch_step": ("model", "batch", "optimizers"),
     "tf_step": ("model", "batch", "optimizers"),
@@ -71,6 +73,8 @@ class Task(Protocol):
       evaluation: its name, a ``SumMetric`` or a ``GatheredMetric``;
     - ``torch_loss(model, batch)`` / ``tf_loss(model, batch)``: (loss per sample, {metric name:
       value per sample}) in place of the model call, ``loss`` and ``metrics``;
+    - ``torch_blocks(model)`` / ``tf_blocks(model)``: the parts of the model that ``stages`` divides among
+      workers: modules or layers that are called one after the other, or ``hvdtrain.Block``;
     - ``ignore_index``: the target that named losses and metrics leave out, -100 by default;
     - ``class_weights``: for the loss ``cross_entropy``, a weight for each class;
     - ``torch_optimizer(parameters)`` / ``tf_optimizer()``: an optimizer that replaces

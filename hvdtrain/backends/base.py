@@ -69,6 +69,8 @@ class ModelInfo:
         notes: what the user should know of the model before training, in words.
         frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
         groups: the parameter groups of the config, in words.
+        stages: what each stage of a split model has, in words.
+        own_shapes: shapes of the trainable parameters of this worker's stage; None if it has all of them.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -78,6 +80,8 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     frozen_parameters: int = 0
+    stages: tuple[str, ...] = ()
+    own_shapes: Mapping[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,15 @@ class Backend(Protocol):
     info: BackendInfo
     model: Any
 
-    def build(self, task: Any, config: Config) -> ModelInfo:
-        """Build model, optimizer and compiled steps, with their initial values. Local: no collective.
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Build model, optimizer and compiled steps, with their initial values.
+
+        Local, but collective if the model is split into stages.
+
+        Args:
+            task: the task.
+            config: the resolved config.
+            batch: a batch of training data, by which a split model is divided; not looked at in other jobs.
 
         Raises:
             TaskError: If the task's model, loss, metrics or optimizer do not fit.

@@ -46,6 +46,8 @@ def start_horovod(
     collectives: ByteCollectives,
     membership: Membership | None = None,
     ranks: Sequence[int] = (),
+    *,
+    has_groups: bool = False,
 ) -> HorovodWorkers:
     """Collective. Start Horovod, unless it has started, and return the job's workers.
 
@@ -57,6 +59,7 @@ def start_horovod(
         collectives: how bytes travel through it.
         membership: this worker's part in an elastic job, in which it starts alone; None in other jobs.
         ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
+        has_groups: whether some of the workers will sum something among themselves.
 
     Raises:
         EnvironmentFault: If Horovod cannot start, or start again, or sees not all processes of a launcher.
@@ -76,7 +79,8 @@ def start_horovod(
             if rank is not None:
                 stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
                 stack.enter_context(reported_start(rank))
-            hvd.init(list(ranks)) if ranks else hvd.init()
+            options = {"process_sets": "dynamic"} if has_groups else {}
+            hvd.init(list(ranks), **options) if ranks else hvd.init(**options)
     except ValueError as error:
         raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", _REMEDY) from error
     return HorovodWorkers(hvd, collectives, membership, len(ranks))

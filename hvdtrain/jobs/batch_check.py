@@ -15,6 +15,7 @@ from hvdtrain.data.order import SequentialOrder
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import AgreementError
 from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
+from hvdtrain.replica import replicas
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 _SAME_SAMPLE = (
@@ -43,7 +44,7 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     if not config.check_data:
         return []
     size = len(data.datasets["train_data"])
-    plan = TrainingPlan.of(config, workers.size, size, progress, most=most_workers(workers))
+    plan = TrainingPlan.of(config, replicas(workers, config), size, progress, most=most_workers(workers))
     train_order = training_order(data.datasets["train_data"], size, config.seed)
     ranges: dict[str, tuple[Order, int, int, int]] = {
         "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)

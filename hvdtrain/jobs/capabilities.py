@@ -18,6 +18,7 @@ from hvdtrain.frameworks import (
     LOCAL_STEPS,
     PARAMETER_GROUPS,
     SHARDED_STATE,
+    SPLIT_MODELS,
     SYNC_BATCH_NORM,
 )
 
@@ -30,6 +31,7 @@ _ASKS = (
     ("compression", "none", COMPRESSION),
     ("sync_every", None, LOCAL_STEPS),
     ("shard", "none", SHARDED_STATE),
+    ("stages", 1, SPLIT_MODELS),
     ("ema_decay", None, EMA),
     ("label_smoothing", 0.0, LABEL_SMOOTHING),
     ("parameter_groups", (), PARAMETER_GROUPS),

@@ -36,6 +36,9 @@ _OF_TRAINING = {
         "label_smoothing",
         "compression",
         "shard",
+        "stages",
+        "stage_balance",
+        "stage_cuts",
     ),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
@@ -46,7 +49,7 @@ _OF_TRAINING = {
 # of these, what a task has by default could refuse an evaluation or change what it does
 _NOT_BY_DEFAULT = (
     *("global_batch_size", "accumulate"),
-    *("sync_every", "outer_optimizer", "compression", "shard", "profile", "track"),
+    *("sync_every", "outer_optimizer", "compression", "shard", "stages", "stage_cuts", "profile", "track"),
 )
 _MAX_SHOWN = 500  # characters of a task's name
 

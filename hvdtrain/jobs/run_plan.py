@@ -11,7 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs import elastic_plan, local_steps_plan, sharding_plan
+from hvdtrain.jobs import elastic_plan, local_steps_plan, sharding_plan, stages_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
 from hvdtrain.object_urls import shown
@@ -71,6 +71,7 @@ def describe_plan(
         "gradients": model.reduction,
         "memory": "" if session.memory is None else session.memory.describe(),
         "sharded": sharding_plan.describe(config, session.backend.workers.size),
+        "stages": stages_plan.describe(config, session.backend.workers.size, model.stages),
         "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,

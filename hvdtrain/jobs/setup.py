@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
@@ -12,10 +13,13 @@ from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.model_call import describe_columns
+from hvdtrain.backends.pipeline.checks import check_stages
+from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (
     NOT_THE_TASKS,
@@ -57,8 +61,10 @@ from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.stream_plan import check_streams, notes_on_streams
 from hvdtrain.jobs.unused_options import given_fields
+from hvdtrain.replica import replicas
+from hvdtrain.reporting.report import SilentReport
 from hvdtrain.seeding import seed_generators
-from hvdtrain.session import versions_with
+from hvdtrain.session import Session, versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task
 from hvdtrain.trackers import check_installed
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -364,7 +370,8 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     _check_plan(job.config, backend, task_data)  # before anything is written
     check_metrics(job.config, task_data.task, task_data.eval_data)
-    model = build_together(job.config, task_data.task, backend)
+    batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
+    model = build_together(job.config, task_data.task, backend, batch)
     return _with_call_note(job.config, task_data, backend), model, hosts
 
 
@@ -406,7 +413,11 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     uses_nccl = build is not None and build.nccl and not on_cpu
     check_elastic(workers, os.environ, uses_nccl, config.compression)
     check_streams(config, workers, task_data.train_data, task_data.eval_data)
-    plan = TrainingPlan.of(config, workers.size, len(task_data.train_data), most=most_workers(workers))
+    if config.stages > 1:
+        check_stages(task_data.task, config, workers)
+        Layout.of(workers, config.stages)
+    size = len(task_data.train_data)
+    plan = TrainingPlan.of(config, replicas(workers, config), size, most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)
     check_eval_batch(config, plan, task_data.eval_data, workers.local_size)
@@ -421,10 +432,20 @@ def handshake(job: JobSpec, backend: Backend) -> list[str]:
     return hosts
 
 
-def build_together(config: Config, task: Any, backend: Backend) -> ModelInfo:
+def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostBatch | None:
+    """Return this worker's first batch of the training data. Local: no collective."""
+    session = Session(
+        config, backend, task_data.train_data, task_data.eval_data, SilentReport(), Path(os.devnull)
+    )
+    return session.train_batch(session.plan(), session.state.progress)
+
+
+def build_together(
+    config: Config, task: Any, backend: Backend, batch: HostBatch | None = None
+) -> ModelInfo:
     """Collective. Build the model with its initial values and compare its shape."""
     ACTIVITY.enter("building the model", is_long=True)
-    model = build(config, task, backend)
+    model = build(config, task, backend, batch)
     assert_consistent(backend.workers, model_values(model))
     return model
 
@@ -445,11 +466,11 @@ def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
     }
 
 
-def build(config: Config, task: Any, backend: Backend) -> ModelInfo:
-    """Build the model with its initial values. Local: no collective."""
+def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None = None) -> ModelInfo:
+    """Build the model with its initial values. Local, but collective if it is split into stages."""
     seed_generators(config.seed, "model")
     try:
-        return backend.build(task, config)
+        return backend.build(task, config, batch)
     except NOT_THE_TASKS:
         raise
     except BaseException as error:

@@ -69,12 +69,24 @@ def _torch_bert(  # noqa: PLR0917 - as above
                 self.output_bias = nn.Embedding(vocabulary, 1)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens)
+            for block in self.blocks:
+                x = self.attend(block, x)
+            return self.predict(x)
+
+        def embed(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             x = self.dropout(self.norm(self.tokens(tokens.long()) + self.positions(positions)))
             # the first token is attended to even if it is padding: a softmax over nothing is NaN
-            seen = ((tokens != 0) | (positions == 0))[:, None, None, :]
-            for block in self.blocks:
-                x = block(x, seen)
+            return x, ((tokens != 0) | (positions == 0))[:, None, None, :]
+
+        def attend(
+            self, block: nn.Module, value: tuple[torch.Tensor, torch.Tensor]
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return block(*value), value[1]
+
+        def predict(self, value: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            x, _ = value
             if classes is not None:
                 logits: torch.Tensor = self.logits(self.dropout(torch.tanh(self.head(x[:, 0]))))
                 return logits
@@ -82,6 +94,19 @@ def _torch_bert(  # noqa: PLR0917 - as above
             return F.linear(x, self.tokens.weight) + self.output_bias.weight[:, 0]
 
     return BERT()
+
+
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: embedding, transformer blocks, head."""
+    from functools import partial
+
+    from hvdtrain.backends.block import Block
+
+    blocks = [Block(partial(model.attend, block), block) for block in model.blocks]
+    embed = Block(model.embed, model.tokens, model.positions, model.norm, model.dropout)
+    names = ("head", "dropout", "logits", "head_norm", "tokens", "output_bias")
+    used = names[:3] if hasattr(model, "logits") else (names[0], *names[3:])
+    return [embed, *blocks, Block(model.predict, *(getattr(model, name) for name in used))]
 
 
 def _torch_block(heads: int, channels: int, dropout: float) -> Any:

@@ -9,6 +9,18 @@ NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
+def torch_image_blocks(name: str, model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model.
+
+    Args:
+        name: one of ``NAMES``.
+        model: what ``image_model`` returned for it.
+    """
+    module: Any = {"mlp": mlp, "convnet": convnet}.get(name, resnet)
+    blocks: list[Any] = module.torch_blocks(model)
+    return blocks
+
+
 def image_model(
     framework: str, name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
 ) -> Any:

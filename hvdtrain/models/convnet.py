@@ -35,14 +35,29 @@ def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
             self.dense2 = nn.Linear(HIDDEN, classes)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            x = images.permute(0, 3, 1, 2)  # a view, in memory channels_last, which suits convolutions
-            x = F.silu(self.conv1(x))
-            x = F.avg_pool2d(F.silu(self.conv2(x)), 2)
-            x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which Keras flattens
-            logits: torch.Tensor = self.dense2(F.silu(self.dense1(x)))
+            logits: torch.Tensor = self.dense2(self.hide(self.pool(self.begin(images))))
             return logits
 
+        def begin(self, images: torch.Tensor) -> torch.Tensor:
+            x = images.permute(0, 3, 1, 2)  # a view, in memory channels_last, which suits convolutions
+            return F.silu(self.conv1(x))
+
+        def pool(self, x: torch.Tensor) -> torch.Tensor:
+            return F.avg_pool2d(F.silu(self.conv2(x)), 2)
+
+        def hide(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which Keras flattens
+            return F.silu(self.dense1(x))
+
     return ConvNet()
+
+
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: one for each layer."""
+    from hvdtrain.backends.block import Block
+
+    parts = ((model.begin, model.conv1), (model.pool, model.conv2), (model.hide, model.dense1))
+    return [*(Block(*part) for part in parts), model.dense2]
 
 
 def tf_model(image_shape: tuple[int, int, int], classes: int) -> Any:

@@ -46,13 +46,28 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
             self.norm = nn.LayerNorm(channels, eps=EPSILON)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-            x = self.dropout(self.tokens(tokens.long()) + self.positions(positions))
+            x = self.embed(tokens)
             for block in self.blocks:
                 x = block(x)
+            return self.predict(x)
+
+        def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            x: torch.Tensor = self.dropout(self.tokens(tokens.long()) + self.positions(positions))
+            return x
+
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
             return F.linear(self.norm(x), self.tokens.weight)
 
     return as_keras(GPT())
+
+
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: embedding, transformer blocks, output layer."""
+    from hvdtrain.backends.block import Block
+
+    embed = Block(model.embed, model.tokens, model.positions, model.dropout)
+    return [embed, *model.blocks, Block(model.predict, model.norm, model.tokens)]
 
 
 def _torch_block(heads: int, channels: int, dropout: float) -> Any:

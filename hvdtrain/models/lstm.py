@@ -34,15 +34,37 @@ def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int 
             self.logits = nn.Linear(channels, classes)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            x = self.tokens(tokens.long())
+            x = self.embed(tokens)
             for lstm in self.lstms:
-                x, _ = lstm(x)
+                x = self.read(lstm, x)
+            return self.predict(x)
+
+        def embed(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.tokens(tokens.long()), tokens
+
+        def read(
+            self, lstm: nn.Module, value: tuple[torch.Tensor, torch.Tensor]
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return lstm(value[0])[0], value[1]
+
+        def predict(self, value: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            x, tokens = value
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             last = ((tokens != 0) * positions).amax(1)
             logits: torch.Tensor = self.logits(x[torch.arange(x.shape[0], device=x.device), last])
             return logits
 
     return as_keras(LSTM())
+
+
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: embedding, LSTMs, output layer."""
+    from functools import partial
+
+    from hvdtrain.backends.block import Block
+
+    lstms = [Block(partial(model.read, lstm), lstm) for lstm in model.lstms]
+    return [Block(model.embed, model.tokens), *lstms, Block(model.predict, model.logits)]
 
 
 def tf_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:

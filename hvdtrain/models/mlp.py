@@ -37,6 +37,18 @@ def torch_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] 
     return MLP()
 
 
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: one for each dense layer."""
+    from torch import nn
+
+    from hvdtrain.backends.block import Block
+
+    def hidden(layer: Any) -> Block:
+        return Block(lambda x: nn.functional.silu(layer(x.flatten(1))), layer)
+
+    return [*map(hidden, model.hidden), Block(lambda x: model.logits(x.flatten(1)), model.logits)]
+
+
 def tf_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> Any:
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras

@@ -72,14 +72,27 @@ def torch_model(
             self.fc = nn.Linear(stages[-1][-1].outputs, classes)
 
         def forward(self, images: Any) -> Any:
+            x = self.layer4(self.layer3(self.layer2(self.layer1(self.begin(images)))))
+            return self.predict(x)
+
+        def begin(self, images: Any) -> Any:
             x = images.permute(0, 3, 1, 2)  # a view, in memory channels_last, which suits convolutions
             x = activate(self.bn1(self.conv1(x)))
-            if stem == "imagenet":
-                x = F.max_pool2d(x, 3, 2, padding=1)
-            x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+            return F.max_pool2d(x, 3, 2, padding=1) if stem == "imagenet" else x
+
+        def predict(self, x: Any) -> Any:
             return self.fc(x.mean((2, 3)))
 
     return ResNet()
+
+
+def torch_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a PyTorch model: the first convolution, the residual blocks, the last layer."""
+    from hvdtrain.backends.block import Block
+
+    layers = (model.layer1, model.layer2, model.layer3, model.layer4)
+    residual = [block for layer in layers for block in layer]
+    return [Block(model.begin, model.conv1, model.bn1), *residual, Block(model.predict, model.fc)]
 
 
 def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:

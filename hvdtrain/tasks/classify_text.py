@@ -127,6 +127,11 @@ class ClassifyText:
         """Return the PyTorch model."""
         return self._module().torch_model(**self._sizes)
 
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        blocks: list[Any] = self._module().torch_blocks(model)
+        return blocks
+
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return self._module().tf_model(**self._sizes)

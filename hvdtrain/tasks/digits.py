@@ -57,6 +57,10 @@ class Digits:
         """Return the PyTorch model."""
         return convnet.torch_model(image_shape=(8, 8, 1), classes=10)
 
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        return convnet.torch_blocks(model)
+
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return convnet.tf_model(image_shape=(8, 8, 1), classes=10)

@@ -14,7 +14,7 @@ from hvdtrain.data.images.finding import FORMS, find
 from hvdtrain.data.images.sources import Found, ImageSource, count_classes
 from hvdtrain.data.resize import Size
 from hvdtrain.errors import DataError
-from hvdtrain.models.choose import NAMES, image_model
+from hvdtrain.models.choose import NAMES, image_model, torch_image_blocks
 from hvdtrain.tasks import _options as options
 
 AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
@@ -118,6 +118,10 @@ class Images:
     def torch_model(self) -> Any:
         """Return the PyTorch model."""
         return self._build("torch")
+
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        return torch_image_blocks(self._model, model)
 
     def tf_model(self) -> Any:
         """Return its Keras twin."""

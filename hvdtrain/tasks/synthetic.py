@@ -99,6 +99,13 @@ class Synthetic:
         """Return the PyTorch model."""
         return self._build("torch")
 
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        if self._model not in TEXT_MODELS:
+            return choose.torch_image_blocks(self._model, model)
+        blocks: list[Any] = TEXT_MODELS[self._model].torch_blocks(model)
+        return blocks
+
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return self._build("tf")

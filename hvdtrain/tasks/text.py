@@ -104,6 +104,10 @@ class Text:
         """Return the PyTorch model."""
         return gpt.torch_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
 
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        return gpt.torch_blocks(model)
+
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return gpt.tf_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)

@@ -36,6 +36,8 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
     Returns:
         The value, or None where the role (the name's last part) says no distribution.
     """
+    if not has_initial_value(name, shape):
+        return None
     role = name.rsplit("/", 1)[-1]
     if role in ("bias", "beta", "moving_mean"):
         return np.zeros(shape, np.float32)
@@ -43,19 +45,27 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
         return np.ones(shape, np.float32)
     if role == "embeddings":
         limit = 0.05
-    elif role == "recurrent_kernel" and len(shape) == 2:
+    elif role == "recurrent_kernel":
         limit = 1.0
-    elif role == "kernel" and len(shape) >= 2:
+    else:  # a kernel
         receptive_field = int(np.prod(shape[:-2]))
         limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
-    else:
-        return None
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     key = mix(seed, *name.encode())
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
     if role == "recurrent_kernel":
         return _orthogonal(random.standard_normal(shape)).astype(np.float32)
     return random.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def has_initial_value(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a parameter's role, the last part of its portable name, says a distribution."""
+    role = name.rsplit("/", 1)[-1]
+    if role == "recurrent_kernel":
+        return len(shape) == 2
+    if role == "kernel":
+        return len(shape) >= 2
+    return role in ("bias", "beta", "moving_mean", "gamma", "moving_variance", "embeddings")
 
 
 def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:

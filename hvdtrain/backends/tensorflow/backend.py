@@ -171,7 +171,7 @@ class TensorFlowBackend:
         self._is_cpu = device == "CPU"
         self._no_signals = tf.constant(NO_SIGNALS)
 
-    def build(self, task: Any, config: Config) -> ModelInfo:
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
         # automatic names of layers start anew, equal on all workers; only an earlier model is worth the
         # seconds of a garbage collection, and `start` refuses a process that has used TensorFlow before

@@ -10,6 +10,7 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.recording import MESSAGES
+from hvdtrain.backends.torch.collectives import group_of
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
 from hvdtrain.errors import TaskError
@@ -42,6 +43,7 @@ class AllReduce:
         self, workers: Workers, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
     ) -> None:
         self._workers = workers
+        self._group = group_of(workers)
         self._fp16 = fp16
         self._scaled = scaled
         self._overlaps = overlaps
@@ -78,7 +80,9 @@ class AllReduce:
         """
         given = dict(zip(self._parameters, gradients, strict=True))
         if self._buckets is None:
-            self._sparse = self._sparse or agree_on_sparse(given, f"hvdtrain.sparse.{self._first_name}")
+            self._sparse = self._sparse or agree_on_sparse(
+                given, f"hvdtrain.sparse.{self._first_name}", self._group
+            )
             return
         for number, bucket in enumerate(self._buckets):
             if number not in self._begun:
@@ -126,7 +130,7 @@ class AllReduce:
             for bucket in self._buckets:
                 sums |= dict(zip(bucket.parameters, bucket.parts, strict=True))
             alone = {
-                name: sum_sparse(gradient, f"hvdtrain.gradient.{name}")
+                name: sum_sparse(gradient, f"hvdtrain.gradient.{name}", self._group)
                 for name, gradient in given.items()
                 if name not in sums
             }
@@ -193,12 +197,14 @@ class AllReduce:
         name = self._name_of(number)
         flat = bucket.flat
         if not (self._fp16 and flat.is_floating_point()):
-            handle = hvd.allreduce_async_(flat, op=hvd.Sum, name=name)
+            handle = hvd.allreduce_async_(flat, op=hvd.Sum, name=name, **self._group)
             self._begun[number] = partial(hvd.synchronize, handle)
             return
         factor = 1 if self._scaled else self._workers.size
         small = bucket.as_fp16(factor)
-        handle = hvd.allreduce_async_(small, op=hvd.Sum, postscale_factor=1 / factor, name=name)
+        handle = hvd.allreduce_async_(
+            small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group
+        )
         self._begun[number] = lambda: flat.copy_(hvd.synchronize(handle))
 
     @property

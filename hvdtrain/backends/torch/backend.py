@@ -61,7 +61,7 @@ from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.moving_state import MovingState
-from hvdtrain.backends.torch.optimizer_state import optimizers_kept
+from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
@@ -96,7 +96,8 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks)
+    is_split = config.stages > 1
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=is_split)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
@@ -104,6 +105,10 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
     # as TensorFlow does: subnormal numbers, which moments decay to, are a hundred times slower
     torch.set_flush_denormal(True)
+    if is_split:
+        from hvdtrain.backends.torch.staged_backend import StagedTorchBackend
+
+        return StagedTorchBackend(workers, device)
     return TorchBackend(workers, device)
 
 
@@ -121,6 +126,7 @@ class TorchBackend:
 
     model: torch.nn.Module
     _own_step: OwnStep | None
+    _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
         self.workers: Workers = workers
@@ -129,8 +135,8 @@ class TorchBackend:
         self._device = device
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
 
-    def build(self, task: Any, config: Config) -> ModelInfo:
-        """Build model, optimizer and steps, with their initial values. Local: no collective."""
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Build model, optimizer and steps, with their initial values. Collective if the model is split."""
         torch.manual_seed(mix(config.seed, 0) >> 1)
         self._seed = config.seed
         # of the sums, and of those with weights of their own; shapes are checked when they change
@@ -141,14 +147,13 @@ class TorchBackend:
         self._make_batches(config)
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
-        self._make_model(task, config)
-        tensors = ModelState(self.model, Renaming(task, "torch"))
+        tensors = self._make_model(task, config, batch)
         own_optimizer = own_optimizer_method(task, config)
-        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        shapes = self._shapes
         groups = ParameterGroups(config, shapes, own_optimizer)
         tensors.freeze(groups.frozen)
         trainable = [entry for entry in tensors.entries if entry.trainable]
-        if not trainable:
+        if not groups.options:
             raise TaskError("the model has no parameter that requires a gradient")
         self._shards = shards = make_shards(config, trainable, self.workers)
         own_rates = self._make_optimizers(task, config, tensors, groups, own_optimizer)
@@ -157,7 +162,9 @@ class TorchBackend:
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(tensors.trainable_fields(), config)
         measured = (
-            step is None and not (config.sync_batch_norm or config.sync_every) and self._device.type == "cpu"
+            step is None
+            and not (config.sync_batch_norm or config.sync_every or config.stages > 1)
+            and self._device.type == "cpu"
         )
         self._clock = StepClock(self.workers, measured)
         self._own_step = None
@@ -168,7 +175,7 @@ class TorchBackend:
             self._own_step = OwnStep(
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
-        self._state = make_state(tensors, self._optimizers, self._ema, self._local, shards)
+        self._state = self._make_state(tensors)
         changed_early = self._optimizers.values() if self._own_step is not None else ()
         self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
@@ -409,12 +416,9 @@ class TorchBackend:
         own = may_give_mean(task, "torch")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
-    def _make_model(self, task: Any, config: Config) -> None:
-        """Make the task's model on its device, changed as the config asks."""
-        model = task.torch_model()
-        if not isinstance(model, torch.nn.Module):
-            raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
-        model = model.to(self._device)
+    def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
+        """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
+        model = given_model(task).to(self._device)
         self._batch_norm = BatchNormSync(self.workers)
         if config.sync_batch_norm:
             self._batch_norm.take_over(model)
@@ -426,6 +430,13 @@ class TorchBackend:
             check_compiler(self._device, self.workers.host)
             model = compiled(model)
         self.model, self._new_model = model, task.torch_model
+        tensors = ModelState(model, Renaming(task, "torch"))
+        self._shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        return tensors
+
+    def _make_state(self, tensors: ModelState) -> TrainingState:
+        """Make the state of this worker."""
+        return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, own_optimizer: str
@@ -642,6 +653,18 @@ class TorchBackend:
             return weigh(given, samples)
         detached = [value.detach().to(torch.float32) for value in given.values()]
         return Values(given["loss"].to(torch.float32), None, torch.stack(detached))
+
+
+def given_model(task: Any) -> torch.nn.Module:
+    """Return a task's model, as the task makes it.
+
+    Raises:
+        TaskError: If it is none.
+    """
+    model = task.torch_model()
+    if not isinstance(model, torch.nn.Module):
+        raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
+    return model
 
 
 _backend: type[Backend] = TorchBackend

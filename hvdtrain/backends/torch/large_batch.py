@@ -33,6 +33,8 @@ def large_batch_optimizer(
     """
     plain = ParameterOptions(1.0, config.weight_decay)
     groups = _groups(fields, lambda tensor: plain if options is None else options[tensor])
+    if not groups:  # of a stage without parameters
+        groups = [{"params": [], "parts": (), "adapts": False, "decay": 0.0, "lr_scale": 1.0}]
     if config.optimizer == "lars":
         return LARS(groups, config.momentum, config.weight_decay, config.lars_trust_coefficient)
     betas = config.adam_beta1, config.adam_beta2

@@ -4,6 +4,7 @@
 types in ``layouts.py``.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -171,6 +172,18 @@ class ModelState:
         in_order = dict.fromkeys(id(t) for field in self.fields for t in field.tensors)
         self.entries = [by_tensor[key] for key in in_order]
         check_unique((entry.path, entry.path) for entry in self.entries)
+
+    def part(self, chosen: Iterable[bool]) -> "ModelState":
+        """Return some of the portable arrays and their tensors.
+
+        Args:
+            chosen: for each of the arrays, whether it is one of them.
+        """
+        found = copy.copy(self)
+        found.fields = [field for field, is_chosen in zip(self.fields, chosen, strict=True) if is_chosen]
+        kept = {id(tensor) for field in found.fields for tensor in field.tensors}
+        found.entries = [entry for entry in self.entries if id(entry.tensor) in kept]
+        return found
 
     def trainable_fields(self) -> Iterator[Field]:
         """Return the portable arrays that training changes."""

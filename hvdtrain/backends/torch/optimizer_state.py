@@ -155,6 +155,38 @@ class TrainingState:
         for part in self._parts:
             part.write_numbers(state)
 
+    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all arrays, by portable name, if no optimizer starts empty.
+
+        Args:
+            with_ema: whether the moving average is among them, if there is one.
+        """
+        fields = [*self.model.fields, *(self.ema.fields if with_ema else ())]
+        found: dict[str, tuple[int, ...]] = {field.name: field.shape for field in fields}
+        for part in self._parts:
+            found |= part.shapes()
+        return found
+
+    def private_names(self) -> list[str]:
+        """Return the names of arrays that only PyTorch reads, and which a state may have."""
+        fields = [*self.model.fields, *self.ema.fields]
+        fields += [field for part in self._parts for field in part.slot_fields()]
+        own = [name for field in fields for name in field.private_names]
+        return own + [name for part in self._parts for name in part.count_names()]
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yield all arrays with their portable names, private ones as well; they may share memory with tensors.
+
+        Raises:
+            TaskError: If an optimizer's state cannot be saved.
+        """
+        self.check()
+        for part in self._parts:
+            yield from part.values().items()
+        slots = [field for part in self._parts for field in part.slot_fields()]
+        for field in [*self.model.fields, *self.ema.fields, *slots]:
+            yield from field.arrays(field.tensors)
+
     def load_initial(self, seed: int) -> None:
         """Draw the model's initial values by name."""
         self.load(with_initial_values(self.snapshot().read(), seed))
@@ -266,6 +298,10 @@ class _OptimizerState:
             number.write(state[number.name].item())
         for count in self._step_counts():
             count.write(state.get(count.name, state[self._step]).item())
+
+    def count_names(self) -> list[str]:
+        """Return the names of counts of steps that differ from the others."""
+        return [count.name for count in self._step_counts()]
 
     def has_slots(self) -> bool:
         """Return whether the optimizer keeps anything yet."""

@@ -47,6 +47,8 @@ def choose_optimizer(
         own = by_tensor[parameter]
         empty = {"params": [], "weight_decay": own.weight_decay, "lr_scale": own.factor}
         groups.setdefault(own, empty)["params"].append(parameter)
+    if not groups:  # of a stage without parameters
+        groups[ParameterOptions(1.0, 0.0)] = {"params": [], "weight_decay": 0.0, "lr_scale": 1.0}
     fused = all(p.is_floating_point() for p in parameters)
     if config.optimizer == "adamw":
         betas = (config.adam_beta1, config.adam_beta2)

@@ -1,6 +1,8 @@
 """Sparse gradients of PyTorch: which there are, and how they are summed. Keras's are made dense."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -8,8 +10,12 @@ import torch
 # waits for an all-reduce and returns the names of the gradients that are sparse
 WaitForNames = Callable[[], set[str]]
 
+_ALL: Mapping[str, Any] = MappingProxyType({})  # among all workers
 
-def agree_on_sparse(gradients: Mapping[str, torch.Tensor], name: str) -> WaitForNames:
+
+def agree_on_sparse(
+    gradients: Mapping[str, torch.Tensor], name: str, group: Mapping[str, Any] = _ALL
+) -> WaitForNames:
     """Collective. Begin to find out which gradients are sparse on any worker; return what waits for it.
 
     A worker whose samples do not reach an embedding has a dense gradient of zeros, and must take part in the
@@ -18,9 +24,10 @@ def agree_on_sparse(gradients: Mapping[str, torch.Tensor], name: str) -> WaitFor
     Args:
         gradients: by name, the same names on all workers.
         name: of the all-reduce.
+        group: as ``group_of`` returns it.
     """
     flags = [one.is_sparse for one in gradients.values()]
-    handle = hvd.allreduce_async_(torch.tensor(flags, dtype=torch.int32), op=hvd.Sum, name=name)
+    handle = hvd.allreduce_async_(torch.tensor(flags, dtype=torch.int32), op=hvd.Sum, name=name, **group)
     names = list(gradients)
 
     def wait() -> set[str]:
@@ -30,7 +37,9 @@ def agree_on_sparse(gradients: Mapping[str, torch.Tensor], name: str) -> WaitFor
     return wait
 
 
-def sum_sparse(gradient: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+def sum_sparse(
+    gradient: torch.Tensor, name: str, group: Mapping[str, Any] = _ALL
+) -> Callable[[], torch.Tensor]:
     """Collective. Begin to sum a gradient that is sparse on some worker; return what waits for the sum.
 
     The rows of all workers are gathered. A worker that has none sends one at the index -1, which is left out,
@@ -39,6 +48,7 @@ def sum_sparse(gradient: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
     Args:
         gradient: this worker's, sparse or dense.
         name: of the all-gathers.
+        group: as ``group_of`` returns it.
     """
     if not gradient.is_sparse:
         gradient = gradient.detach().to_sparse(1)
@@ -46,8 +56,8 @@ def sum_sparse(gradient: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
     if not len(values):
         indices = indices.new_full((1, indices.shape[1]), -1)
         values = values.new_zeros((1, *values.shape[1:]))
-    of_indices = hvd.allgather_async(indices.contiguous(), name=f"{name}.indices")
-    of_values = hvd.allgather_async(values.contiguous(), name=f"{name}.values")
+    of_indices = hvd.allgather_async(indices.contiguous(), name=f"{name}.indices", **group)
+    of_values = hvd.allgather_async(values.contiguous(), name=f"{name}.values", **group)
 
     def wait() -> torch.Tensor:
         try:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.torch.collectives import group_of
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.errors import TaskError
 
@@ -40,6 +41,7 @@ class BatchNormSync:
     def __init__(self, workers: Workers) -> None:
         self.weights: Tensor | None = None
         self._workers = workers
+        self._group = group_of(workers)
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
@@ -63,14 +65,21 @@ class BatchNormSync:
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""
-        return hvd.allreduce_(vector, op=hvd.Sum, name=name) if self._workers.size > 1 else vector
+        if self._workers.size == 1:
+            return vector
+        return hvd.allreduce_(vector, op=hvd.Sum, name=name, **self._group)
 
     def average_statistics(self, entries: Iterable[Entry]) -> None:
         """Collective. Average a model's moving statistics over workers: all of them, or none if it fails."""
         own = [e for e in entries if not isinstance(e.tensor, torch.nn.Parameter)]
         own = [entry for entry in own if entry.tensor.is_floating_point()]
         means = [
-            hvd.allreduce_(entry.tensor.clone(), op=hvd.Average, name=f"hvdtrain.statistics.{entry.path}")
+            hvd.allreduce_(
+                entry.tensor.clone(),
+                op=hvd.Average,
+                name=f"hvdtrain.statistics.{entry.path}",
+                **self._group,
+            )
             for entry in own
         ]
         for entry, mean in zip(own, means, strict=True):

@@ -1,6 +1,7 @@
 """The stages of a step in PyTorch, from the gradient weights to the moving average, in their order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter, is_
 
 import torch
@@ -90,8 +91,16 @@ class Update:
         Raises:
             TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
         """
+        self.differentiate(partial(losses.backward, gradient_weights))  # type: ignore[no-untyped-call]
+
+    def differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of any kind; as ``backward``.
+
+        Args:
+            run: adds a micro-batch's part to the gradients.
+        """
         self._check_unchanged()
-        losses.backward(gradient_weights)  # type: ignore[no-untyped-call]
+        run()
         self._passes -= 1
         if self._passes:
             self._seen = self._look()

@@ -1,0 +1,31 @@
+"""The blocks of a split model, as a task gives them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Block:
+    """A block of a split model that is a function of several modules or layers.
+
+    Most blocks are modules or layers themselves. This one is for what stands between them in the model's own
+    forward pass::
+
+        def torch_blocks(self, model):
+            return [hvdtrain.Block(model.embed, model.tokens, model.positions), *model.blocks, model.head]
+
+    Args:
+        function: takes what the block before returns; the first block of a model takes what the model takes.
+        *parts: the modules or layers whose parameters and statistics it uses.
+
+    Attributes:
+        function: see above.
+        parts: see above.
+    """
+
+    def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
+        self.function = function
+        self.parts: Sequence[Any] = parts
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Compute the block."""
+        return self.function(*arguments, **named)

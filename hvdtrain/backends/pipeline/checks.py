@@ -1,0 +1,72 @@
+"""What a split model does not go with, in either framework, and what is said of it."""
+
+from typing import Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.named_optimizers import own_optimizer_method
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.frameworks import FRAMEWORKS
+
+CAN_BE_CUT = {
+    "torch": "an nn.Sequential is divided into its modules",
+    "tf": "a sequential or functional Keras model is divided by itself where one tensor leads from the layers "
+    "before to those after",
+}
+
+
+def check_stages(task: Any, config: Config, workers: Workers) -> None:
+    """Check that a job's model can be split.
+
+    Raises:
+        ConfigError: naming what it does not go with.
+    """
+    row = FRAMEWORKS[config.framework]
+    if workers.is_elastic:
+        refused, remedy = "an elastic job: a lost worker takes its stage with it", "Leave stages out."
+    elif workers.controller == "Gloo":
+        refused = (
+            "Gloo: the stages pass activations to one another by MPI's point-to-point messages, which Gloo "
+            "jobs do not start"
+        )
+        remedy = "Start the job over MPI: horovodrun --mpi, or mpirun."
+    elif hasattr(task, row.step_method):
+        refused = f"the task's own {row.step_method}, which calls the whole model itself"
+        remedy = f"Leave stages out, or {row.step_method}."
+    elif method := own_optimizer_method(task, config):
+        refused = (
+            f"the task's own {method}(): whether it computes the same if each worker gives it the parameters "
+            "of one stage is not known"
+        )
+        remedy = "Leave stages out, or choose one of hvdtrain's optimizers."
+    else:
+        return
+    raise ConfigError(f"stages {config.stages} cannot be used with {refused}", remedy, everywhere=True)
+
+
+def cannot_be_cut(framework: str, found: str) -> TaskError:
+    """Return the error of a model that cannot be divided into blocks.
+
+    Args:
+        framework: "torch" or "tf".
+        found: what it is, such as its class.
+    """
+    method = FRAMEWORKS[framework].blocks_method
+    return TaskError(
+        f"the model, {found}, cannot be divided into stages: {CAN_BE_CUT[framework]}; of other models, the "
+        "task says what their blocks are",
+        f"Give the task {method}(model): a list of the modules or layers that are called one after the "
+        "other, or hvdtrain.Block(function, *parts) of several.",
+        everywhere=True,
+    )
+
+
+def wrong_blocks(framework: str, problem: str) -> TaskError:
+    """Return the error of blocks that a task gives and that do not make up its model."""
+    method = FRAMEWORKS[framework].blocks_method
+    return TaskError(
+        f"{method}(): {problem}",
+        "The blocks, called one after the other, must compute what the model does, and each parameter must be "
+        "in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
+        everywhere=True,
+    )

@@ -1,0 +1,278 @@
+"""Models of PyTorch divided into blocks and stages; ``tensorflow/stage_model.py`` does so for Keras."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from hvdtrain.backends.block import Block
+from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
+from hvdtrain.backends.torch.model_state import Field, ModelState
+from hvdtrain.errors import TaskError
+
+_REPEATS = 3  # of which the fastest is taken
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
+
+
+class StageModel(nn.Module):
+    """The blocks of one stage, called one after the other.
+
+    Args:
+        blocks: modules, functions or ``Block``.
+    """
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        super().__init__()
+        self._calls = list(blocks)
+        self.parts = nn.ModuleList(part for block in blocks for part in modules_of(block))
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Return the outputs of the last block; the first one is given the arguments."""
+        first, *others = self._calls
+        value = first(*arguments, **named)
+        for block in others:
+            value = block(value)
+        return value
+
+
+class Called:
+    """What stands for the whole model when a stage computes the loss: its call computes the stage.
+
+    Args:
+        run: is called with what the model is called with.
+        signature: that of the model's ``forward``.
+    """
+
+    def __init__(self, run: Callable[..., Any], signature: inspect.Signature | None) -> None:
+        self._run = run
+        if signature is not None:
+            # how a model is called follows from it
+            self.forward = _with_signature(run, signature)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Compute the stage."""
+        return self._run(*arguments, **named)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the loss uses the model's {name}; with stages, no worker has the whole model, and the loss can "
+            "only call it once"
+        )
+
+
+class _FirstCall(BaseException):
+    """What a model was called with; no error, and none that a task may catch."""
+
+    def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+        self.named = named
+
+
+def call_of(
+    objective: Objective, batch: Mapping[str, Any], signature: inspect.Signature | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which an objective calls the model for a micro-batch.
+
+    Raises:
+        TaskError: If it does not call the model.
+    """
+
+    def raise_call(*arguments: Any, **named: Any) -> NoReturn:
+        raise _FirstCall(arguments, named)
+
+    try:
+        objective(Called(raise_call, signature), batch)
+    except _FirstCall as call:
+        return call.arguments, call.named
+    raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+
+
+def signature_of(model: nn.Module) -> inspect.Signature | None:
+    """Return the signature of a model's call."""
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def blocks_of(task: Any, model: nn.Module) -> list[Any]:
+    """Return the blocks of a model: what the task gives, or the modules of a sequential one.
+
+    Raises:
+        TaskError: If the model cannot be divided.
+    """
+    if not hasattr(task, "torch_blocks"):
+        if isinstance(model, nn.Sequential):
+            return list(model)
+        raise cannot_be_cut("torch", f"a {type(model).__name__}")
+    given = task.torch_blocks(model)
+    blocks = list(given) if isinstance(given, Sequence | nn.ModuleList | nn.Sequential) else []
+    wrong = next((block for block in blocks if not callable(block)), None)
+    if not blocks or wrong is not None:
+        found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
+        raise wrong_blocks("torch", f"it must give a list of modules or of hvdtrain.Block, found {found}")
+    return blocks
+
+
+def modules_of(block: Any) -> list[nn.Module]:
+    """Return the modules of a block."""
+    found = block.parts if isinstance(block, Block) else [block]
+    return [module for module in found if isinstance(module, nn.Module)]
+
+
+def tensors_of(blocks: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the parameters and buffers of blocks by their identity."""
+    return {
+        id(tensor): tensor
+        for block in blocks
+        for module in modules_of(block)
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+
+
+def owners_of(fields: Sequence[Field], stages: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """Return for each portable array the stages that have it.
+
+    Raises:
+        TaskError: If a stage has a part of one, or no stage has one.
+    """
+    of_stages = [tensors_of(blocks) for blocks in stages]
+    owners = []
+    for field in fields:
+        held = [[id(tensor) in own for tensor in field.tensors] for own in of_stages]
+        having = [stage for stage, has in enumerate(held) if any(has)]
+        if not having:
+            raise wrong_blocks("torch", f"no block has the model's {'.'.join(field.path.split('/'))}")
+        if not all(all(held[stage]) for stage in having):
+            raise wrong_blocks("torch", f"a block has only a part of {field.path}")
+        owners.append(having)
+    return owners
+
+
+def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
+    """Free the memory of all tensors of a model but those of some blocks; whoever uses them fails."""
+    own = tensors_of(blocks)
+    for entry in whole.entries:
+        if id(entry.tensor) not in own:
+            entry.tensor.requires_grad_(False)
+            entry.tensor.data = torch.empty(0, dtype=entry.tensor.dtype)
+
+
+def check_blocks(
+    blocks: Sequence[Any], model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    """Check that blocks compute what their model does, in evaluation.
+
+    Raises:
+        TaskError: If they do not.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = pytree.tree_leaves(model(*arguments, **named))
+            found = pytree.tree_leaves(StageModel(blocks)(*arguments, **named))
+    except TaskError:
+        raise
+    except Exception as error:
+        raise wrong_blocks("torch", f"the blocks cannot be called one after the other: {error}") from error
+    finally:
+        model.train(training)
+    same = len(expected) == len(found) and all(map(_is_close, expected, found))
+    if not same:
+        raise wrong_blocks("torch", "the blocks compute other outputs than the model for the first batch")
+
+
+def seconds_of(
+    blocks: Sequence[Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> list[float]:
+    """Return how long the forward and backward pass of each block take for a micro-batch."""
+    seconds = []
+    value: Any = None
+    for place, block in enumerate(blocks):
+        module, best = StageModel([block]), float("inf")
+        for _ in range(_REPEATS):
+            given = pytree.tree_map_only(torch.Tensor, _leaf, value)
+            begun = time.perf_counter()
+            outputs = module(*arguments, **named) if place == 0 else module(given)
+            of_loss = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+            if of_loss:
+                wanted = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad]
+                wanted += [p for p in module.parameters() if p.requires_grad]
+                torch.autograd.grad(of_loss, wanted, [torch.ones_like(t) for t in of_loss], allow_unused=True)
+            best = min(best, time.perf_counter() - begun)
+        seconds.append(best)
+        value = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+    return seconds
+
+
+def bytes_of(blocks: Sequence[Any]) -> list[float]:
+    """Return the bytes of each block's parameters, those that several blocks have in each of them."""
+    return [
+        float(sum(t.numel() * t.element_size() for t in tensors_of([block]).values())) for block in blocks
+    ]
+
+
+@contextmanager
+def parameters_without_memory() -> Iterator[None]:
+    """Return a context in which modules are made whose parameters have shapes and no memory.
+
+    A parameter has memory until the module that it belongs to has registered it, so that a model takes as
+    much as its largest parameter. Buffers are made as always.
+    """
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        own = module._parameters[name]
+        if own is not None and not own.is_meta:
+            module._parameters[name] = nn.Parameter(own.to("meta"), requires_grad=own.requires_grad)
+
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def give_memory(blocks: Sequence[Any], device: torch.device) -> None:
+    """Give the parameters of blocks memory that have none; their values are undefined."""
+    made: dict[int, nn.Parameter] = {}
+    for block in blocks:
+        for top in modules_of(block):
+            for module in top.modules():
+                for name, own in module._parameters.items():
+                    if own is not None and own.is_meta:
+                        empty = torch.empty_like(own, device=device)
+                        made.setdefault(id(own), nn.Parameter(empty, requires_grad=own.requires_grad))
+                        module._parameters[name] = made[id(own)]
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _is_close(expected: Any, found: Any) -> bool:
+    if not (isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor)):
+        return bool(expected == found)
+    if expected.shape != found.shape:
+        return False
+    scale = float(expected.abs().max()) if expected.numel() and expected.is_floating_point() else 0.0
+    return torch.allclose(
+        expected.double(), found.double(), rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-30), equal_nan=True
+    )
+
+
+def _with_signature(run: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    def forward(*arguments: Any, **named: Any) -> Any:
+        return run(*arguments, **named)
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward

@@ -1,0 +1,367 @@
+"""The PyTorch backend of a worker that has a stage of a split model."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.agreement import run_on_rank_zero
+from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
+from hvdtrain.backends.counting import sample_values
+from hvdtrain.backends.pipeline.checks import check_stages
+from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.messages import Messenger
+from hvdtrain.backends.pipeline.pipeline import Pipeline
+from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.state import check_one_owner
+from hvdtrain.backends.portable.initial_values import has_initial_value
+from hvdtrain.backends.portable.low_rank import split_state
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.torch.backend import TorchBackend, given_model
+from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
+from hvdtrain.backends.torch.collectives import HorovodCollectives
+from hvdtrain.backends.torch.compile import check_compiler, compiled
+from hvdtrain.backends.torch.model_state import Entry, ModelState
+from hvdtrain.backends.torch.optimizer_state import TrainingState
+from hvdtrain.backends.torch.precision import LossScale, cast_outputs_to_fp32
+from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.stage_model import (
+    StageModel,
+    blocks_of,
+    bytes_of,
+    call_of,
+    check_blocks,
+    free_others,
+    give_memory,
+    owners_of,
+    parameters_without_memory,
+    seconds_of,
+    signature_of,
+)
+from hvdtrain.backends.torch.stage_passes import StagePasses
+from hvdtrain.backends.torch.staged_state import StagedState
+from hvdtrain.backends.torch.staged_update import StagedUpdate
+from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
+from hvdtrain.errors import TaskError
+
+
+class StagedTorchBackend(TorchBackend):
+    """The PyTorch backend of one worker, which has a stage of the model.
+
+    What a worker does not have, such as the loss in the first stages, the others tell it.
+
+    Attributes:
+        model: the blocks of this worker's stage, after ``build``.
+        layout: the place of this worker, after ``build``.
+    """
+
+    layout: Layout
+    _state: StagedState
+
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
+        check_stages(task, config, self.workers)
+        self.layout = Layout.of(self.workers, config.stages)
+        self._pipeline = Pipeline(self.layout, Messenger())
+        # in training or not: the names of the sums and of those with weights, as the last stage has found them
+        self._forms: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        info = super().build(task, config, batch)
+        own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
+        return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
+
+    def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
+        """Evaluate one batch and return the sums so far. Collective in the replica."""
+        self.model.eval()
+        if partial is None:
+            self._evaluation.begin()
+        passes = self._passes
+        with torch.inference_mode():
+            passes.begin(batch, training=False)
+            for place in range(len(batch.weights)):
+                passes.place = place
+                self._pipeline.evaluate(passes)
+                if self._evaluation and self.layout.is_last:
+                    rows = batch.samples.rows(place, len(batch.weights[place]))
+                    self._evaluation.add(self._evaluation.take(), rows)
+        sums = passes.sums
+        before = 0.0 if partial is None else partial.weight
+        if partial is not None and sums is not None:
+            sums = partial.values + sums
+        values = torch.zeros(0) if sums is None else sums
+        return TorchSums(self._names, self._weighted, values, before + batch.total_weight)
+
+    def eval_metrics(self, partial: TorchSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        self._forms.pop(False, None)
+        names, weighted = self._agreed_form(False)
+        self._pipeline.messenger.flush()
+        own = partial.values if self.layout.is_last else torch.zeros(len(names) + len(weighted))
+        vector = torch.cat((own.to(self._device), self._numbers([], signals)))
+        with peer_errors():
+            hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        return TorchPending(
+            names,
+            vector,
+            partial.weight,
+            weighted=weighted,
+            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            order=self._evaluation.order,
+        )
+
+    def sync_batch_norm_statistics(self) -> None:
+        """Collective. Average the moving statistics of batch norm over the replicas of this stage."""
+        if self.layout.replicas == 1:
+            return
+        with peer_errors():
+            self._batch_norm.average_statistics(self._state.model.entries)
+
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Gather the state of all stages on rank 0."""
+        return self._state.gather({}, spool, is_root=self.workers.rank == 0)
+
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load this worker's part of rank 0's portable state."""
+        rest, _ = split_state(state or {})
+        self._state.scatter(rest)
+        self.broadcast_state(0)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
+        self._moving.forget()
+        with peer_errors():
+            self._state.broadcast(self._optimizer)
+            if self._loss_scale is not None:
+                found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
+                self._loss_scale.follow(found)
+
+    def export(self, *_: object) -> NoReturn:
+        """Refuse: no worker has the whole model."""
+        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
+
+    def _learn_form(self, batch: TorchBatch, training: bool) -> None:
+        """Do nothing: the passes of a stage are always given batches without padding."""
+
+    def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
+        """Make this worker's stage of the task's model; return its tensors."""
+        model, blocks, is_whole = self._whole_model(task, config)
+        if config.checkpoint_activations:
+            apply_activation_checkpointing(model)
+        signature = signature_of(model)
+        firsts = self._cut(config, model, blocks, signature, batch if is_whole else None)
+        bounds = [*firsts, len(blocks)]
+        stages = [blocks[bounds[k] : bounds[k + 1]] for k in range(config.stages)]
+        own = stages[self.layout.stage]
+        give_memory(own, self._device)
+        whole = ModelState(model, Renaming(task, "torch"))
+        self._shapes = {field.name: field.shape for field in whole.trainable_fields()}
+        owners = owners_of(whole.fields, stages)
+        self._owners = {
+            path: having
+            for field, having in zip(whole.fields, owners, strict=True)
+            for path in field.tensor_paths
+        }
+        check_one_owner({e.path: self._owners[e.path] for e in whole.entries if not _is_parameter(e)})
+        self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
+        sizes = _bytes_of_stages(whole, owners, config.stages)
+        self._stages = tuple(describe_stages(firsts, len(blocks), sizes))
+        tensors = whole.part([self.layout.stage in having for having in owners])
+        free_others(whole, own)
+        self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(model)
+        self.model, self._new_model = self._stage_model(own, config), task.torch_model
+        self._passes = StagePasses(self, signature)
+        return tensors
+
+    def _whole_model(self, task: Any, config: Config) -> tuple[torch.nn.Module, list[Any], bool]:
+        """Return the task's model, its blocks and whether its parameters have their values.
+
+        With ``stage_balance`` memory and initial values by name, it is made without memory for parameters,
+        if these values are known of all parameters.
+        """
+        if config.stage_balance == "memory" and config.initial_parameters == "portable":
+            try:
+                with parameters_without_memory():
+                    model = given_model(task)
+                    blocks = blocks_of(task, model)
+                fields = ModelState(model, Renaming(task, "torch")).fields
+            except (TaskError, NotImplementedError, RuntimeError):  # it uses values of parameters
+                fields = []
+            drawn = [field for field in fields if any(tensor.is_meta for tensor in field.tensors)]
+            if fields and all(has_initial_value(field.name, field.shape) for field in drawn):
+                return model, blocks, False
+            torch.manual_seed(mix(config.seed, 0) >> 1)
+        model = given_model(task)
+        return model, blocks_of(task, model), True
+
+    def _cut(
+        self,
+        config: Config,
+        model: torch.nn.Module,
+        blocks: Sequence[Any],
+        signature: Any,
+        batch: HostBatch | None,
+    ) -> list[int]:
+        """Collective. Return the first block of each stage, as rank 0 chooses them.
+
+        Blocks that a task gives are compared with the model, if there is a batch.
+        """
+        check_enough(len(blocks), config.stages)
+
+        def choose() -> list[int]:
+            call = None
+            if batch is not None:
+                micro_batch = self._wrap(batch).micro_batches[0]
+                micro_batch = {name: tensor.cpu() for name, tensor in micro_batch.items()}
+                call = call_of(self._train_objective, micro_batch, signature)
+            if call is not None and not isinstance(model, torch.nn.Sequential):
+                check_blocks(blocks, model, *call)
+            if config.stage_cuts is not None:
+                return given_cuts(config.stage_cuts, len(blocks), config.stages)
+            if config.stage_balance == "memory" or call is None:
+                return cut(bytes_of(blocks), config.stages)
+            return cut(seconds_of(blocks, *call), config.stages)
+
+        return run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+
+    def _stage_model(self, own: Sequence[Any], config: Config) -> StageModel:
+        """Return the blocks of this worker's stage on its device, changed as the config asks."""
+        model = StageModel(own).to(self._device)
+        self._precision = config.precision
+        if self.layout.is_last:
+            cast_outputs_to_fp32(model, config.precision)
+        if config.compile:
+            check_compiler(self._device, self.workers.host)
+            compiled(model)
+        return model
+
+    def _make_reducer(
+        self, trainable: Iterable[Any], config: Config
+    ) -> tuple[GradientReducer, LossScale | None]:
+        """Make what sums gradients over the replicas, and the scale of the loss if there is one."""
+        loss_scale = LossScale(self._groups.own) if config.precision == "fp16" else None
+        self._low_rank = None
+        return choose_reducer(config, self._groups.own), loss_scale
+
+    def _make_update(
+        self, trainable: list[Entry], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+    ) -> None:
+        """Make the update of a step of this stage."""
+        self._optimizer = next(iter(self._optimizers.values()))
+        reducers = {
+            stages: choose_reducer(config, group) for stages, group in self._groups.of_shared.items()
+        }
+        shared = {
+            entry.path: (reducers[tuple(having)], having[0] == self.layout.stage)
+            for entry in trainable
+            if len(having := self._owners[entry.path]) > 1
+        }
+        self._update = StagedUpdate(
+            self.layout,
+            shared,
+            trainable,
+            self._optimizer,
+            reducer,
+            self._ema,
+            self._clock,
+            clip_norm=config.clip_norm,
+            loss_scale=loss_scale,
+        )
+
+    def _make_state(self, tensors: ModelState) -> TrainingState:
+        """Make the state of this worker."""
+        return StagedState(
+            self.layout,
+            self.workers,
+            self._pipeline.messenger,
+            self._groups,
+            self._owners,
+            *(tensors, self._optimizers, self._ema),
+        )
+
+    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
+        update, passes = self._update, self._passes
+        passes.begin(batch, training=True)
+        self._pipeline.train(passes, len(batch.weights))
+        unused = update.fill_in_unused()
+        names, weighted = self._agreed_form(True)
+        sums = passes.sums if passes.sums is not None else self._no_findings.new_zeros(len(names) + len(weighted))
+        vector = update.reduce(torch.cat((sums, self._numbers(unused, signals))))
+        if update.unscale_or_skip(vector) and batch.reduced_weight:
+            counted = vector[len(names)] if "loss" in weighted else None
+            update.normalize(counted, batch.reduced_weight)
+            update.clip()
+            update.update(learning_rate)
+        update.ema(batch.step + 1)
+        return TorchPending(names, vector, batch.total_weight, unused, weighted)
+
+    def _agreed_form(self, training: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Collective, the first time. Return the names of the sums, which the last stage knows.
+
+        Raises:
+            TaskError: If the last stage has others than before.
+        """
+        own = self._names, self._weighted
+        if training not in self._forms:
+            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
+        found = self._forms[training]
+        if self.layout.is_last and own != found:
+            raise TaskError(
+                f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
+                f"{', '.join(found[0])}",
+                "With stages, give the same metrics for every batch.",
+            )
+        return found
+
+    def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
+        """Return the loss and the metrics of a batch's first micro-batch, by name; the last stage has them."""
+        if self.model.training != training:
+            self.model.train(training)
+        self._names = ()  # so that shapes are checked
+        passes = self._passes
+        passes.begin(batch, training=training)
+        if training:
+            self._update.begin(reduces=False)
+            try:
+                self._pipeline.train(passes, 1)
+            finally:
+                self._update.zero_grad()
+                self._update.begin()
+        else:
+            with torch.no_grad():
+                self._pipeline.evaluate(passes)
+                if self.layout.is_last:
+                    rows = batch.samples.rows(0, len(batch.weights[0]))
+                    self._evaluation.try_out(self._evaluation.take(), rows)
+            self._pipeline.messenger.flush()
+        if passes.last_values is None:
+            return {}
+        rows_of_values, weights = passes.last_values
+        return sample_values(self._names, self._weighted, rows_of_values.cpu().numpy(), weights.cpu().numpy())
+
+
+def _bytes_of_stages(whole: ModelState, owners: Sequence[Sequence[int]], stages: int) -> list[int]:
+    """Return the bytes of the trainable parameters of each stage."""
+    sizes = [dict[int, int]() for _ in range(stages)]
+    trainable = {id(entry.tensor) for entry in whole.entries if entry.trainable}
+    for field, having in zip(whole.fields, owners, strict=True):
+        for stage in having:
+            sizes[stage] |= {id(t): t.numel() * t.element_size() for t in field.tensors if id(t) in trainable}
+    return [sum(of_stage.values()) for of_stage in sizes]
+
+
+def _is_parameter(entry: Entry) -> bool:
+    return isinstance(entry.tensor, torch.nn.Parameter)

@@ -1,0 +1,102 @@
+"""The state of one stage of a split model in PyTorch, gathered into a whole and given out again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.pipeline.groups import StageGroups
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.messages import Messenger
+from hvdtrain.backends.pipeline.state import gather_arrays, scatter_arrays
+from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.spool import Spool
+from hvdtrain.backends.torch.collectives import group_of
+from hvdtrain.backends.torch.model_state import Entry
+from hvdtrain.backends.torch.optimizer_state import TrainingState
+
+
+class StagedState(TrainingState):
+    """Model and optimizer of one stage as a part of a portable state.
+
+    Args:
+        layout: the place of this worker.
+        workers: the job's workers.
+        messenger: what passes messages between them.
+        groups: the workers that have what this one has.
+        owners: the stages that have a tensor, by its path.
+        *arguments: those of ``TrainingState``.
+    """
+
+    def __init__(  # noqa: PLR0917 - what every part of a pipeline has, in one order
+        self,
+        layout: Layout,
+        workers: Workers,
+        messenger: Messenger,
+        groups: StageGroups,
+        owners: dict[str, list[int]],
+        *arguments: Any,
+    ) -> None:
+        super().__init__(*arguments)
+        self._layout = layout
+        self._workers = workers
+        self._messenger = messenger
+        self._groups = groups
+        self._owners = owners
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy the state of all stages to rank 0, one array after the other.
+
+        Args:
+            kept: what else belongs to the state, as arrays: nothing with stages.
+            folder: where the copy lies; in memory if None.
+            is_root: whether this is rank 0.
+        """
+        spool = Spool(folder if is_root else None)
+        return gather_arrays(self.arrays(), self._layout, self._workers, self._messenger, spool)
+
+    def scatter(self, state: PortableState | None) -> None:
+        """Collective. Check rank 0's whole state, and load this worker's part of it.
+
+        Raises:
+            TaskError: On every worker, if it does not fit.
+        """
+        with_ema = self._workers.broadcast_object(has_ema(state or {}))
+        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
+        part = scatter_arrays(
+            state,
+            self.shapes(with_ema),
+            self.private_names(),
+            own_names,
+            "torch",
+            workers=self._workers,
+            messenger=self._messenger,
+        )
+        self.load(part)
+
+    def broadcast(self, optimizer: torch.optim.Optimizer) -> None:
+        """Collective. Copy what the first of those workers has that have the same to the others.
+
+        Args:
+            optimizer: that of this worker's stage.
+        """
+        averages = dict(self.ema.to_broadcast())
+        for entry in self.model.entries:
+            tensors = [entry.tensor.detach(), *self._slots_of(optimizer, entry)]
+            tensors += [tensor for name, tensor in averages.items() if name == f"ema.{entry.path}"]
+            group = self._groups.of(self._owners[entry.path])
+            if group.size == 1:
+                continue
+            first = self._layout.ranks_of_stage(self._owners[entry.path][0])[0]
+            for number, tensor in enumerate(tensors):
+                hvd.broadcast_(tensor, first, f"hvdtrain.stage.{entry.path}.{number}", **group_of(group))
+
+    @staticmethod
+    def _slots_of(optimizer: torch.optim.Optimizer, entry: Entry) -> Iterator[torch.Tensor]:
+        for _, value in sorted(optimizer.state.get(entry.tensor, {}).items()):
+            if isinstance(value, torch.Tensor):
+                yield value
