@@ -23,6 +23,7 @@ class WorkerGroup:
         rank: which of them this worker is; 0 if it is none of them.
         host: this host's name.
         may_reduce: whether there is something to sum.
+        is_elastic: whether the number of workers may change: never.
         process_set: see above.
     """
 
@@ -31,6 +32,7 @@ class WorkerGroup:
         self.rank = list(ranks).index(rank) if rank in ranks else 0
         self.host = host
         self.may_reduce = self.size > 1
+        self.is_elastic = False
         self.process_set = process_set
 
 
@@ -90,3 +92,13 @@ class StageGroups:
 def stages_that_share(owners: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return the stages that have weights in common, each such set once."""
     return sorted({tuple(stages) for stages in owners if len(stages) > 1})
+
+
+def group_of(workers: object) -> dict[str, Any]:
+    """Return the arguments of Horovod's operations that make them those of some workers only.
+
+    Args:
+        workers: the workers; of a part of the job, they have a ``process_set``.
+    """
+    process_set = getattr(workers, "process_set", None)
+    return {} if process_set is None else {"process_set": process_set}

@@ -6,6 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.flat import make_buckets
 from hvdtrain.backends.tensorflow.functions import marked
@@ -31,12 +32,17 @@ class AllReduce:
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
         fp16: whether floating-point gradients travel as fp16.
         overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
+
+    Attributes:
+        label: what stands in the names of its messages, so that several reducers have different ones.
     """
 
     def __init__(
         self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
     ) -> None:
+        self.label = ""
         self._workers = workers
+        self._group = group_of(workers)
         self._fp16 = fp16
         self._scaled = scaled
         self._overlaps = overlaps
@@ -54,12 +60,12 @@ class AllReduce:
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
         for number, bucket in enumerate(make_buckets(given, overlaps)):
-            name = f"hvdtrain.gradients.{number}"
+            name = f"hvdtrain.gradients.{self.label}{number}"
             self._note_message(name, [int(index) - len(gradients) for index in bucket.names])
             sums |= bucket.parted(self._reduce(bucket.joined(given), name))
         for name, gradient in given.items():
             if name not in sums:  # its shape is only known when the graph runs
-                sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{name}")
+                sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{self.label}{name}")
         return [sums[name] for name in given]
 
     def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -89,13 +95,15 @@ class AllReduce:
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
         with marked(name):
             if not (self._fp16 and gradient.dtype.is_floating):
-                return hvd.allreduce(gradient, op=hvd.Sum, name=name)
+                return hvd.allreduce(gradient, op=hvd.Sum, name=name, **self._group)
             factor = self._factor(gradient.dtype)
             small = tf.cast(gradient * factor, tf.float16)
             if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
                 total = hvd.allreduce(small, op=hvd.Sum, name=name)
                 return tf.cast(total, gradient.dtype) / factor
-            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name)
+            total = hvd.allreduce(
+                small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group
+            )
             return tf.cast(total, gradient.dtype)
 
     def _factor(self, dtype: Any) -> Any:

@@ -90,6 +90,7 @@ from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.moving_state import MovingState
+from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.own_step import NamedOptimizers, OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
@@ -143,8 +144,14 @@ def start(
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks)
-    return TensorFlowBackend(workers, use_device(config, workers))
+    is_split = config.stages > 1
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=is_split)
+    device = use_device(config, workers)
+    if is_split:
+        from hvdtrain.backends.tensorflow.staged_backend import StagedTensorFlowBackend
+
+        return StagedTensorFlowBackend(workers, device)
+    return TensorFlowBackend(workers, device)
 
 
 class TensorFlowBackend:
@@ -162,6 +169,7 @@ class TensorFlowBackend:
     _has_built = False  # in this process
     model: keras.Model
     _own_step: OwnStep | None
+    _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
     _called: Any  # the model, or what stands for it, as steps call it
 
     def __init__(self, workers: Workers, device: str) -> None:
@@ -172,7 +180,7 @@ class TensorFlowBackend:
         self._no_signals = tf.constant(NO_SIGNALS)
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
-        """Build model, optimizer and compiled steps, with their initial values. Local: no collective."""
+        """Build model, optimizer and compiled steps, with initial values. Collective if it is split."""
         # automatic names of layers start anew, equal on all workers; only an earlier model is worth the
         # seconds of a garbage collection, and `start` refuses a process that has used TensorFlow before
         keras.utils.clear_session(free_memory=TensorFlowBackend._has_built)
@@ -189,14 +197,13 @@ class TensorFlowBackend:
         self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self._make_objectives(task, config)
-        self._make_model(task, config)
-        tensors = ModelState(self.model, Renaming(task, "tf"))
+        tensors = self._make_model(task, config, batch)
         method = own_optimizer_method(task, config)
-        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        shapes = self._shapes
         groups = ParameterGroups(config, shapes, method)
         tensors.freeze(groups.frozen)
         trainable = list(tensors.trainable_fields())
-        if not trainable:
+        if not groups.options:
             raise TaskError("the model has no trainable variable")
         self._shards = make_shards(config, trainable, self.workers)
         chosen, own_rates, factors = self._make_optimizers(task, config, tensors, groups, method)
@@ -204,7 +211,8 @@ class TensorFlowBackend:
         self._ema = make_ema(tensors, config.ema_decay, self._shards)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(trainable, config)
-        measured = step is None and not (config.sync_batch_norm or config.sync_every) and self._is_cpu
+        is_alone = not (config.sync_batch_norm or config.sync_every or config.stages > 1)
+        measured = step is None and is_alone and self._is_cpu
         self._clock = StepClock(self._traced_workers, measured)
         self._own_step = None
         if step is not None:
@@ -212,7 +220,7 @@ class TensorFlowBackend:
         else:
             self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, method, config)
-        self._state = make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
+        self._state = self._make_state(tensors)
         self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
@@ -516,12 +524,19 @@ class TensorFlowBackend:
         own = may_give_mean(task, "tf")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
-    def _make_model(self, task: Any, config: Config) -> None:
-        """Make the task's model, changed as the config asks."""
+    def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
+        """Make the task's model, changed as the config asks; return this worker's variables."""
         self._batch_norm = BatchNormSync(self._traced_workers)
         self.model = make_model(task, config, self._batch_norm)
         self._called = cast_outputs_to_fp32(self.model, config.precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        tensors = ModelState(self.model, Renaming(task, "tf"))
+        self._shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        return tensors
+
+    def _make_state(self, tensors: ModelState) -> TrainingState:
+        """Make the state of this worker."""
+        return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, method: str

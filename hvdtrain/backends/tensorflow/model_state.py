@@ -4,6 +4,7 @@
 in ``layouts.py``.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,6 +101,16 @@ class ModelState:
         renaming.check_used(own_names)
         self.fields = [min(found, key=lambda field: renaming.rank(field.own)) for found in aliases.values()]
         check_unique((field.path, field.variable.path) for field in self.fields)
+
+    def part(self, chosen: Iterable[bool]) -> "ModelState":
+        """Return some of the portable arrays.
+
+        Args:
+            chosen: for each of them, whether it is one.
+        """
+        found = copy.copy(self)
+        found.fields = [field for field, is_chosen in zip(self.fields, chosen, strict=True) if is_chosen]
+        return found
 
     def trainable_fields(self) -> Iterator[Field]:
         """Return the portable arrays that training changes."""

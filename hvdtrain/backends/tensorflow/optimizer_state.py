@@ -95,6 +95,22 @@ class TrainingState:
         for name, count in self._steps.items():
             count.assign(int(state[name]))
 
+    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all arrays, by portable name.
+
+        Args:
+            with_ema: whether the moving average is among them, if there is one.
+        """
+        fields = [*self.model.fields, *self._slots, *(self.ema.fields if with_ema else ())]
+        return {field.name: field.shape for field in fields} | dict.fromkeys(self._steps, ())
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yield copies of all arrays with their portable names."""
+        for name, count in self._steps.items():
+            yield name, np.asarray(count.numpy(), np.int64)
+        for field in [*self.model.fields, *self.ema.fields, *self._slots]:
+            yield field.name, field.read()
+
     def load_initial(self, seed: int) -> None:
         """Draw the model's initial values by name."""
         self.load(with_initial_values(self.snapshot().read(), seed))

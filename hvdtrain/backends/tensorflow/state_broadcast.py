@@ -1,6 +1,7 @@
 """Copying variables from one worker to all, as few long messages in place of one for each variable."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,15 +16,21 @@ Bytes = NDArray[np.uint8]
 
 MESSAGE_BYTES = 64 << 20
 
+_ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
 
-def broadcast_variables(variables: Sequence[Variable], root: int) -> None:
-    """Collective. Copy the root's values of variables to every worker.
+
+def broadcast_variables(
+    variables: Sequence[Variable], root: int, group: Mapping[str, Any] = _ALL, label: str = "state"
+) -> None:
+    """Collective. Copy the root's values of variables to every worker, or to some.
 
     Each takes part in the same order, with the same shapes and types.
 
     Args:
         variables: of Keras or TensorFlow.
         root: the worker that has the values.
+        group: as ``group_of`` returns it.
+        label: what stands in the names of the messages.
     """
     is_root = hvd.rank() == root
     for number, part in enumerate(_parts([native(variable) for variable in variables])):
@@ -32,7 +39,7 @@ def broadcast_variables(variables: Sequence[Variable], root: int) -> None:
             sent = np.concatenate([_as_bytes(variable.numpy()) for variable in part])
         else:
             sent = np.zeros(sum(lengths), np.uint8)
-        received = _broadcast(sent, root, f"hvdtrain.state.{number}")
+        received = _broadcast(sent, root, f"hvdtrain.{label}.{number}", group)
         if is_root:
             continue
         ends = np.cumsum(lengths)
@@ -53,12 +60,14 @@ def _parts(variables: Sequence[Variable]) -> Iterator[list[Variable]]:
         yield part
 
 
-def _broadcast(values: Bytes, root: int, name: str) -> Bytes:
+def _broadcast(values: Bytes, root: int, name: str, group: Mapping[str, Any]) -> Bytes:
     """Collective. Return the root's bytes; a variable that is longer than a message travels in several."""
     starts = range(0, len(values), MESSAGE_BYTES)
     with tf.device("CPU"):
         received = [
-            hvd.broadcast(tf.constant(values[start : start + MESSAGE_BYTES]), root, name=f"{name}.{start}")
+            hvd.broadcast(
+                tf.constant(values[start : start + MESSAGE_BYTES]), root, name=f"{name}.{start}", **group
+            )
             for start in starts
         ]
     if len(received) == 1:

@@ -14,6 +14,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.tensorflow.model_state import walk
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.errors import TaskError
@@ -46,6 +47,7 @@ class BatchNormSync:
     def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None
         self._workers = workers
+        self._group = group_of(workers)
 
     def take_over(self, model: Layer) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
@@ -68,7 +70,9 @@ class BatchNormSync:
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a tensor over workers."""
-        return hvd.allreduce(vector, op=hvd.Sum, name=name) if self._workers.may_reduce else vector
+        if not self._workers.may_reduce:
+            return vector
+        return hvd.allreduce(vector, op=hvd.Sum, name=name, **self._group)
 
     def average_statistics(self, fields: Iterable[Any]) -> None:
         """Collective. Average the moving statistics of a model's fields over workers; all of them or none."""
@@ -76,7 +80,8 @@ class BatchNormSync:
         for field in fields:
             if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
                 name = f"hvdtrain.statistics.{field.path}"
-                averages.append((field, hvd.allreduce(field.variable.value, op=hvd.Average, name=name)))
+                average = hvd.allreduce(field.variable.value, op=hvd.Average, name=name, **self._group)
+                averages.append((field, average))
         for field, average in averages:
             field.variable.assign(average)
 

@@ -9,8 +9,8 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.recording import MESSAGES
-from hvdtrain.backends.torch.collectives import group_of
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
 from hvdtrain.errors import TaskError

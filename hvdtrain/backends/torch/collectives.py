@@ -1,7 +1,5 @@
 """Objects and states of metrics between workers in PyTorch; see also ``tensorflow/collectives.py``."""
 
-from typing import Any
-
 import horovod.torch as hvd
 import numpy as np
 import torch
@@ -37,13 +35,3 @@ class HorovodCollectives:
         with peer_errors():
             gathered, _ = hvd.alltoall(torch.from_numpy(data), splits, name="hvdtrain.metric_rows")
         return np.asarray(gathered.numpy())
-
-
-def group_of(workers: object) -> dict[str, Any]:
-    """Return the arguments of Horovod's operations that make them those of some workers only.
-
-    Args:
-        workers: the workers; of a part of the job, they have a ``process_set``.
-    """
-    process_set = getattr(workers, "process_set", None)
-    return {} if process_set is None else {"process_set": process_set}

@@ -9,13 +9,12 @@ import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PendingState, PortableState
-from hvdtrain.backends.pipeline.groups import StageGroups
+from hvdtrain.backends.pipeline.groups import StageGroups, group_of
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.state import gather_arrays, scatter_arrays
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.spool import Spool
-from hvdtrain.backends.torch.collectives import group_of
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.optimizer_state import TrainingState
 

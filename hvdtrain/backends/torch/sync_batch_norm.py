@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.torch.collectives import group_of
+from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.errors import TaskError
 

@@ -1,0 +1,386 @@
+"""The TensorFlow backend of a worker that has a stage of a split model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvdtrain.agreement import run_on_rank_zero
+from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
+from hvdtrain.backends.counting import sample_values
+from hvdtrain.backends.pipeline.checks import check_stages
+from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.messages import Messenger
+from hvdtrain.backends.pipeline.pipeline import Pipeline
+from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.state import check_one_owner
+from hvdtrain.backends.portable.low_rank import split_state
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.step_metrics import FINDINGS
+from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
+from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
+from hvdtrain.backends.tensorflow.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.stage_model import (
+    Called,
+    StageModel,
+    blocks_of,
+    bytes_of,
+    call_of,
+    called,
+    check_blocks,
+    form_of,
+    free_others,
+    owners_of,
+    seconds_of,
+)
+from hvdtrain.backends.tensorflow.stage_passes import StagePasses
+from hvdtrain.backends.tensorflow.staged_state import StagedState
+from hvdtrain.backends.tensorflow.staged_update import StagedUpdate
+from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.tensorflow.task_model import make_model
+from hvdtrain.backends.tensorflow.weighting import Values
+from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import ConfigError, TaskError
+
+Tensor = Any
+
+
+class StagedTensorFlowBackend(TensorFlowBackend):
+    """The TensorFlow backend of one worker, which has a stage of the model.
+
+    What a worker does not have, such as the loss in the first stages, the others tell it.
+
+    Attributes:
+        model: the layers of this worker's stage, after ``build``.
+        layout: the place of this worker, after ``build``.
+    """
+
+    layout: Layout
+    model: StageModel
+    _state: StagedState
+
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
+        check_stages(task, config, self.workers)
+        self.layout = Layout.of(self.workers, config.stages)
+        self._pipeline = Pipeline(self.layout, Messenger())
+        # in training or not: the names of the sums and of those with weights, as the last stage has found them
+        self._forms: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        info = super().build(task, config, batch)
+        own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
+        return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
+
+    def train_step(
+        self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> TensorFlowPending:
+        """Collective. Do one optimizer update with the mean gradient over the global batch."""
+        rate = tf.constant(np.asarray(learning_rate, np.float32))
+        passes = self._passes
+        with peer_errors():
+            passes.begin(batch, training=True)
+            self._pipeline.train(passes, _micro_batches(batch))
+            names, weighted = self._agreed_form(True)
+            sums = passes.sums if passes.sums is not None else tf.zeros(len(names) + len(weighted))
+            unused = list(self._unused)
+            vector = self._apply(
+                *(passes.gradients, sums, batch.total, rate, self._ema.share(batch.step + 1)),
+                *(self._numbers(signals), tf.constant(np.asarray(len(unused), np.float32))),
+            )
+        passes.begin(batch, training=True)  # frees the gradients
+        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
+
+    def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
+        """Evaluate one batch and return the sums so far. Collective in the replica."""
+        if partial is None:
+            self._evaluation.begin()
+        passes = self._passes
+        passes.begin(batch, training=False)
+        for place in range(_micro_batches(batch)):
+            self._pipeline.evaluate(passes)
+            if self._evaluation and self.layout.is_last:
+                weights = batch.samples.weights[place]
+                count = int(np.count_nonzero(weights))
+                self._evaluation.add(passes.seen, batch.samples.rows(place, count or len(weights)))
+        before = 0.0 if partial is None else partial.weight
+        sums = tf.zeros([0]) if passes.sums is None else passes.sums
+        if partial is not None and passes.sums is not None:
+            sums = partial.values + sums
+        return TensorFlowSums(self._names, self._weighted, sums, before + batch.total_weight)
+
+    def eval_metrics(
+        self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
+    ) -> TensorFlowPending:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        self._forms.pop(False, None)
+        names, weighted = self._agreed_form(False)
+        self._pipeline.messenger.flush()
+        own = partial.values if self.layout.is_last else tf.zeros(len(names) + len(weighted))
+        vector = tf.concat([own, FINDINGS * [0.0], self._numbers(signals)], 0)
+        with peer_errors():
+            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        return TensorFlowPending(
+            names,
+            vector,
+            partial.weight,
+            weighted=weighted,
+            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            order=self._evaluation.order,
+        )
+
+    def sync_batch_norm_statistics(self) -> None:
+        """Collective. Average the moving statistics of batch norm over the replicas of this stage."""
+        if self.layout.replicas == 1:
+            return
+        with peer_errors():
+            self._batch_norm.average_statistics(self._state.model.fields)
+
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Gather the state of all stages on rank 0."""
+        return self._state.gather({}, spool, is_root=self.workers.rank == 0)
+
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load this worker's part of rank 0's portable state."""
+        rest, _ = split_state(state or {})
+        self._state.scatter(rest)
+        self.broadcast_state(0)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
+        with peer_errors():
+            optimizer = next(iter(self._optimizers.values()))
+            self._state.broadcast([optimizer.iterations, *self._scale_variables()])
+
+    def export(self, *_: object) -> NoReturn:
+        """Refuse: no worker has the whole model."""
+        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
+
+    def values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+        """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
+
+        Args:
+            call: what the stage is called with.
+            arrays: the micro-batch.
+            weights: of its samples.
+            training: whether the loss is that of training.
+        """
+        calls: list[None] = []
+
+        def run(*_: Any, **__: Any) -> Any:
+            calls.append(None)
+            if len(calls) > 1:
+                raise TaskError(
+                    "the task's loss calls the model several times",
+                    "With stages, it has to call it once.",
+                )
+            return called(self.model.blocks, *call)
+
+        stand_in = Called(run, self._form, self.model)
+        self._called = cast_outputs_to_fp32(stand_in, self._precision)
+        values = self._per_sample(arrays, weights, training)
+        self.check_no_added_loss()
+        return values
+
+    def check_no_added_loss(self) -> None:
+        """Check that the layers of this stage, which have just been called, add nothing to the loss.
+
+        Raises:
+            TaskError: If they do.
+        """
+        if self.model.losses:
+            raise TaskError(
+                "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
+                "add up",
+                "Use weight_decay in place of regularizers, or leave stages out.",
+                everywhere=True,
+            )
+
+    def _learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
+        """Do nothing: the passes of a stage are always given batches without padding."""
+
+    def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
+        """Make this worker's stage of the task's model; return its variables."""
+        if config.compile:
+            raise ConfigError(
+                "compile: in TensorFlow, the passes of a stage are compiled as functions already, and not by XLA",
+                "Leave compile out.",
+                everywhere=True,
+            )
+        self._precision = config.precision
+        self._batch_norm = BatchNormSync(self._traced_workers)
+        model = make_model(task, config.model_copy(update={"sync_batch_norm": False}), self._batch_norm)
+        blocks = blocks_of(task, model)
+        self._form = form_of(model)
+        firsts = self._cut(config, model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
+        bounds = [*firsts, len(blocks)]
+        stages = [blocks[bounds[k] : bounds[k + 1]] for k in range(config.stages)]
+        own = stages[self.layout.stage]
+        whole = ModelState(model, Renaming(task, "tf"))
+        self._shapes = {field.name: field.shape for field in whole.trainable_fields()}
+        owners = owners_of(whole.fields, stages)
+        self._owners = {field.path: having for field, having in zip(whole.fields, owners, strict=True)}
+        parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+        check_one_owner({f.path: self._owners[f.path] for f in whole.fields if id(f.variable) not in parameters})
+        self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
+        self._stages = tuple(describe_stages(firsts, len(blocks), _bytes_of_stages(whole, owners, config.stages)))
+        tensors = whole.part([self.layout.stage in having for having in owners])
+        self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
+        if config.sync_batch_norm:
+            self._batch_norm.take_over(model)
+        self.model = StageModel(own)
+        free_others(whole, own)
+        self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        self._called = None
+        return tensors
+
+    def _cut(
+        self, config: Config, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
+    ) -> list[int]:
+        """Collective. Return the first block of each stage, as rank 0 chooses them.
+
+        Blocks that a task gives are compared with the model.
+        """
+        check_enough(len(blocks), config.stages)
+
+        def choose() -> list[int]:
+            call = None
+            if batch is not None:
+                wrapped = self._wrap(batch)
+                arrays = wrapped.arrays
+                if len(wrapped.weights.shape) > 1:
+                    arrays = {name: array[0] for name, array in arrays.items()}
+                call = call_of(self._train_objective, arrays, self._form, StageModel([]))
+            if call is not None and is_given:
+                check_blocks(blocks, model, *call)
+            if config.stage_cuts is not None:
+                return given_cuts(config.stage_cuts, len(blocks), config.stages)
+            if config.stage_balance == "memory" or call is None:
+                return cut(bytes_of(blocks), config.stages)
+            return cut(seconds_of(blocks, *call), config.stages)
+
+        return run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+
+    def _make_reducer(
+        self, trainable: Iterable[Field], config: Config
+    ) -> tuple[GradientReducer, LossScale | None]:
+        """Make what sums gradients over the replicas, and the scale of the loss if there is one."""
+        loss_scale = LossScale(self._groups.own) if config.precision == "fp16" else None
+        self._low_rank = None
+        return choose_reducer(config, self._groups.own), loss_scale
+
+    def _make_update(
+        self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+    ) -> None:
+        """Make the update of a step of this stage."""
+        reducers = {}
+        for stages, group in self._groups.of_shared.items():
+            reducers[stages] = choose_reducer(config, group)
+            reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."
+        shared = {
+            field.path: (reducers[tuple(having)], having[0] == self.layout.stage)
+            for field in trainable
+            if len(having := self._owners[field.path]) > 1
+        }
+        self._update: StagedUpdate = StagedUpdate(
+            self.layout,
+            shared,
+            trainable,
+            next(iter(self._optimizers.values())),
+            reducer,
+            self._ema,
+            self._clock,
+            workers=self._groups.own,
+            clip_norm=config.clip_norm,
+            loss_scale=loss_scale,
+        )
+
+    def _make_state(self, tensors: ModelState) -> TrainingState:
+        """Make the state of this worker."""
+        return StagedState(
+            self.layout,
+            self.workers,
+            self._pipeline.messenger,
+            self._groups,
+            self._owners,
+            *(tensors, self._optimizers, self._ema),
+        )
+
+    def _compile(self, config: Config) -> None:
+        """Make the functions that steps call; they are traced when they first are."""
+        self._passes = StagePasses(self, self._form)
+        self._apply = tf.function(self._trace_update, autograph=False)
+
+    def _trace_update(  # noqa: PLR0917 - tensors, by position as a compiled step is called
+        self,
+        gradients: list[Tensor],
+        sums: Tensor,
+        total_weight: Tensor,
+        learning_rate: Tensor,
+        share: Tensor,
+        signals: Tensor,
+        unused: Tensor,
+    ) -> Tensor:
+        """Collective. Do the update of a step with the gradients of its micro-batches; return its vector."""
+        update, (names, weighted) = self._update, self._forms[True]
+        vector = tf.concat([sums, [unused, 0.0], signals], 0)
+        gradients, vector = update.reduce(gradients, vector)
+        gradients, vector = update.unscale_or_skip(gradients, vector)
+        counted = vector[len(names)] if "loss" in weighted else None
+        gradients = update.normalize(gradients, counted, total_weight)
+        gradients = update.clip(gradients)
+        update.update(gradients, learning_rate)
+        update.ema(share)
+        return vector
+
+    def _agreed_form(self, training: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Collective, the first time. Return the names of the sums, which the last stage knows."""
+        if training not in self._forms:
+            own = self._names, self._weighted
+            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
+        return self._forms[training]
+
+    def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
+        """Return the loss and the metrics of a batch's first micro-batch, by name; the last stage has them."""
+        passes = self._passes
+        passes.begin(batch, training=training)
+        if training:
+            self._pipeline.train(passes, 1)
+        else:
+            self._pipeline.evaluate(passes)
+            if self.layout.is_last:
+                weights = batch.samples.weights[0]
+                count = int(np.count_nonzero(weights))
+                self._evaluation.try_out(passes.seen, batch.samples.rows(0, count or len(weights)))
+            self._pipeline.messenger.flush()
+        if passes.last_values is None:
+            return {}
+        rows, weights = passes.last_values
+        return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
+
+
+def _micro_batches(batch: TensorFlowBatch) -> int:
+    return 1 if len(batch.weights.shape) == 1 else int(batch.weights.shape[0])
+
+
+def _bytes_of_stages(whole: ModelState, owners: Sequence[Sequence[int]], stages: int) -> list[int]:
+    """Return the bytes of the trainable parameters of each stage."""
+    sizes = [0] * stages
+    for field, having in zip(whole.fields, owners, strict=True):
+        if field.trainable:
+            for stage in having:
+                sizes[stage] += int(np.prod(field.shape)) * tf.as_dtype(field.variable.dtype).size
+    return sizes

@@ -1,0 +1,91 @@
+"""The state of one stage of a split model in Keras, gathered into a whole and given out again."""
+
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.pipeline.groups import StageGroups, group_of
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.messages import Messenger
+from hvdtrain.backends.pipeline.state import gather_arrays, scatter_arrays
+from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.spool import Spool
+from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
+
+
+class StagedState(TrainingState):
+    """Model and optimizer of one stage as a part of a portable state.
+
+    Args:
+        layout: the place of this worker.
+        workers: the job's workers.
+        messenger: what passes messages between them.
+        groups: the workers that have what this one has.
+        owners: the stages that have a variable, by its path.
+        *arguments: those of ``TrainingState``.
+    """
+
+    def __init__(  # noqa: PLR0917 - what every part of a pipeline has, in one order
+        self,
+        layout: Layout,
+        workers: Workers,
+        messenger: Messenger,
+        groups: StageGroups,
+        owners: dict[str, list[int]],
+        *arguments: Any,
+    ) -> None:
+        super().__init__(*arguments)
+        self._layout = layout
+        self._workers = workers
+        self._messenger = messenger
+        self._groups = groups
+        self._owners = owners
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy the state of all stages to rank 0, one array after the other.
+
+        Args:
+            kept: what else belongs to the state, as arrays: nothing with stages.
+            folder: where the copy lies; in memory if None.
+            is_root: whether this is rank 0.
+        """
+        spool = Spool(folder if is_root else None)
+        return gather_arrays(self.arrays(), self._layout, self._workers, self._messenger, spool)
+
+    def scatter(self, state: PortableState | None) -> None:
+        """Collective. Check rank 0's whole state, and load this worker's part of it.
+
+        Raises:
+            TaskError: On every worker, if it does not fit.
+        """
+        with_ema = self._workers.broadcast_object(has_ema(state or {}))
+        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
+        part = scatter_arrays(
+            state,
+            self.shapes(with_ema),
+            (),
+            own_names,
+            "tf",
+            workers=self._workers,
+            messenger=self._messenger,
+        )
+        self.load(part)
+
+    def broadcast(self, others: list[Any]) -> None:
+        """Collective. Copy what the first of those workers has that have the same to the others.
+
+        Args:
+            others: variables that belong to no parameter, such as counts of steps.
+        """
+        by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
+        for field in [*self.model.fields, *self.ema.fields, *self._slots]:
+            having = tuple(self._owners.get(field.path, [self._layout.stage]))
+            by_owners.setdefault(having, []).append(field.variable)
+        for having, variables in sorted(by_owners.items()):
+            group = self._groups.of(having)
+            if group.size > 1:
+                first = self._layout.ranks_of_stage(having[0])[0]
+                label = f"stage.{'.'.join(map(str, having))}"
+                broadcast_variables(variables, first, group_of(group), label)
