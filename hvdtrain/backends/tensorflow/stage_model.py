@@ -312,10 +312,10 @@ def _divided(model: Functional) -> list[Any]:
 
 
 def _without_idle(blocks: list[Any]) -> list[Any]:
-    """Join blocks without variables to the block before them, so that each but the first has some."""
+    """Join blocks without weights to the block before them, so that each but the first has some."""
     joined: list[list[Any]] = []
     for block in blocks:
-        if joined and not variables_of([block]):
+        if joined and not any(layer.weights for layer in layers_of(block)):
             joined[-1].append(block)
         else:
             joined.append([block])
@@ -361,7 +361,7 @@ def _nested(node: Any) -> Functional | None:
     inner = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
     if not isinstance(inner, Functional) or type(model) not in (keras.Sequential, keras.Model, Functional):
         return None
-    plain = all(value is None for value in node.arguments.kwargs.values())
+    plain = all(value is None for value in keras.tree.flatten(node.arguments.kwargs))
     same = len(node.input_tensors) == len(inner.inputs) and len(node.arguments.args) == 1
     return inner if plain and same and len(node.outputs) == len(inner.outputs) else None
 
