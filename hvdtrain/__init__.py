@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Block": "hvdtrain.backends.block",
+    "Block": "hvdtrain.block",
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
     "EvalSets": "hvdtrain.data.eval_sets",

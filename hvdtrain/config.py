@@ -213,13 +213,13 @@ class Config(BaseModel):
         1,
         ge=1,
         le=4096,
-        description="Split the model into this many stages of consecutive blocks, each on a worker of its own; "
-        "needs MPI. Each such group of workers trains a replica of the model.",
+        description="Split the model into this many stages of consecutive blocks, each on a worker of its "
+        "own; needs MPI. Each such group of workers trains a replica of the model.",
     )
     stage_balance: Literal["time", "memory"] = Field(
         "time",
-        description="What the stages of a split model have equal parts of: the measured time of a step, or the "
-        "memory of the parameters.",
+        description="What the stages of a split model have equal parts of: the measured time of a step, or "
+        "the memory of the parameters.",
     )
     stage_cuts: tuple[int, ...] | None = Field(
         None,

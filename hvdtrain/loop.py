@@ -13,10 +13,10 @@ from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.metrics import StepInfo, Window
-from hvdtrain.replica import speaks_for_replica
 from hvdtrain.replicas import check_replicas
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
+from hvdtrain.stages import speaks_for_replica
 from hvdtrain.step_results import (
     Judgement,
     StepResults,

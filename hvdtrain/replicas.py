@@ -33,8 +33,12 @@ def check_replicas(backend: Backend) -> None:
     differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
     if not differing:
         return
-    drifted = sorted({r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]})
-    parameter = next(name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name])
+    drifted = sorted(
+        {r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]}
+    )
+    parameter = next(
+        name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name]
+    )
     ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
     raise ReplicaDriftError(
         f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",

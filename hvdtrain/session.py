@@ -29,10 +29,10 @@ from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.metrics import StepInfo
 from hvdtrain.object_urls import is_url, join
 from hvdtrain.profiling.profile import NoProfile, Profile
-from hvdtrain.replica import replica, replicas, speaks_for_replica
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
+from hvdtrain.stages import replica, replicas, speaks_for_replica
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 

@@ -19,7 +19,7 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
     Collective. A process has one backend: each framework brings a native library of its own.
 
     Args:
-        config: its ``framework``, ``device`` and ``threads`` are used.
+        config: its ``framework``, ``stages``, ``device`` and ``threads`` are used.
         membership: this worker's part in an elastic job; None in other jobs.
         ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
@@ -29,7 +29,7 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
     framework = FRAMEWORKS[config.framework]
     try:
         with quick_imports(framework.postponed):
-            module = import_module(framework.module)
+            module = import_module(framework.module if config.stages == 1 else framework.staged_module)
     except ImportError as error:
         raise HorovodBuildError(
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",

@@ -17,6 +17,15 @@ from hvdtrain.host.launcher import host_name
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
 
 
+class Sized(Protocol):
+    """What a sum over workers depends on: all workers of a job, or some of them, have it."""
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        ...
+
+
 class ByteCollectives(Protocol):
     """How a framework's binding of Horovod moves bytes."""
 

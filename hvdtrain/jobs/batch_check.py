@@ -15,7 +15,7 @@ from hvdtrain.data.order import SequentialOrder
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import AgreementError
 from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
-from hvdtrain.replica import replicas
+from hvdtrain.stages import replicas
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 _SAME_SAMPLE = (

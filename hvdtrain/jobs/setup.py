@@ -61,10 +61,10 @@ from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.stream_plan import check_streams, notes_on_streams
 from hvdtrain.jobs.unused_options import given_fields
-from hvdtrain.replica import replicas
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import Session, versions_with
+from hvdtrain.stages import replicas
 from hvdtrain.task import constructor_parameters, load_task_class, make_task
 from hvdtrain.trackers import check_installed
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -440,9 +440,7 @@ def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostB
     return session.train_batch(session.plan(), session.state.progress)
 
 
-def build_together(
-    config: Config, task: Any, backend: Backend, batch: HostBatch | None = None
-) -> ModelInfo:
+def build_together(config: Config, task: Any, backend: Backend, batch: HostBatch | None = None) -> ModelInfo:
     """Collective. Build the model with its initial values and compare its shape."""
     ACTIVITY.enter("building the model", is_long=True)
     model = build(config, task, backend, batch)

@@ -34,8 +34,8 @@ def check_streams(config: Config, workers: Workers, train_data: Any, eval_data: 
         raise _refused(f"on_bad_sample skip: the {words} is a stream, and the sample after it is not known",
                        "Leave the samples out in the source, or leave on_bad_sample out.")  # fmt: skip
     if config.stages > 1:
-        raise _refused(f"stages: the workers of a replica read the same samples, and the {words} is a stream, "
-                       "whose parts are dealt to single workers", _INDEXED)  # fmt: skip
+        raise _refused(f"stages: all workers of a replica read the same samples, and the {words} is a "
+                       "stream, whose parts are dealt to single workers", _INDEXED)  # fmt: skip
     stream = streams.get(TRAINING_DATA)
     if stream is None:
         return

@@ -100,7 +100,7 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, transformer blocks, head."""
     from functools import partial
 
-    from hvdtrain.backends.block import Block
+    from hvdtrain.block import Block
 
     blocks = [Block(partial(model.attend, block), block) for block in model.blocks]
     embed = Block(model.embed, model.tokens, model.positions, model.norm, model.dropout)

@@ -64,7 +64,7 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, transformer blocks, output layer."""
-    from hvdtrain.backends.block import Block
+    from hvdtrain.block import Block
 
     embed = Block(model.embed, model.tokens, model.positions, model.dropout)
     return [embed, *model.blocks, Block(model.predict, model.norm, model.tokens)]

@@ -61,7 +61,7 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, LSTMs, output layer."""
     from functools import partial
 
-    from hvdtrain.backends.block import Block
+    from hvdtrain.block import Block
 
     lstms = [Block(partial(model.read, lstm), lstm) for lstm in model.lstms]
     return [Block(model.embed, model.tokens), *lstms, Block(model.predict, model.logits)]

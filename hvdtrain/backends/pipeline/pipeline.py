@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Message, Messenger

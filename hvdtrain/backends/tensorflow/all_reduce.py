@@ -101,9 +101,7 @@ class AllReduce:
             if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
                 total = hvd.allreduce(small, op=hvd.Sum, name=name)
                 return tf.cast(total, gradient.dtype) / factor
-            total = hvd.allreduce(
-                small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group
-            )
+            total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
             return tf.cast(total, gradient.dtype)
 
     def _factor(self, dtype: Any) -> Any:

@@ -131,9 +131,18 @@ _WARM_UP_RATE = 1e-6
 
 
 def start(
-    config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()
+    config: Config,
+    membership: Membership | None = None,
+    ranks: Sequence[int] = (),
+    kind: "type[TensorFlowBackend] | None" = None,
 ) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Args:
+        config: its ``device``, ``threads`` and ``stages`` are used.
+        membership: this worker's part in an elastic job; None in other jobs.
+        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
+        kind: the class of the backend, if it is another one.
 
     Raises:
         EnvironmentFault: If the device is missing, Keras runs on another framework, TensorFlow
@@ -144,14 +153,8 @@ def start(
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    is_split = config.stages > 1
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=is_split)
-    device = use_device(config, workers)
-    if is_split:
-        from hvdtrain.backends.tensorflow.staged_backend import StagedTensorFlowBackend
-
-        return StagedTensorFlowBackend(workers, device)
-    return TensorFlowBackend(workers, device)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=config.stages > 1)
+    return (kind or TensorFlowBackend)(workers, use_device(config, workers))
 
 
 class TensorFlowBackend:

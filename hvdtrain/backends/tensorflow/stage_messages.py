@@ -27,7 +27,9 @@ def from_message(message: Message) -> Any:
 
 def float_tensors(value: Any) -> list[Tensor]:
     """Return the tensors within a value that can have a gradient, in order."""
-    return [t for t in tf.nest.flatten(value) if tf.is_tensor(t) and (t.dtype.is_floating or t.dtype.is_complex)]
+    return [
+        t for t in tf.nest.flatten(value) if tf.is_tensor(t) and (t.dtype.is_floating or t.dtype.is_complex)
+    ]
 
 
 def _describe(tensor: Tensor) -> tuple[Any, Bytes]:

@@ -11,12 +11,12 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from hvdtrain.backends.activation_checkpointing import MARK
-from hvdtrain.backends.block import Block
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors
+from hvdtrain.block import Block
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -245,7 +245,9 @@ def _timed_pass(block: Any) -> Callable[..., Any]:
             of_loss = float_tensors(outputs)
         found = tape.gradient(of_loss, [*variables, *given]) if of_loss else []
         # so that nothing of it is left out
-        total = tf.add_n([tf.zeros(()), *(tf.cast(tf.reduce_sum(g), tf.float32) for g in found if g is not None)])
+        total = tf.add_n(
+            [tf.zeros(()), *(tf.cast(tf.reduce_sum(g), tf.float32) for g in found if g is not None)]
+        )
         return outputs, total
 
     return run
@@ -298,13 +300,19 @@ def _divided(model: Functional) -> list[Any]:
     known, begin, entering = list(given), 0, list(given)
     blocks: list[Any] = []
     for place, step in enumerate(steps):
-        known = [found for found in dict.fromkeys([*known, *map(key, step.outputs)]) if last_use.get(found, -1) > place]
+        known = [
+            found
+            for found in dict.fromkeys([*known, *map(key, step.outputs)])
+            if last_use.get(found, -1) > place
+        ]
         following = steps[place + 1].limit if place + 1 < len(steps) else 0
         is_end = place + 1 == len(steps)
         if is_end or len(known) <= max(step.limit, following):
             leaving = results if is_end else known
             part = steps[begin : place + 1]
-            graph = _GraphBlock(part, entering, leaving, key, model if begin == 0 else None, model if is_end else None)
+            graph = _GraphBlock(
+                part, entering, leaving, key, model if begin == 0 else None, model if is_end else None
+            )
             layers = {id(s.operation): s.operation for s in part if isinstance(s.operation, keras.Layer)}
             blocks.append(Block(graph, *layers.values()))
             begin, entering = place + 1, list(known)
@@ -325,7 +333,9 @@ def _without_idle(blocks: list[Any]) -> list[Any]:
 def _chained(chain: Sequence[Any]) -> Any:
     if len(chain) == 1:
         return chain[0]
-    return Block(lambda *a, **k: called(chain, a, k), *(layer for block in chain for layer in layers_of(block)))
+    return Block(
+        lambda *a, **k: called(chain, a, k), *(layer for block in chain for layer in layers_of(block))
+    )
 
 
 def _steps(model: Functional, prefix: Key, aliases: dict[Key, Key]) -> Iterator[_Step]:
@@ -434,6 +444,4 @@ def _is_close(expected: Any, found: Any) -> bool:
         return False
     one, other = one.astype(np.float64), other.astype(np.float64)
     scale = float(np.abs(one).max(initial=0.0))
-    return bool(
-        np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-30), equal_nan=True)
-    )
+    return bool(np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-30), equal_nan=True))

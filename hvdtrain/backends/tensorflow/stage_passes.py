@@ -95,9 +95,7 @@ class StagePasses:
         """Do both passes of a micro-batch in the last stage."""
         call = self._call(place, received)
         arrays, weights, gradient_weights = self._counted(place)
-        found, passed, rows = self._run(
-            "loss", call, arrays, weights, gradient_weights, self._seeds(place)
-        )
+        found, passed, rows = self._run("loss", call, arrays, weights, gradient_weights, self._seeds(place))
         self._add_gradients(found)
         self._add(rows, weights)
         return None if self._backend.layout.is_first else to_message(list(passed))

@@ -26,6 +26,7 @@ from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
@@ -55,9 +56,21 @@ from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import ConfigError, TaskError
 
 Tensor = Any
+
+
+def start(
+    config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()
+) -> TensorFlowBackend:
+    """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Raises:
+        EnvironmentFault: If the device is missing or the launcher does not fit.
+    """
+    return backend.start(config, membership, ranks, StagedTensorFlowBackend)
 
 
 class StagedTensorFlowBackend(TensorFlowBackend):
@@ -234,9 +247,13 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         owners = owners_of(whole.fields, stages)
         self._owners = {field.path: having for field, having in zip(whole.fields, owners, strict=True)}
         parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-        check_one_owner({f.path: self._owners[f.path] for f in whole.fields if id(f.variable) not in parameters})
+        check_one_owner(
+            {f.path: self._owners[f.path] for f in whole.fields if id(f.variable) not in parameters}
+        )
         self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
-        self._stages = tuple(describe_stages(firsts, len(blocks), _bytes_of_stages(whole, owners, config.stages)))
+        self._stages = tuple(
+            describe_stages(firsts, len(blocks), _bytes_of_stages(whole, owners, config.stages))
+        )
         tensors = whole.part([self.layout.stage in having for having in owners])
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
         if config.sync_batch_norm:
@@ -248,7 +265,12 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         return tensors
 
     def _cut(
-        self, config: Config, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
+        self,
+        config: Config,
+        model: keras.Model,
+        blocks: Sequence[Any],
+        batch: HostBatch | None,
+        is_given: bool,
     ) -> list[int]:
         """Collective. Return the first block of each stage, as rank 0 chooses them.
 

@@ -27,7 +27,7 @@ class StagedState(TrainingState):
         *arguments: those of ``TrainingState``.
     """
 
-    def __init__(  # noqa: PLR0917 - what every part of a pipeline has, in one order
+    def __init__(
         self,
         layout: Layout,
         workers: Workers,

@@ -30,7 +30,11 @@ class StagedUpdate(Update):
     """
 
     def __init__(
-        self, layout: Layout, shared: Mapping[str, tuple[GradientReducer, bool]], *arguments: Any, **options: Any
+        self,
+        layout: Layout,
+        shared: Mapping[str, tuple[GradientReducer, bool]],
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         self._layout = layout
         self._shared = dict(shared)
@@ -72,7 +76,9 @@ class StagedUpdate(Update):
         own = tf.add_n([tf.zeros((), tf.float64), *squares])
         # every replica adds the same
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
-        factor = tf.minimum(tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6))  # as clip_by_norm
+        factor = tf.minimum(
+            tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6)
+        )  # as clip_by_norm
         return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.torch.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
+from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
 # waits for one all-reduce and returns the sum
@@ -40,7 +40,7 @@ class AllReduce:
     """
 
     def __init__(
-        self, workers: Workers, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
+        self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
     ) -> None:
         self._workers = workers
         self._group = group_of(workers)

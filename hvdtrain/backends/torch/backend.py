@@ -90,14 +90,24 @@ from hvdtrain.host.cores import threads_per_worker
 _WARM_UP_RATE = 1e-6
 
 
-def start(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> "TorchBackend":
+def start(
+    config: Config,
+    membership: Membership | None = None,
+    ranks: Sequence[int] = (),
+    kind: "type[TorchBackend] | None" = None,
+) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Args:
+        config: its ``device``, ``threads``, ``precision`` and ``stages`` are used.
+        membership: this worker's part in an elastic job; None in other jobs.
+        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
+        kind: the class of the backend, if it is another one.
 
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    is_split = config.stages > 1
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=is_split)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=config.stages > 1)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":
@@ -105,11 +115,7 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     torch.set_num_threads(config.threads or threads_per_worker(workers.local_size))
     # as TensorFlow does: subnormal numbers, which moments decay to, are a hundred times slower
     torch.set_flush_denormal(True)
-    if is_split:
-        from hvdtrain.backends.torch.staged_backend import StagedTorchBackend
-
-        return StagedTorchBackend(workers, device)
-    return TorchBackend(workers, device)
+    return (kind or TorchBackend)(workers, device)
 
 
 class TorchBackend:

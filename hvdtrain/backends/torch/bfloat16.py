@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.torch.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
+from hvdtrain.backends.workers import Sized
 
 
 class BFloat16:
@@ -25,7 +25,7 @@ class BFloat16:
         scaled: whether a loss scale has multiplied the gradients, which changes nothing here.
     """
 
-    def __init__(self, workers: Workers, scaled: bool = False) -> None:
+    def __init__(self, workers: Sized, scaled: bool = False) -> None:
         self._workers = workers
         self._names: list[str] = []
         self._parameters: list[torch.Tensor] = []

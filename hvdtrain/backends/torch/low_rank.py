@@ -12,7 +12,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.low_rank import (
     check_kept,
@@ -27,6 +26,7 @@ from hvdtrain.backends.torch.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.orthonormal import orthonormal
 from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
 
@@ -57,7 +57,7 @@ class LowRank:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: Sized,
         fields: Iterable[Field],
         rank: int,
         seed: int,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.workers import Sized
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,7 +73,7 @@ class LossScale:
     """
 
     def __init__(
-        self, workers: Workers, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
     ) -> None:
         self.value = initial
         self.skipped = 0

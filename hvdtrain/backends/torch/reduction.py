@@ -6,13 +6,13 @@ from typing import Protocol
 
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.portable.low_rank import has_warmup
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.bfloat16 import BFloat16
 from hvdtrain.backends.torch.low_rank import LowRank
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.precision import LossScale
+from hvdtrain.backends.workers import Sized
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 
@@ -60,7 +60,7 @@ class GradientReducer(Protocol):
 
 # by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number
 # -> the reducer
-REDUCERS: dict[str, Callable[[Workers, bool], GradientReducer]] = {
+REDUCERS: dict[str, Callable[[Sized, bool], GradientReducer]] = {
     "none": AllReduce,
     "fp16": partial(AllReduce, fp16=True),
     "bf16": BFloat16,
@@ -68,7 +68,7 @@ REDUCERS: dict[str, Callable[[Workers, bool], GradientReducer]] = {
 
 
 def choose_reducer(
-    config: Config, workers: Workers, fields: Iterable[Field] = (), loss_scale: LossScale | None = None
+    config: Config, workers: Sized, fields: Iterable[Field] = (), loss_scale: LossScale | None = None
 ) -> GradientReducer:
     """Return the reducer that a config asks for.
 

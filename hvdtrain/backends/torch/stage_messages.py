@@ -43,7 +43,7 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, Bytes]:
         )
     tensor = tensor.detach()
     # as it lies in memory: what is computed from it may depend on that in the last bits
-    order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if not tensor.permute(order).is_contiguous():
         order = list(range(tensor.dim()))
     laid_out = tensor.permute(order).contiguous().cpu()

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.block import Block
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
 from hvdtrain.backends.torch.model_state import Field, ModelState
+from hvdtrain.block import Block
 from hvdtrain.errors import TaskError
 
 _REPEATS = 3  # of which the fastest is taken
@@ -190,9 +190,7 @@ def check_blocks(
         raise wrong_blocks("torch", "the blocks compute other outputs than the model for the first batch")
 
 
-def seconds_of(
-    blocks: Sequence[Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> list[float]:
+def seconds_of(blocks: Sequence[Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[float]:
     """Return how long the forward and backward pass of each block take for a micro-batch."""
     seconds = []
     value: Any = None
@@ -202,9 +200,13 @@ def seconds_of(
             given = pytree.tree_map_only(torch.Tensor, _leaf, value)
             begun = time.perf_counter()
             outputs = module(*arguments, **named) if place == 0 else module(given)
-            of_loss = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+            of_loss = [
+                t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
+            ]
             if of_loss:
-                wanted = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad]
+                wanted = [
+                    t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad
+                ]
                 wanted += [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(of_loss, wanted, [torch.ones_like(t) for t in of_loss], allow_unused=True)
             best = min(best, time.perf_counter() - begun)
@@ -235,7 +237,7 @@ def parameters_without_memory() -> Iterator[None]:
         if own is not None and not own.is_meta:
             module._parameters[name] = nn.Parameter(own.to("meta"), requires_grad=own.requires_grad)
 
-    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend, given_model
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
@@ -55,7 +55,17 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
+from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import TaskError
+
+
+def start(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> TorchBackend:
+    """Collective. Start Horovod, bind this worker's device and set its threads.
+
+    Raises:
+        EnvironmentFault: If the device is missing or the launcher does not fit.
+    """
+    return backend.start(config, membership, ranks, StagedTorchBackend)
 
 
 class StagedTorchBackend(TorchBackend):
@@ -261,9 +271,7 @@ class StagedTorchBackend(TorchBackend):
     ) -> None:
         """Make the update of a step of this stage."""
         self._optimizer = next(iter(self._optimizers.values()))
-        reducers = {
-            stages: choose_reducer(config, group) for stages, group in self._groups.of_shared.items()
-        }
+        reducers = {stages: choose_reducer(config, group) for stages, group in self._groups.of_shared.items()}
         shared = {
             entry.path: (reducers[tuple(having)], having[0] == self.layout.stage)
             for entry in trainable
@@ -298,7 +306,11 @@ class StagedTorchBackend(TorchBackend):
         self._pipeline.train(passes, len(batch.weights))
         unused = update.fill_in_unused()
         names, weighted = self._agreed_form(True)
-        sums = passes.sums if passes.sums is not None else self._no_findings.new_zeros(len(names) + len(weighted))
+        sums = (
+            passes.sums
+            if passes.sums is not None
+            else self._no_findings.new_zeros(len(names) + len(weighted))
+        )
         vector = update.reduce(torch.cat((sums, self._numbers(unused, signals))))
         if update.unscale_or_skip(vector) and batch.reduced_weight:
             counted = vector[len(names)] if "loss" in weighted else None

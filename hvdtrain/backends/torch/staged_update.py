@@ -29,7 +29,11 @@ class StagedUpdate(Update):
     """
 
     def __init__(
-        self, layout: Layout, shared: Mapping[str, tuple[GradientReducer, bool]], *arguments: Any, **options: Any
+        self,
+        layout: Layout,
+        shared: Mapping[str, tuple[GradientReducer, bool]],
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         self._layout = layout
         self._shared = dict(shared)

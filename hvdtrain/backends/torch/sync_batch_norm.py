@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.torch.model_state import Entry
+from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
 MARK = "synchronises"  # the attribute of a layer's class whose forward pass may be replaced in training
@@ -38,7 +38,7 @@ class BatchNormSync:
             micro-batch.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None
         self._workers = workers
         self._group = group_of(workers)
@@ -67,7 +67,8 @@ class BatchNormSync:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""
         if self._workers.size == 1:
             return vector
-        return hvd.allreduce_(vector, op=hvd.Sum, name=name, **self._group)
+        summed: Tensor = hvd.allreduce_(vector, op=hvd.Sum, name=name, **self._group)
+        return summed
 
     def average_statistics(self, entries: Iterable[Entry]) -> None:
         """Collective. Average a model's moving statistics over workers: all of them, or none if it fails."""

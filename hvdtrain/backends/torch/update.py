@@ -91,7 +91,7 @@ class Update:
         Raises:
             TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
         """
-        self.differentiate(partial(losses.backward, gradient_weights))  # type: ignore[no-untyped-call]
+        self.differentiate(partial(losses.backward, gradient_weights))
 
     def differentiate(self, run: Callable[[], object]) -> None:
         """Do a backward pass of any kind; as ``backward``.
