@@ -10,8 +10,8 @@ from hvdtrain.frameworks import FRAMEWORKS
 
 CAN_BE_CUT = {
     "torch": "an nn.Sequential is divided into its modules",
-    "tf": "a sequential or functional Keras model is divided by itself where one tensor leads from the layers "
-    "before to those after",
+    "tf": "a sequential or functional Keras model is divided by itself where one tensor leads from the "
+    "layers before to those after",
 }
 
 
@@ -66,7 +66,8 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
     method = FRAMEWORKS[framework].blocks_method
     return TaskError(
         f"{method}(): {problem}",
-        "The blocks, called one after the other, must compute what the model does, and each parameter must be "
-        "in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
+        "The blocks, called one after the other, must compute what the model does, and each parameter "
+        "must be in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a "
+        "function uses.",
         everywhere=True,
     )

@@ -63,8 +63,8 @@ def gather_arrays(
     if layout.rank == 0:
         try:
             state = {name: spool.keep(array) for name, array in arrays}
-        except OSError as found:  # such as no room on the disk
-            error = found
+        except OSError as lack:  # such as no room on the disk
+            error = lack
     if not workers.broadcast_object(error is None):
         return ReadyState(None, error) if layout.rank == 0 else None
     if layout.replica:
@@ -91,6 +91,7 @@ def scatter_arrays(
     expected: Shapes,
     more: Iterable[str],
     own_names: Mapping[str, str],
+    *,
     framework: str,
     workers: Workers,
     messenger: Messenger,

@@ -13,6 +13,7 @@ from keras.src.models.functional import Functional
 from hvdtrain.backends.activation_checkpointing import MARK
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
+from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors
@@ -86,19 +87,7 @@ class Called:
         return losses
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"the loss uses the model's {name}; with stages, no worker has the whole model, and the loss can "
-            "only call it once"
-        )
-
-
-class _FirstCall(BaseException):
-    """What a model was called with; no error, and none that a task may catch."""
-
-    def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
-        self.named = named
+        raise has_no_part(name)
 
 
 def call_of(
@@ -109,15 +98,11 @@ def call_of(
     Raises:
         TaskError: If it does not call the model.
     """
-
-    def raise_call(*arguments: Any, **named: Any) -> NoReturn:
-        raise _FirstCall(arguments, named)
-
     try:
         objective(Called(raise_call, form, model), batch)
-    except _FirstCall as call:
+    except FirstCall as call:
         return call.arguments, call.named
-    raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+    raise no_call()
 
 
 def form_of(model: keras.Model) -> Any:

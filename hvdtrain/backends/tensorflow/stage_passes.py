@@ -179,8 +179,8 @@ class StagePasses:
         if masked:
             raise TaskError(
                 "a block of the model returns a tensor with a mask, which is not passed to the next stage",
-                "Let a layer such as keras.layers.Masking, or an embedding with mask_zero, be in one stage with "
-                "the layers that use its mask (stage_cuts), or pass the mask as a tensor of its own.",
+                "Let a layer such as keras.layers.Masking, or an embedding with mask_zero, be in one stage "
+                "with the layers that use its mask (stage_cuts), or pass the mask as a tensor of its own.",
                 everywhere=True,
             )
         return outputs

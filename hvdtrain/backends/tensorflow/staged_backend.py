@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
@@ -11,18 +10,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
+from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
-from hvdtrain.backends.pipeline.checks import check_stages
-from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged, several_calls
 from hvdtrain.backends.pipeline.state import check_one_owner
-from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -73,10 +67,8 @@ def start(
     return backend.start(config, membership, ranks, StagedTensorFlowBackend)
 
 
-class StagedTensorFlowBackend(TensorFlowBackend):
+class StagedTensorFlowBackend(Staged, TensorFlowBackend):
     """The TensorFlow backend of one worker, which has a stage of the model.
-
-    What a worker does not have, such as the loss in the first stages, the others tell it.
 
     Attributes:
         model: the layers of this worker's stage, after ``build``.
@@ -89,11 +81,7 @@ class StagedTensorFlowBackend(TensorFlowBackend):
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
-        check_stages(task, config, self.workers)
-        self.layout = Layout.of(self.workers, config.stages)
-        self._pipeline = Pipeline(self.layout, Messenger())
-        # in training or not: the names of the sums and of those with weights, as the last stage has found them
-        self._forms: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._enter(task, config)
         info = super().build(task, config, batch)
         own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
         return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
@@ -162,25 +150,11 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         with peer_errors():
             self._batch_norm.average_statistics(self._state.model.fields)
 
-    def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Gather the state of all stages on rank 0."""
-        return self._state.gather({}, spool, is_root=self.workers.rank == 0)
-
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load this worker's part of rank 0's portable state."""
-        rest, _ = split_state(state or {})
-        self._state.scatter(rest)
-        self.broadcast_state(0)
-
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
         with peer_errors():
             optimizer = next(iter(self._optimizers.values()))
             self._state.broadcast([optimizer.iterations, *self._scale_variables()])
-
-    def export(self, *_: object) -> NoReturn:
-        """Refuse: no worker has the whole model."""
-        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
 
     def values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
         """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
@@ -196,10 +170,7 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         def run(*_: Any, **__: Any) -> Any:
             calls.append(None)
             if len(calls) > 1:
-                raise TaskError(
-                    "the task's loss calls the model several times",
-                    "With stages, it has to call it once.",
-                )
+                raise several_calls()
             return called(self.model.blocks, *call)
 
         stand_in = Called(run, self._form, self.model)
@@ -222,14 +193,11 @@ class StagedTensorFlowBackend(TensorFlowBackend):
                 everywhere=True,
             )
 
-    def _learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
-        """Do nothing: the passes of a stage are always given batches without padding."""
-
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its variables."""
         if config.compile:
             raise ConfigError(
-                "compile: in TensorFlow, the passes of a stage are compiled as functions already, and not by XLA",
+                "compile: in TensorFlow, the passes of a stage are functions of their own, not for XLA",
                 "Leave compile out.",
                 everywhere=True,
             )
@@ -238,9 +206,9 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         model = make_model(task, config.model_copy(update={"sync_batch_norm": False}), self._batch_norm)
         blocks = blocks_of(task, model)
         self._form = form_of(model)
-        firsts = self._cut(config, model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
-        bounds = [*firsts, len(blocks)]
-        stages = [blocks[bounds[k] : bounds[k + 1]] for k in range(config.stages)]
+        division = self._division(model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
+        firsts = division.firsts(config, self.workers)
+        stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
         whole = ModelState(model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in whole.trainable_fields()}
@@ -264,37 +232,25 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         self._called = None
         return tensors
 
-    def _cut(
-        self,
-        config: Config,
-        model: keras.Model,
-        blocks: Sequence[Any],
-        batch: HostBatch | None,
-        is_given: bool,
-    ) -> list[int]:
-        """Collective. Return the first block of each stage, as rank 0 chooses them.
+    def _division(
+        self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
+    ) -> Blocks:
+        """Return what divides the blocks of a model."""
 
-        Blocks that a task gives are compared with the model.
-        """
-        check_enough(len(blocks), config.stages)
+        def call() -> Call | None:
+            if batch is None:
+                return None
+            wrapped = self._wrap(batch)
+            arrays = wrapped.arrays
+            if len(wrapped.weights.shape) > 1:
+                arrays = {name: array[0] for name, array in arrays.items()}
+            return call_of(self._train_objective, arrays, self._form, StageModel([]))
 
-        def choose() -> list[int]:
-            call = None
-            if batch is not None:
-                wrapped = self._wrap(batch)
-                arrays = wrapped.arrays
-                if len(wrapped.weights.shape) > 1:
-                    arrays = {name: array[0] for name, array in arrays.items()}
-                call = call_of(self._train_objective, arrays, self._form, StageModel([]))
-            if call is not None and is_given:
+        def check(call: Call) -> None:
+            if is_given:
                 check_blocks(blocks, model, *call)
-            if config.stage_cuts is not None:
-                return given_cuts(config.stage_cuts, len(blocks), config.stages)
-            if config.stage_balance == "memory" or call is None:
-                return cut(bytes_of(blocks), config.stages)
-            return cut(seconds_of(blocks, *call), config.stages)
 
-        return run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+        return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
     def _make_reducer(
         self, trainable: Iterable[Field], config: Config
@@ -308,7 +264,7 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
     ) -> None:
         """Make the update of a step of this stage."""
-        reducers = {}
+        reducers: dict[tuple[int, ...], Any] = {}
         for stages, group in self._groups.of_shared.items():
             reducers[stages] = choose_reducer(config, group)
             reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."
@@ -368,15 +324,8 @@ class StagedTensorFlowBackend(TensorFlowBackend):
         update.ema(share)
         return vector
 
-    def _agreed_form(self, training: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Collective, the first time. Return the names of the sums, which the last stage knows."""
-        if training not in self._forms:
-            own = self._names, self._weighted
-            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
-        return self._forms[training]
-
     def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
-        """Return the loss and the metrics of a batch's first micro-batch, by name; the last stage has them."""
+        """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""
         passes = self._passes
         passes.begin(batch, training=training)
         if training:

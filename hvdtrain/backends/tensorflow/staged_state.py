@@ -67,7 +67,7 @@ class StagedState(TrainingState):
             self.shapes(with_ema),
             (),
             own_names,
-            "tf",
+            framework="tf",
             workers=self._workers,
             messenger=self._messenger,
         )

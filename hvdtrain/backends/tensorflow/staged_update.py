@@ -46,7 +46,7 @@ class StagedUpdate(Update):
             reducer.attach({field.path: field.variable for field in fields})
 
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of the gradients over those that have them, and of the step's vector."""
+        """Collective. Return the sums of gradients over those that have them, and of the vector over all."""
         by_path = {field.path: g for field, g in zip(self._fields, gradients, strict=True)}
         for reducer, fields in self._parts():
             sums = reducer.finish([by_path[field.path] for field in fields])

@@ -175,7 +175,7 @@ class TrainingState:
         return own + [name for part in self._parts for name in part.count_names()]
 
     def arrays(self) -> Iterator[tuple[str, Any]]:
-        """Yield all arrays with their portable names, private ones as well; they may share memory with tensors.
+        """Yield all arrays with their portable names, private ones as well; some share memory with tensors.
 
         Raises:
             TaskError: If an optimizer's state cannot be saved.

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
+from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.block import Block
 from hvdtrain.errors import TaskError
@@ -60,19 +61,7 @@ class Called:
         return self._run(*arguments, **named)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"the loss uses the model's {name}; with stages, no worker has the whole model, and the loss can "
-            "only call it once"
-        )
-
-
-class _FirstCall(BaseException):
-    """What a model was called with; no error, and none that a task may catch."""
-
-    def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
-        self.named = named
+        raise has_no_part(name)
 
 
 def call_of(
@@ -83,15 +72,11 @@ def call_of(
     Raises:
         TaskError: If it does not call the model.
     """
-
-    def raise_call(*arguments: Any, **named: Any) -> NoReturn:
-        raise _FirstCall(arguments, named)
-
     try:
         objective(Called(raise_call, signature), batch)
-    except _FirstCall as call:
+    except FirstCall as call:
         return call.arguments, call.named
-    raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+    raise no_call()
 
 
 def signature_of(model: nn.Module) -> inspect.Signature | None:

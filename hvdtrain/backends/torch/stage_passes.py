@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdtrain.backends.pipeline.messages import Message
+from hvdtrain.backends.pipeline.staged import several_calls
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
 from hvdtrain.backends.torch.stage_model import Called, call_of
 from hvdtrain.data.order import mix
-from hvdtrain.errors import TaskError
 
 if TYPE_CHECKING:
     from hvdtrain.backends.torch.staged_backend import StagedTorchBackend
@@ -126,10 +126,7 @@ class StagePasses:
         def run(*_: Any, **__: Any) -> Any:
             calls.append(None)
             if len(calls) > 1:
-                raise TaskError(
-                    "the task's loss calls the model several times",
-                    "With stages, it has to call it once.",
-                )
+                raise several_calls()
             return backend.model(*arguments)
 
         with autocast(backend._precision, backend._device):

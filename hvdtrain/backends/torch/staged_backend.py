@@ -2,26 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
+from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
-from hvdtrain.backends.pipeline.checks import check_stages
-from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
-from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch import backend
@@ -68,10 +62,8 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     return backend.start(config, membership, ranks, StagedTorchBackend)
 
 
-class StagedTorchBackend(TorchBackend):
+class StagedTorchBackend(Staged, TorchBackend):
     """The PyTorch backend of one worker, which has a stage of the model.
-
-    What a worker does not have, such as the loss in the first stages, the others tell it.
 
     Attributes:
         model: the blocks of this worker's stage, after ``build``.
@@ -83,11 +75,7 @@ class StagedTorchBackend(TorchBackend):
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
-        check_stages(task, config, self.workers)
-        self.layout = Layout.of(self.workers, config.stages)
-        self._pipeline = Pipeline(self.layout, Messenger())
-        # in training or not: the names of the sums and of those with weights, as the last stage has found them
-        self._forms: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._enter(task, config)
         info = super().build(task, config, batch)
         own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
         return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
@@ -138,16 +126,6 @@ class StagedTorchBackend(TorchBackend):
         with peer_errors():
             self._batch_norm.average_statistics(self._state.model.entries)
 
-    def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Gather the state of all stages on rank 0."""
-        return self._state.gather({}, spool, is_root=self.workers.rank == 0)
-
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load this worker's part of rank 0's portable state."""
-        rest, _ = split_state(state or {})
-        self._state.scatter(rest)
-        self.broadcast_state(0)
-
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
         self._moving.forget()
@@ -157,22 +135,15 @@ class StagedTorchBackend(TorchBackend):
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
 
-    def export(self, *_: object) -> NoReturn:
-        """Refuse: no worker has the whole model."""
-        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
-
-    def _learn_form(self, batch: TorchBatch, training: bool) -> None:
-        """Do nothing: the passes of a stage are always given batches without padding."""
-
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its tensors."""
         model, blocks, is_whole = self._whole_model(task, config)
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         signature = signature_of(model)
-        firsts = self._cut(config, model, blocks, signature, batch if is_whole else None)
-        bounds = [*firsts, len(blocks)]
-        stages = [blocks[bounds[k] : bounds[k + 1]] for k in range(config.stages)]
+        division = self._division(model, blocks, signature, batch if is_whole else None)
+        firsts = division.firsts(config, self.workers)
+        stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
         give_memory(own, self._device)
         whole = ModelState(model, Renaming(task, "torch"))
@@ -217,35 +188,23 @@ class StagedTorchBackend(TorchBackend):
         model = given_model(task)
         return model, blocks_of(task, model), True
 
-    def _cut(
-        self,
-        config: Config,
-        model: torch.nn.Module,
-        blocks: Sequence[Any],
-        signature: Any,
-        batch: HostBatch | None,
-    ) -> list[int]:
-        """Collective. Return the first block of each stage, as rank 0 chooses them.
+    def _division(
+        self, model: torch.nn.Module, blocks: Sequence[Any], signature: Any, batch: HostBatch | None
+    ) -> Blocks:
+        """Return what divides the blocks of a model."""
 
-        Blocks that a task gives are compared with the model, if there is a batch.
-        """
-        check_enough(len(blocks), config.stages)
+        def call() -> Call | None:
+            if batch is None:
+                return None
+            micro_batch = self._wrap(batch).micro_batches[0]
+            on_host = {name: tensor.cpu() for name, tensor in micro_batch.items()}
+            return call_of(self._train_objective, on_host, signature)
 
-        def choose() -> list[int]:
-            call = None
-            if batch is not None:
-                micro_batch = self._wrap(batch).micro_batches[0]
-                micro_batch = {name: tensor.cpu() for name, tensor in micro_batch.items()}
-                call = call_of(self._train_objective, micro_batch, signature)
-            if call is not None and not isinstance(model, torch.nn.Sequential):
+        def check(call: Call) -> None:
+            if not isinstance(model, torch.nn.Sequential):
                 check_blocks(blocks, model, *call)
-            if config.stage_cuts is not None:
-                return given_cuts(config.stage_cuts, len(blocks), config.stages)
-            if config.stage_balance == "memory" or call is None:
-                return cut(bytes_of(blocks), config.stages)
-            return cut(seconds_of(blocks, *call), config.stages)
 
-        return run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+        return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
     def _stage_model(self, own: Sequence[Any], config: Config) -> StageModel:
         """Return the blocks of this worker's stage on its device, changed as the config asks."""
@@ -320,26 +279,8 @@ class StagedTorchBackend(TorchBackend):
         update.ema(batch.step + 1)
         return TorchPending(names, vector, batch.total_weight, unused, weighted)
 
-    def _agreed_form(self, training: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Collective, the first time. Return the names of the sums, which the last stage knows.
-
-        Raises:
-            TaskError: If the last stage has others than before.
-        """
-        own = self._names, self._weighted
-        if training not in self._forms:
-            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
-        found = self._forms[training]
-        if self.layout.is_last and own != found:
-            raise TaskError(
-                f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
-                f"{', '.join(found[0])}",
-                "With stages, give the same metrics for every batch.",
-            )
-        return found
-
     def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
-        """Return the loss and the metrics of a batch's first micro-batch, by name; the last stage has them."""
+        """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""
         if self.model.training != training:
             self.model.train(training)
         self._names = ()  # so that shapes are checked

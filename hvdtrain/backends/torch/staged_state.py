@@ -71,7 +71,7 @@ class StagedState(TrainingState):
             self.shapes(with_ema),
             self.private_names(),
             own_names,
-            "torch",
+            framework="torch",
             workers=self._workers,
             messenger=self._messenger,
         )

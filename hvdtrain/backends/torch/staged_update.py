@@ -74,7 +74,7 @@ class StagedUpdate(Update):
         return is_finite
 
     def clip(self) -> None:
-        """Collective, if the config has a norm. Scale the gradients of all stages so that it is their largest."""
+        """Collective, if the config has a norm. Scale the gradients of all stages to it."""
         if self._clip_norm is None:
             return
         squares = torch.zeros((), dtype=torch.float64)

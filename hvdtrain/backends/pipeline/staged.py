@@ -1,0 +1,182 @@
+"""What the backends of both frameworks share of a worker that has a stage of a split model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.pipeline.checks import check_stages
+from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.messages import Messenger
+from hvdtrain.backends.pipeline.pipeline import Pipeline
+from hvdtrain.backends.portable.low_rank import split_state
+from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
+
+Form = tuple[tuple[str, ...], tuple[str, ...]]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model, and what a framework computes with them to divide them.
+
+    Attributes:
+        blocks: the blocks, in order.
+        call: returns what the model is called with for a micro-batch; None if there is none, or if the
+            parameters have no values.
+        check: checks that the blocks compute what the model does, if that is not known.
+        seconds: returns how long each block takes for a micro-batch.
+        sizes: returns the bytes of each block's parameters.
+    """
+
+    blocks: Sequence[Any]
+    call: Callable[[], Call | None]
+    check: Callable[[Call], None]
+    seconds: Callable[[Call], Sequence[float]]
+    sizes: Callable[[], Sequence[float]]
+
+    def firsts(self, config: Config, workers: Workers) -> list[int]:
+        """Collective. Return the first block of each stage, as rank 0 chooses them.
+
+        Raises:
+            ConfigError: If the config's own division does not fit.
+            TaskError: If there are too few blocks, or they do not compute what the model does.
+        """
+        check_enough(len(self.blocks), config.stages)
+
+        def choose() -> list[int]:
+            call = self.call()
+            if call is not None:
+                self.check(call)
+            if config.stage_cuts is not None:
+                return given_cuts(config.stage_cuts, len(self.blocks), config.stages)
+            if config.stage_balance == "memory" or call is None:
+                return cut(self.sizes(), config.stages)
+            return cut(self.seconds(call), config.stages)
+
+        return run_on_rank_zero(workers, choose, "measuring the blocks of the model")
+
+    def of_stages(self, firsts: Sequence[int]) -> list[Sequence[Any]]:
+        """Return the blocks of each stage.
+
+        Args:
+            firsts: the first block of each.
+        """
+        ends = [*firsts[1:], len(self.blocks)]
+        return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
+
+
+class StateOfStage(Protocol):
+    """The state of one stage: a part of a portable state."""
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy the state of all stages to rank 0."""
+        ...
+
+    def scatter(self, state: PortableState | None) -> None:
+        """Collective. Check rank 0's whole state, and load this worker's part of it."""
+        ...
+
+
+class Staged:
+    """The part of a backend that is the same in both frameworks; it stands before the framework's backend.
+
+    What a worker does not have, such as the loss in the first stages, the others tell it.
+
+    Attributes:
+        layout: the place of this worker, after ``build``.
+    """
+
+    workers: Workers
+    layout: Layout
+    _names: tuple[str, ...]
+    _weighted: tuple[str, ...]
+    _state: Any
+    _batch_norms: int
+    _stages: tuple[str, ...]
+    _owners: dict[str, list[int]]
+
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Gather the state of all stages on rank 0."""
+        state: StateOfStage = self._state
+        return state.gather({}, spool, is_root=self.workers.rank == 0)
+
+    def scatter_state(self, state: PortableState | None) -> None:
+        """Collective. Load this worker's part of rank 0's portable state."""
+        rest, _ = split_state(state or {})
+        own: StateOfStage = self._state
+        own.scatter(rest)
+        self.broadcast_state(0)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
+        raise NotImplementedError
+
+    def export(self, *_: object) -> NoReturn:
+        """Refuse: no worker has the whole model."""
+        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
+
+    def _enter(self, task: Any, config: Config) -> None:
+        """Check that the model can be split, and take this worker's place. Local: no collective."""
+        check_stages(task, config, self.workers)
+        self.layout = Layout.of(self.workers, config.stages)
+        self._pipeline = Pipeline(self.layout, Messenger())
+        # in training or not: the names of the sums and of those with weights, which the last stage finds
+        self._forms: dict[bool, Form] = {}
+
+    def _learn_form(self, batch: object, training: bool) -> None:
+        """Do nothing: the passes of a stage are always given batches without padding."""
+
+    def _agreed_form(self, training: bool) -> Form:
+        """Collective, the first time. Return the names of the sums, which the last stage knows.
+
+        Raises:
+            TaskError: If the last stage has others than before.
+        """
+        own = self._names, self._weighted
+        if training not in self._forms:
+            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
+        found = self._forms[training]
+        if self.layout.is_last and own != found:
+            raise TaskError(
+                f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
+                f"{', '.join(found[0])}",
+                "With stages, give the same metrics for every batch.",
+            )
+        return found
+
+
+def several_calls() -> TaskError:
+    """Return the error of a loss that calls the model more than once."""
+    return TaskError("the task's loss calls the model several times", "With stages, it has to call it once.")
+
+
+def no_call() -> TaskError:
+    """Return the error of a loss that does not call the model."""
+    return TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+
+
+class FirstCall(BaseException):
+    """What a model was called with; no error, and none that a task may catch."""
+
+    def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+        self.named = named
+
+
+def raise_call(*arguments: Any, **named: Any) -> NoReturn:
+    """Raise what a model is called with: it stands for the model."""
+    raise FirstCall(arguments, named)
+
+
+def has_no_part(name: str) -> AttributeError:
+    """Return the error of a loss that uses something of the model but its call."""
+    return AttributeError(
+        f"the loss uses the model's {name}; with stages, no worker has the whole model, and the loss can "
+        "only call it once"
+    )
