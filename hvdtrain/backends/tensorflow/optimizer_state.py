@@ -112,8 +112,12 @@ class TrainingState:
             yield field.name, field.read()
 
     def load_initial(self, seed: int) -> None:
-        """Draw the model's initial values by name."""
-        self.load(with_initial_values(self.snapshot().read(), seed))
+        """Draw the model's initial values by name, one array after the other."""
+        for field in self.model.fields:
+            field.write(with_initial_values({field.name: field.read()}, seed))
+        self.ema.restart()
+        if self._local is not None:
+            self._local.restart()
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
         """Collective. Copy everything off the device, for rank 0 to read in another thread.

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.named_optimizers import MAIN
 from hvdtrain.backends.portable.ema import PREFIX, has_ema
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
@@ -65,12 +64,6 @@ class ShardedState(TrainingState):
         ]
         if ema.is_kept:
             self._sharded.append(_Slot(PREFIX, True, ema.of))
-
-    def load_initial(self, seed: int) -> None:
-        """Draw the model's initial values by name."""
-        for field in self.model.fields:
-            field.write(with_initial_values({field.name: field.read()}, seed))
-        self.ema.restart()
 
     def load(self, state: PortableState) -> None:
         """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.

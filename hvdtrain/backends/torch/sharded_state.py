@@ -13,7 +13,6 @@ from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.named_optimizers import MAIN
 from hvdtrain.backends.portable.ema import PREFIX, has_ema
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
@@ -75,12 +74,6 @@ class ShardedState(TrainingState):
         if ema.is_kept:
             self._slots.append(_Slot(PREFIX, True, lambda segment: ema.of_segment[id(segment)]))
         self._entries = [entry for entry in model.entries if entry.trainable]
-
-    def load_initial(self, seed: int) -> None:
-        """Draw the model's initial values by name."""
-        for field in self.model.fields:
-            field.write(with_initial_values({field.name: field.read()}, seed))
-        self.ema.restart()
 
     def load(self, state: PortableState) -> None:
         """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.

@@ -145,7 +145,7 @@ def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
     """Free the memory of all tensors of a model but those of some blocks; whoever uses them fails."""
     own = tensors_of(blocks)
     for entry in whole.entries:
-        if id(entry.tensor) not in own:
+        if id(entry.tensor) not in own and not entry.tensor.is_meta:
             entry.tensor.requires_grad_(False)
             entry.tensor.data = torch.empty(0, dtype=entry.tensor.dtype)
 
