@@ -6,7 +6,7 @@ from itertools import accumulate
 from hvdtrain.errors import ConfigError, TaskError
 
 
-def cut(costs: Sequence[float], stages: int) -> list[int]:
+def cut(costs: Sequence[float], stages: int, last_costs: Sequence[float] | None = None) -> list[int]:
     """Return the first block of each stage, so that the largest cost of a stage is as small as possible.
 
     Of several such divisions, the one is chosen whose stages before the last cost most: they are the first in
@@ -15,6 +15,7 @@ def cut(costs: Sequence[float], stages: int) -> list[int]:
     Args:
         costs: of each block, such as the seconds that it takes.
         stages: number of stages; each has at least one block.
+        last_costs: of each block if it is in the last stage; None if they are the same.
 
     Raises:
         TaskError: If there are fewer blocks than stages.
@@ -22,14 +23,16 @@ def cut(costs: Sequence[float], stages: int) -> list[int]:
     count = len(costs)
     check_enough(count, stages)
     sums = [0.0, *accumulate(costs)]
+    last_sums = [0.0, *accumulate(costs if last_costs is None else last_costs)]
     # by the number of stages: the largest cost of a stage of the first blocks, and where the last one begins
     best = [[sums[end] for end in range(count + 1)]]
     begins = [[0] * (count + 1)]
     for used in range(1, stages):
+        of_stage = last_sums if used == stages - 1 else sums
         row, begin_row = [float("inf")] * (count + 1), [0] * (count + 1)
         for end in range(used + 1, count + 1):
             for begin in range(used, end):
-                largest = max(best[used - 1][begin], sums[end] - sums[begin])
+                largest = max(best[used - 1][begin], of_stage[end] - of_stage[begin])
                 if largest <= row[end]:
                     row[end], begin_row[end] = largest, begin
         best.append(row)

@@ -29,14 +29,14 @@ class Blocks:
         call: returns what the model is called with for a micro-batch; None if there is none, or if the
             parameters have no values.
         check: checks that the blocks compute what the model does, if that is not known.
-        seconds: returns how long each block takes for a micro-batch.
+        seconds: returns how long the forward pass of each block takes for a micro-batch, and both passes.
         sizes: returns the bytes of each block's parameters.
     """
 
     blocks: Sequence[Any]
     call: Callable[[], Call | None]
     check: Callable[[Call], None]
-    seconds: Callable[[Call], Sequence[float]]
+    seconds: Callable[[Call], tuple[Sequence[float], Sequence[float]]]
     sizes: Callable[[], Sequence[float]]
 
     def firsts(self, config: Config, workers: Workers) -> list[int]:
@@ -56,7 +56,9 @@ class Blocks:
                 return given_cuts(config.stage_cuts, len(self.blocks), config.stages)
             if config.stage_balance == "memory" or call is None:
                 return cut(self.sizes(), config.stages)
-            return cut(self.seconds(call), config.stages)
+            forward, both = self.seconds(call)
+            # all stages but the last compute each forward pass twice
+            return cut([one + two for one, two in zip(forward, both, strict=True)], config.stages, both)
 
         return run_on_rank_zero(workers, choose, "measuring the blocks of the model")
 

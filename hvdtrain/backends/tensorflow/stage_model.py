@@ -201,39 +201,52 @@ def check_blocks(
         raise wrong_blocks("tf", "the blocks compute other outputs than the model for the first batch")
 
 
-def seconds_of(blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> list[float]:
-    """Return how long the forward and backward pass of each block take for a micro-batch."""
-    seconds = []
+def seconds_of(
+    blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[list[float], list[float]]:
+    """Return how long the forward pass of each block takes for a micro-batch, and both passes."""
+    forward, both = [], []
     value: Any = None
     with phase_of_layers(training=True):
         for place, block in enumerate(blocks):
             call = (tuple(arguments), dict(named)) if place == 0 else ((value,), {})
-            function = tf.function(_timed_pass(block), autograph=False).get_concrete_function(*call)
-            best = float("inf")
-            for _ in range(_REPEATS):
-                begun = time.perf_counter()
-                value, total = function(*call)
-                total.numpy()
-                best = min(best, time.perf_counter() - begun)
-            seconds.append(best)
-    return seconds
+            of_one, value = _fastest(_timed_forward(block), call)
+            of_two, _ = _fastest(_timed_passes(block), call)
+            forward.append(of_one)
+            both.append(of_two)
+    return forward, both
 
 
-def _timed_pass(block: Any) -> Callable[..., Any]:
+def _fastest(function: Callable[..., Any], call: Any) -> tuple[float, Any]:
+    """Return how long a function of a block takes, at least, and what it returns."""
+    concrete = tf.function(function, autograph=False).get_concrete_function(*call)
+    best, value = float("inf"), None
+    for _ in range(_REPEATS):
+        begun = time.perf_counter()
+        value = concrete(*call)
+        for tensor in tf.nest.flatten(value):
+            tensor.numpy()
+        best = min(best, time.perf_counter() - begun)
+    return best, value
+
+
+def _timed_forward(block: Any) -> Callable[..., Any]:
+    return lambda arguments, named: block(*arguments, **named)
+
+
+def _timed_passes(block: Any) -> Callable[..., Any]:
     variables = [v.value for layer in layers_of(block) for v in layer.trainable_variables]
 
     def run(arguments: Any, named: Any) -> Any:
         given = float_tensors((arguments, named))
         with tf.GradientTape() as tape:
             tape.watch(given)
-            outputs = block(*arguments, **named)
-            of_loss = float_tensors(outputs)
+            of_loss = float_tensors(block(*arguments, **named))
         found = tape.gradient(of_loss, [*variables, *given]) if of_loss else []
         # so that nothing of it is left out
-        total = tf.add_n(
+        return tf.add_n(
             [tf.zeros(()), *(tf.cast(tf.reduce_sum(g), tf.float32) for g in found if g is not None)]
         )
-        return outputs, total
 
     return run
 

@@ -175,29 +175,33 @@ def check_blocks(
         raise wrong_blocks("torch", "the blocks compute other outputs than the model for the first batch")
 
 
-def seconds_of(blocks: Sequence[Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[float]:
-    """Return how long the forward and backward pass of each block take for a micro-batch."""
-    seconds = []
+def seconds_of(
+    blocks: Sequence[Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[list[float], list[float]]:
+    """Return how long the forward pass of each block takes for a micro-batch, and both passes."""
+    forward, both = [], []
     value: Any = None
     for place, block in enumerate(blocks):
-        module, best = StageModel([block]), float("inf")
+        module, ends = StageModel([block]), []
         for _ in range(_REPEATS):
             given = pytree.tree_map_only(torch.Tensor, _leaf, value)
             begun = time.perf_counter()
             outputs = module(*arguments, **named) if place == 0 else module(given)
-            of_loss = [
-                t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
-            ]
-            if of_loss:
-                wanted = [
-                    t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad
-                ]
-                wanted += [p for p in module.parameters() if p.requires_grad]
+            middle = time.perf_counter()
+            of_loss = _with_gradient(outputs)
+            wanted = [*_with_gradient(given), *(p for p in module.parameters() if p.requires_grad)]
+            if of_loss and wanted:
                 torch.autograd.grad(of_loss, wanted, [torch.ones_like(t) for t in of_loss], allow_unused=True)
-            best = min(best, time.perf_counter() - begun)
-        seconds.append(best)
+            ends.append((middle - begun, time.perf_counter() - begun))
+        forward.append(min(end for end, _ in ends))
+        both.append(min(end for _, end in ends))
         value = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-    return seconds
+    return forward, both
+
+
+def _with_gradient(value: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
 def bytes_of(blocks: Sequence[Any]) -> list[float]:
