@@ -60,10 +60,12 @@ class ActivityMark:
         current: the activity.
         thread_id: the training thread.
         listener: called in the training thread with each new activity, if there is one.
+        part: which part of the model this worker has, in words that follow an activity; empty if it has all.
     """
 
     def __init__(self) -> None:
         self.listener: Callable[[Activity], None] | None = None
+        self.part = ""
         self.current = Activity("starting", time.monotonic(), is_long=True)
         self.thread_id = threading.main_thread().ident
 

@@ -70,7 +70,7 @@ class ModelInfo:
         frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
         groups: the parameter groups of the config, in words.
         stages: what each stage of a split model has, in words.
-        own_shapes: shapes of the trainable parameters of this worker's stage; None if it has all of them.
+        stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -81,7 +81,7 @@ class ModelInfo:
     groups: tuple[str, ...] = ()
     frozen_parameters: int = 0
     stages: tuple[str, ...] = ()
-    own_shapes: Mapping[str, tuple[int, ...]] | None = None
+    stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

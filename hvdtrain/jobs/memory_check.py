@@ -10,17 +10,24 @@ from hvdtrain.user_errors import where_raised
 
 
 def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
-    """Return what the model, its gradients and its optimizer take on each worker. Local: no collective."""
+    """Return what the model, its gradients and its optimizer take on each worker. Local: no collective.
+
+    Of a split model, it is that of the stage that takes most.
+    """
     workers = session.backend.workers
-    return memory_plan(
-        model.parameter_shapes,
-        session.config,
-        workers=workers.size,
-        is_elastic=workers.is_elastic,
-        frozen_parameters=model.frozen_parameters,
-        micro_batch=session.plan().batch.micro_batch,
-        has_own_optimizer=model.own_rates is not None,
-    )
+    plans = [
+        memory_plan(
+            shapes,
+            session.config,
+            workers=workers.size,
+            is_elastic=workers.is_elastic,
+            frozen_parameters=model.frozen_parameters,
+            micro_batch=session.plan().batch.micro_batch,
+            has_own_optimizer=model.own_rates is not None,
+        )
+        for shapes in model.stage_shapes or (model.parameter_shapes,)
+    ]
+    return max(plans, key=lambda plan: plan.total_bytes)
 
 
 def notes_on_memory(plan: MemoryPlan, workers: Workers) -> list[str]:

@@ -370,7 +370,10 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     _check_plan(job.config, backend, task_data)  # before anything is written
     check_metrics(job.config, task_data.task, task_data.eval_data)
-    batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
+    batch, ACTIVITY.part = None, ""
+    if job.config.stages > 1:
+        batch = _first_batch(job.config, backend, task_data)
+        ACTIVITY.part = f", as {Layout.of(backend.workers, job.config.stages).describe()}"
     model = build_together(job.config, task_data.task, backend, batch)
     return _with_call_note(job.config, task_data, backend), model, hosts
 

@@ -47,7 +47,7 @@ def state_of(mark: ActivityMark) -> WorkerState:
     age_seconds = time.monotonic() - activity.since_seconds
     user_code = mark.user_code() if age_seconds > _LOOK_AFTER_SECONDS else ""
     return WorkerState(
-        str(activity),
+        f"{activity}{mark.part}",
         activity.number,
         activity.step,
         activity.place,

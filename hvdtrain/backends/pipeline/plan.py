@@ -1,21 +1,44 @@
 """What the plan says of a split model."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-_MEBIBYTE = 1 << 20
+from hvdtrain.backends.base import Shapes
+from hvdtrain.words import counted
 
 
-def describe_stages(firsts: Sequence[int], blocks: int, sizes: Sequence[int]) -> list[str]:
+def shapes_of_stages(
+    fields: Iterable[Any], owners: Sequence[Sequence[int]], shapes: Shapes, stages: int
+) -> list[dict[str, tuple[int, ...]]]:
+    """Return the shapes of the trainable parameters of each stage, by portable name.
+
+    Args:
+        fields: the model's portable arrays.
+        owners: the stages that have each of them.
+        shapes: of the trainable ones.
+        stages: number of stages.
+    """
+    found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(stages)]
+    for field, having in zip(fields, owners, strict=True):
+        if field.name in shapes:
+            for stage in having:
+                found[stage][field.name] = shapes[field.name]
+    return found
+
+
+def describe_stages(firsts: Sequence[int], blocks: int, shapes: Sequence[Shapes]) -> list[str]:
     """Return what each stage has, in words.
 
     Args:
         firsts: the first block of each stage.
         blocks: number of blocks.
-        sizes: bytes of the parameters of each stage.
+        shapes: of the trainable parameters of each stage.
     """
     ends = [*firsts[1:], blocks]
     lines = []
-    for stage, (first, end, size) in enumerate(zip(firsts, ends, sizes, strict=True), 1):
+    for stage, (first, end, of_stage) in enumerate(zip(firsts, ends, shapes, strict=True), 1):
         which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
-        lines.append(f"stage {stage}: {which}, {size / _MEBIBYTE:,.1f} MiB of parameters")
+        count = sum(map(math.prod, of_stage.values()))
+        lines.append(f"stage {stage}: {which}, {counted(count, 'parameter')}")
     return lines

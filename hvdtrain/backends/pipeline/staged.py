@@ -1,12 +1,12 @@
 """What the backends of both frameworks share of a worker that has a stage of a split model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
 from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.layout import Layout
@@ -99,7 +99,8 @@ class Staged:
     _weighted: tuple[str, ...]
     _state: Any
     _batch_norms: int
-    _stages: tuple[str, ...]
+    _stages: list[str]
+    _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
@@ -129,6 +130,13 @@ class Staged:
         self._pipeline = Pipeline(self.layout, Messenger())
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self._forms: dict[bool, Form] = {}
+
+    def _told(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of this worker's stage with what is known of the whole model."""
+        shapes = tuple(self._stage_shapes)
+        return replace(
+            info, batch_norm_layers=self._batch_norms, stages=tuple(self._stages), stage_shapes=shapes
+        )
 
     def _learn_form(self, batch: object, training: bool) -> None:
         """Do nothing: the passes of a stage are always given batches without padding."""

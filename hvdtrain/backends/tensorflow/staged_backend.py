@@ -1,7 +1,6 @@
 """The TensorFlow backend of a worker that has a stage of a split model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -14,7 +13,7 @@ from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged, several_calls
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.names import Renaming
@@ -83,8 +82,7 @@ class StagedTensorFlowBackend(Staged, TensorFlowBackend):
         """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
         self._enter(task, config)
         info = super().build(task, config, batch)
-        own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
-        return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
+        return self._told(info)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -219,9 +217,8 @@ class StagedTensorFlowBackend(Staged, TensorFlowBackend):
             {f.path: self._owners[f.path] for f in whole.fields if id(f.variable) not in parameters}
         )
         self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
-        self._stages = tuple(
-            describe_stages(firsts, len(blocks), _bytes_of_stages(whole, owners, config.stages))
-        )
+        self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
+        self._stages = describe_stages(firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
         if config.sync_batch_norm:
@@ -345,13 +342,3 @@ class StagedTensorFlowBackend(Staged, TensorFlowBackend):
 
 def _micro_batches(batch: TensorFlowBatch) -> int:
     return 1 if len(batch.weights.shape) == 1 else int(batch.weights.shape[0])
-
-
-def _bytes_of_stages(whole: ModelState, owners: Sequence[Sequence[int]], stages: int) -> list[int]:
-    """Return the bytes of the trainable parameters of each stage."""
-    sizes = [0] * stages
-    for field, having in zip(whole.fields, owners, strict=True):
-        if field.trainable:
-            for stage in having:
-                sizes[stage] += int(np.prod(field.shape)) * tf.as_dtype(field.variable.dtype).size
-    return sizes

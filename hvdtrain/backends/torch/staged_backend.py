@@ -1,7 +1,6 @@
 """The PyTorch backend of a worker that has a stage of a split model."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,7 +11,7 @@ from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.plan import describe_stages
+from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
@@ -77,8 +76,7 @@ class StagedTorchBackend(Staged, TorchBackend):
         """Collective. Build this worker's stage of the model, optimizer and steps, with initial values."""
         self._enter(task, config)
         info = super().build(task, config, batch)
-        own = {field.name: self._shapes[field.name] for field in self._state.model.trainable_fields()}
-        return replace(info, batch_norm_layers=self._batch_norms, stages=self._stages, own_shapes=own)
+        return self._told(info)
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Collective in the replica."""
@@ -156,8 +154,8 @@ class StagedTorchBackend(Staged, TorchBackend):
         }
         check_one_owner({e.path: self._owners[e.path] for e in whole.entries if not _is_parameter(e)})
         self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
-        sizes = _bytes_of_stages(whole, owners, config.stages)
-        self._stages = tuple(describe_stages(firsts, len(blocks), sizes))
+        self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
+        self._stages = describe_stages(firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
         free_others(whole, own)
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
@@ -304,16 +302,6 @@ class StagedTorchBackend(Staged, TorchBackend):
             return {}
         rows_of_values, weights = passes.last_values
         return sample_values(self._names, self._weighted, rows_of_values.cpu().numpy(), weights.cpu().numpy())
-
-
-def _bytes_of_stages(whole: ModelState, owners: Sequence[Sequence[int]], stages: int) -> list[int]:
-    """Return the bytes of the trainable parameters of each stage."""
-    sizes = [dict[int, int]() for _ in range(stages)]
-    trainable = {id(entry.tensor) for entry in whole.entries if entry.trainable}
-    for field, having in zip(whole.fields, owners, strict=True):
-        for stage in having:
-            sizes[stage] |= {id(t): t.numel() * t.element_size() for t in field.tensors if id(t) in trainable}
-    return [sum(of_stage.values()) for of_stage in sizes]
 
 
 def _is_parameter(entry: Entry) -> bool:
