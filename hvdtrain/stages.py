@@ -2,6 +2,7 @@
 
 from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError
 
 
 def replicas(workers: Workers, config: Config) -> int:
@@ -17,3 +18,22 @@ def replica(workers: Workers, config: Config) -> int:
 def speaks_for_replica(workers: Workers, config: Config) -> bool:
     """Return whether this worker counts and reports what all workers of its replica read: its first stage."""
     return workers.rank % config.stages == 0
+
+
+def check_not_split(config: Config, command: str, reason: str) -> None:
+    """Check that a job's model is not split into stages.
+
+    Args:
+        config: the resolved config.
+        command: what cannot be done then.
+        reason: why, in words.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if config.stages > 1:
+        raise ConfigError(
+            f"stages {config.stages}: {command} {reason}",
+            f"Leave stages out for {command}; metrics.jsonl has the speed of a training with stages.",
+            everywhere=True,
+        )

@@ -6,6 +6,7 @@ from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import check_rounds, measure_steps, skips_warmup
 from hvdtrain.bench.message_times import MOST_BYTES, MessageTime, measure_messages, words_for_size
@@ -53,6 +54,7 @@ def bench_job(layers: list[Layer], request: Request, task_class: Any = None) -> 
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         check_rounds(job.config)  # before a framework is loaded
+        check_before_launch(job.config, (), None)
         if job.config.profile is not None:  # a recorder slows Horovod down from its start
             notes = (*job.notes, "profile is left out: a recording takes time")
             job = replace(job, config=job.config.model_copy(update={"profile": None}), notes=notes)

@@ -148,7 +148,8 @@ def _eval_sets(session: Session) -> str:
 
 def _batch(config: Config, plan: TrainingPlan) -> str:
     batch = plan.batch
-    parts = f"{batch.micro_batch} per worker x {counted(batch.workers, 'worker')}"
+    holder = "worker" if config.stages == 1 else "replica"
+    parts = f"{batch.micro_batch} per {holder} x {counted(batch.workers, holder)}"
     if batch.accumulate > 1:
         parts += f" x {batch.accumulate} micro-batches"
     padded = "" if batch.is_even else ", the shorter parts padded with weight 0"

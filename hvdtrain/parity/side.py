@@ -24,7 +24,7 @@ T = TypeVar("T")
 # fields that change how a step is done and not what it computes, or that a comparison leaves out
 _LEFT_OUT: dict[str, Any] = {
     "compile": False, "checkpoint_activations": False, "profile": None, "resume": None, "sync_every": None,
-    "shard": "none",
+    "shard": "none", "stages": 1, "stage_cuts": None,
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from hvdtrain.search.job import OpenJob, check_synchronous, opened_job, session_
 from hvdtrain.search.lr_finding import BatchScale, LearningRates
 from hvdtrain.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 from hvdtrain.session import Session
+from hvdtrain.stages import replicas
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import TrainingPlan
 
@@ -125,7 +126,7 @@ def find_rates(job: OpenJob, rise: Rise, *, keeps_state: bool = False) -> Learni
         kept = _state_kept(job.backend) if keeps_state else nullcontext()
         with kept:
             _train(session, curve, rise)
-        scale = batch_scale(job.config, session.plan(), job.backend.workers.size)
+        scale = batch_scale(job.config, session.plan(), replicas(job.backend.workers, job.config))
     return LearningRates.of(
         curve,
         rise,

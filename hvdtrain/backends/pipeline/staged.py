@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.base import ModelInfo, PendingState, PortableState
+from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState
 from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.layout import Layout
@@ -14,7 +15,8 @@ from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import ExchangeError, TaskError
 
 Form = tuple[tuple[str, ...], tuple[str, ...]]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -103,6 +105,21 @@ class Staged:
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
 
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state.
+
+        The first replica's other workers are told what its last stage has found.
+        """
+        found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
+        if found.error is not None:
+            return found
+        last = self.layout.stages - 1
+        told = self.workers.broadcast_object(_told_of(found) if self.layout.rank == last else None, last)
+        if self.layout.replica or self.layout.is_last:
+            return found
+        outputs, values, last_activation = told
+        return replace(found, outputs=outputs, values=values, last_activation=last_activation)
+
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Gather the state of all stages on rank 0."""
         state: StateOfStage = self._state
@@ -158,6 +175,16 @@ class Staged:
                 "With stages, give the same metrics for every batch.",
             )
         return found
+
+
+def _told_of(found: DryRun) -> tuple[Any, dict[str, Any], str]:
+    """Return what other workers are told of a dry run; without outputs that cannot travel."""
+    outputs = found.outputs
+    try:
+        wire.encode(outputs)
+    except ExchangeError:
+        outputs = None
+    return outputs, dict(found.values), found.last_activation
 
 
 def several_calls() -> TaskError:
