@@ -18,7 +18,6 @@ OWN_FILES = {
     },
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
-        "task_model.py",
         *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
         "state_broadcast.py",
     },
@@ -30,6 +29,7 @@ OWN_NAMES = {
     "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry"},
+    "torch/stage_model.py": {"parameters_without_memory", "give_memory"},  # Keras makes no variable without
     "torch/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables

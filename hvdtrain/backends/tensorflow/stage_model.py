@@ -37,16 +37,16 @@ class StageModel(keras.Model):
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         super().__init__(name="stage")
-        self.parts = list({id(layer): layer for block in blocks for layer in layers_of(block)}.values())
+        self.parts = list({id(layer): layer for block in blocks for layer in parts_of(block)}.values())
         self.blocks = tuple(blocks)
         self.built = True
 
     def call(self, *arguments: Any, **named: Any) -> Any:
         """Return the outputs of the last block; the first one is given the arguments."""
-        return called(self.blocks, arguments, named)
+        return _called(self.blocks, arguments, named)
 
 
-def called(blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def _called(blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Return the outputs of the last of some blocks; the first one is given the arguments."""
     first, *others = blocks
     value = first(*arguments, **named)
@@ -137,15 +137,15 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
     return blocks
 
 
-def layers_of(block: Any) -> list[Any]:
+def parts_of(block: Any) -> list[Any]:
     """Return the layers of a block."""
     found = block.parts if isinstance(block, Block) else [block]
     return [layer for layer in found if isinstance(layer, keras.Layer)]
 
 
-def variables_of(blocks: Sequence[Any]) -> dict[int, Variable]:
+def tensors_of(blocks: Sequence[Any]) -> dict[int, Variable]:
     """Return the variables of blocks by their identity."""
-    return {id(v): v for block in blocks for layer in layers_of(block) for v in layer.variables}
+    return {id(v): v for block in blocks for layer in parts_of(block) for v in layer.variables}
 
 
 def owners_of(fields: Sequence[Field], stages: Sequence[Sequence[Any]]) -> list[list[int]]:
@@ -154,7 +154,7 @@ def owners_of(fields: Sequence[Field], stages: Sequence[Sequence[Any]]) -> list[
     Raises:
         TaskError: If no stage has one.
     """
-    of_stages = [variables_of(blocks) for blocks in stages]
+    of_stages = [tensors_of(blocks) for blocks in stages]
     owners = []
     for field in fields:
         having = [stage for stage, own in enumerate(of_stages) if id(field.variable) in own]
@@ -166,7 +166,7 @@ def owners_of(fields: Sequence[Field], stages: Sequence[Sequence[Any]]) -> list[
 
 def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
     """Free the memory of all variables of a model but those of some blocks; whoever uses them fails."""
-    own = variables_of(blocks)
+    own = tensors_of(blocks)
     for field in whole.fields:
         if id(field.variable) not in own:
             field.variable._value = None
@@ -191,7 +191,7 @@ def check_blocks(
     with phase_of_layers(training=False):
         expected = tf.nest.flatten(model(*arguments, **named, training=False))
         try:
-            found = tf.nest.flatten(called(blocks, arguments, named))
+            found = tf.nest.flatten(_called(blocks, arguments, named))
         except TaskError:
             raise
         except Exception as error:
@@ -235,7 +235,7 @@ def _timed_forward(block: Any) -> Callable[..., Any]:
 
 
 def _timed_passes(block: Any) -> Callable[..., Any]:
-    variables = [v.value for layer in layers_of(block) for v in layer.trainable_variables]
+    variables = [v.value for layer in parts_of(block) for v in layer.trainable_variables]
 
     def run(arguments: Any, named: Any) -> Any:
         given = float_tensors((arguments, named))
@@ -254,7 +254,7 @@ def _timed_passes(block: Any) -> Callable[..., Any]:
 def bytes_of(blocks: Sequence[Any]) -> list[float]:
     """Return the bytes of each block's variables, those that several blocks have in each of them."""
     return [
-        float(sum(np.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables_of([block]).values()))
+        float(sum(np.prod(v.shape) * tf.as_dtype(v.dtype).size for v in tensors_of([block]).values()))
         for block in blocks
     ]
 
@@ -321,7 +321,7 @@ def _without_idle(blocks: list[Any]) -> list[Any]:
     """Join blocks without weights to the block before them, so that each but the first has some."""
     joined: list[list[Any]] = []
     for block in blocks:
-        if joined and not any(layer.weights for layer in layers_of(block)):
+        if joined and not any(layer.weights for layer in parts_of(block)):
             joined[-1].append(block)
         else:
             joined.append([block])
@@ -332,7 +332,7 @@ def _chained(chain: Sequence[Any]) -> Any:
     if len(chain) == 1:
         return chain[0]
     return Block(
-        lambda *a, **k: called(chain, a, k), *(layer for block in chain for layer in layers_of(block))
+        lambda *a, **k: _called(chain, a, k), *(layer for block in chain for layer in parts_of(block))
     )
 
 

@@ -10,12 +10,12 @@ from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors, from_message, to_message
-from hvdtrain.backends.tensorflow.stage_model import call_of, called
+from hvdtrain.backends.tensorflow.stage_model import call_of
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.tensorflow.staged_backend import StagedTensorFlowBackend
+    from hvdtrain.backends.tensorflow.staged_backend import TensorFlowStagedBackend
 
 Tensor = Any
 
@@ -39,7 +39,7 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: "StagedTensorFlowBackend", form: Any) -> None:
+    def __init__(self, backend: "TensorFlowStagedBackend", form: Any) -> None:
         self._backend = backend
         self._form = form
         self._batch: TensorFlowBatch | None = None
@@ -145,7 +145,7 @@ class StagePasses:
 
     def _trace_evaluate(self, call: Any) -> Any:
         with phase_of_layers(training=False):
-            return self._without_masks(called(self._backend.model.blocks, *call))
+            return self._without_masks(self._backend.model.call(*call[0], **call[1]))
 
     def _trace_evaluate_loss(self, call: Any, arrays: Any, weights: Tensor) -> Any:
         rows = self._backend.values_of(call, arrays, weights, training=False).rows
@@ -169,7 +169,7 @@ class StagePasses:
         self._backend._batch_norm.weights = weights
         model._clear_losses()
         with phase_of_layers(training=True):
-            outputs = called(model.blocks, *call)
+            outputs = model.call(*call[0], **call[1])
         self._backend.check_no_added_loss()
         return self._without_masks(outputs)
 

@@ -33,7 +33,6 @@ from hvdtrain.backends.tensorflow.stage_model import (
     blocks_of,
     bytes_of,
     call_of,
-    called,
     check_blocks,
     form_of,
     free_others,
@@ -63,10 +62,10 @@ def start(
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    return backend.start(config, membership, ranks, StagedTensorFlowBackend)
+    return backend.start(config, membership, ranks, TensorFlowStagedBackend)
 
 
-class StagedTensorFlowBackend(Staged, TensorFlowBackend):
+class TensorFlowStagedBackend(Staged, TensorFlowBackend):
     """The TensorFlow backend of one worker, which has a stage of the model.
 
     Attributes:
@@ -169,7 +168,7 @@ class StagedTensorFlowBackend(Staged, TensorFlowBackend):
             calls.append(None)
             if len(calls) > 1:
                 raise several_calls()
-            return called(self.model.blocks, *call)
+            return self.model.call(*call[0], **call[1])
 
         stand_in = Called(run, self._form, self.model)
         self._called = cast_outputs_to_fp32(stand_in, self._precision)

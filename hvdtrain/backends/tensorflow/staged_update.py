@@ -40,6 +40,11 @@ class StagedUpdate(Update):
         self._shared = dict(shared)
         super().__init__(*arguments, **options)
 
+    @property
+    def parameters(self) -> list[Any]:
+        """The trainable parameters of this stage, one for each gradient."""
+        return self._parameters
+
     def begin(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         for reducer, fields in self._parts():

@@ -61,11 +61,6 @@ class Update:
         self._is_finite: Tensor | None = None
         self.begin()
 
-    @property
-    def parameters(self) -> list[Any]:
-        """The trainable parameters, one for each gradient."""
-        return self._parameters
-
     def begin(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         self._reducer.attach({field.path: field.variable for field in self._fields})

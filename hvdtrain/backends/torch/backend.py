@@ -76,6 +76,7 @@ from hvdtrain.backends.torch.slots import fill_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.torch.task_model import make_model
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
 from hvdtrain.backends.workers import peer_errors
@@ -424,7 +425,7 @@ class TorchBackend:
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
-        model = given_model(task).to(self._device)
+        model = make_model(task).to(self._device)
         self._batch_norm = BatchNormSync(self.workers)
         if config.sync_batch_norm:
             self._batch_norm.take_over(model)
@@ -659,18 +660,6 @@ class TorchBackend:
             return weigh(given, samples)
         detached = [value.detach().to(torch.float32) for value in given.values()]
         return Values(given["loss"].to(torch.float32), None, torch.stack(detached))
-
-
-def given_model(task: Any) -> torch.nn.Module:
-    """Return a task's model, as the task makes it.
-
-    Raises:
-        TaskError: If it is none.
-    """
-    model = task.torch_model()
-    if not isinstance(model, torch.nn.Module):
-        raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
-    return model
 
 
 _backend: type[Backend] = TorchBackend

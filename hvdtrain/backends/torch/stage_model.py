@@ -31,7 +31,7 @@ class StageModel(nn.Module):
     def __init__(self, blocks: Sequence[Any]) -> None:
         super().__init__()
         self._calls = list(blocks)
-        self.parts = nn.ModuleList(part for block in blocks for part in modules_of(block))
+        self.parts = nn.ModuleList(part for block in blocks for part in parts_of(block))
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Return the outputs of the last block; the first one is given the arguments."""
@@ -79,7 +79,7 @@ def call_of(
     raise no_call()
 
 
-def signature_of(model: nn.Module) -> inspect.Signature | None:
+def form_of(model: nn.Module) -> inspect.Signature | None:
     """Return the signature of a model's call."""
     try:
         return inspect.signature(model.forward)
@@ -106,7 +106,7 @@ def blocks_of(task: Any, model: nn.Module) -> list[Any]:
     return blocks
 
 
-def modules_of(block: Any) -> list[nn.Module]:
+def parts_of(block: Any) -> list[nn.Module]:
     """Return the modules of a block."""
     found = block.parts if isinstance(block, Block) else [block]
     return [module for module in found if isinstance(module, nn.Module)]
@@ -117,7 +117,7 @@ def tensors_of(blocks: Sequence[Any]) -> dict[int, torch.Tensor]:
     return {
         id(tensor): tensor
         for block in blocks
-        for module in modules_of(block)
+        for module in parts_of(block)
         for tensor in (*module.parameters(), *module.buffers())
     }
 
@@ -237,7 +237,7 @@ def give_memory(blocks: Sequence[Any], device: torch.device) -> None:
     """Give the parameters of blocks memory that have none; their values are undefined."""
     made: dict[int, nn.Parameter] = {}
     for block in blocks:
-        for top in modules_of(block):
+        for top in parts_of(block):
             for module in top.modules():
                 for name, own in module._parameters.items():
                     if own is not None and own.is_meta:

@@ -16,7 +16,7 @@ from hvdtrain.backends.torch.stage_model import Called, call_of
 from hvdtrain.data.order import mix
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.torch.staged_backend import StagedTorchBackend
+    from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
 
 
 class StagePasses:
@@ -36,7 +36,7 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: "StagedTorchBackend", signature: inspect.Signature | None) -> None:
+    def __init__(self, backend: "TorchStagedBackend", signature: inspect.Signature | None) -> None:
         self._backend = backend
         self._signature = signature
         self._batch: TorchBatch | None = None

@@ -19,7 +19,7 @@ from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
-from hvdtrain.backends.torch.backend import TorchBackend, given_model
+from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
@@ -33,17 +33,18 @@ from hvdtrain.backends.torch.stage_model import (
     bytes_of,
     call_of,
     check_blocks,
+    form_of,
     free_others,
     give_memory,
     owners_of,
     parameters_without_memory,
     seconds_of,
-    signature_of,
 )
 from hvdtrain.backends.torch.stage_passes import StagePasses
 from hvdtrain.backends.torch.staged_state import StagedState
 from hvdtrain.backends.torch.staged_update import StagedUpdate
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.torch.task_model import make_model
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -58,10 +59,10 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    return backend.start(config, membership, ranks, StagedTorchBackend)
+    return backend.start(config, membership, ranks, TorchStagedBackend)
 
 
-class StagedTorchBackend(Staged, TorchBackend):
+class TorchStagedBackend(Staged, TorchBackend):
     """The PyTorch backend of one worker, which has a stage of the model.
 
     Attributes:
@@ -70,6 +71,7 @@ class StagedTorchBackend(Staged, TorchBackend):
     """
 
     layout: Layout
+    _update: StagedUpdate
     _state: StagedState
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
@@ -138,7 +140,7 @@ class StagedTorchBackend(Staged, TorchBackend):
         model, blocks, is_whole = self._whole_model(task, config)
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
-        signature = signature_of(model)
+        signature = form_of(model)
         division = self._division(model, blocks, signature, batch if is_whole else None)
         firsts = division.firsts(config, self.workers)
         stages = division.of_stages(firsts)
@@ -174,7 +176,7 @@ class StagedTorchBackend(Staged, TorchBackend):
         if config.stage_balance == "memory" and config.initial_parameters == "portable":
             try:
                 with parameters_without_memory():
-                    model = given_model(task)
+                    model = make_model(task)
                     blocks = blocks_of(task, model)
                 fields = ModelState(model, Renaming(task, "torch")).fields
             except (TaskError, NotImplementedError, RuntimeError):  # it uses values of parameters
@@ -183,7 +185,7 @@ class StagedTorchBackend(Staged, TorchBackend):
             if fields and all(has_initial_value(field.name, field.shape) for field in drawn):
                 return model, blocks, False
             torch.manual_seed(mix(config.seed, 0) >> 1)
-        model = given_model(task)
+        model = make_model(task)
         return model, blocks_of(task, model), True
 
     def _division(

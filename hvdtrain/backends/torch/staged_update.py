@@ -1,6 +1,6 @@
 """The stages of a step in PyTorch if each worker has a part of the model's layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -52,6 +52,14 @@ class StagedUpdate(Update):
             reducer.expect(passes)
         self._expected = self._passes = passes
         self._lent = self._seen = self._look()
+
+    def differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of this stage; as ``backward``.
+
+        Args:
+            run: adds a micro-batch's part to the gradients.
+        """
+        self._differentiate(run)
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients over those that have them, and the step's vector over all workers."""

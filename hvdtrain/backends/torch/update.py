@@ -91,19 +91,7 @@ class Update:
         Raises:
             TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
         """
-        self.differentiate(partial(losses.backward, gradient_weights))
-
-    def differentiate(self, run: Callable[[], object]) -> None:
-        """Do a backward pass of any kind; as ``backward``.
-
-        Args:
-            run: adds a micro-batch's part to the gradients.
-        """
-        self._check_unchanged()
-        run()
-        self._passes -= 1
-        if self._passes:
-            self._seen = self._look()
+        self._differentiate(partial(losses.backward, gradient_weights))
 
     def fill_in_unused(self) -> list[str]:
         """Set zero gradients for the parameters that no micro-batch reached, and return their names.
@@ -175,6 +163,14 @@ class Update:
             step: steps done, this one included.
         """
         self._ema.update(self._ema.share(step))
+
+    def _differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of any kind, which adds a micro-batch's part to the gradients."""
+        self._check_unchanged()
+        run()
+        self._passes -= 1
+        if self._passes:
+            self._seen = self._look()
 
     def _look(self) -> _Gradients:
         """Return the gradients as they are, and how often each has been changed in place."""
