@@ -109,6 +109,8 @@ class Pool:
             command = [*launcher(key.workers, key.controller), sys.executable, str(WORKER)]
             # one thread a worker, on any number of cores: TensorFlow's cannot change between cases
             environ = {"OMP_NUM_THREADS": "1", "HVDTRAIN_TEST_POOL": "1"}
+            # split models sum among some of the workers; Horovod reads it when its first case starts it
+            environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
             # Gloo counts the time in which its workers are stopped
             environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SESSION_SECONDS)
             if key.controller == "none":  # as jobs do; MPI could not start again after a case that failed

@@ -71,3 +71,11 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
         "function uses.",
         everywhere=True,
     )
+
+
+def uses_another_stage() -> TaskError:
+    """Return the error of a block that computes with what a block of another stage has."""
+    return TaskError(
+        "a block of the model uses weights of a block of another stage, which this worker does not have",
+        "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
+    )

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hvdtrain import wire
+from hvdtrain.backends.frames import GATHER, frame, messages_in
 from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.workers import ByteCollectives
 from hvdtrain.errors import EnvironmentFault
 
 _known: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
@@ -34,6 +37,35 @@ class WorkerGroup:
         self.may_reduce = self.size > 1
         self.is_elastic = False
         self.process_set = process_set
+
+
+class TalkingGroup:
+    """Workers of a group that tell one another objects, as those of a job do.
+
+    Args:
+        group: the group.
+        collectives: what moves bytes within it.
+
+    Attributes:
+        size: their number.
+        rank: which of them this worker is.
+    """
+
+    def __init__(self, group: WorkerGroup, collectives: ByteCollectives) -> None:
+        self.size, self.rank = group.size, group.rank
+        self._collectives = collectives
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective in the group. Return the values of all of them, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        joined = self._collectives.join(frame(GATHER, value), "hvdtrain.objects.of_group")
+        messages = messages_in(joined, self.size, GATHER)
+        return [wire.decode(message, f"worker {number}") for number, message in enumerate(messages)]
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Collective in the group. Return the root's value on all of them."""
+        return self.allgather_object(value if self.rank == root else None)[root]
 
 
 def process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:

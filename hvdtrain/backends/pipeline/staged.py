@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState
+from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline
@@ -100,6 +102,7 @@ class Staged:
     _names: tuple[str, ...]
     _weighted: tuple[str, ...]
     _state: Any
+    _groups: StageGroups
     _batch_norms: int
     _stages: list[str]
     _stage_shapes: list[dict[str, tuple[int, ...]]]
@@ -115,9 +118,10 @@ class Staged:
             return found
         last = self.layout.stages - 1
         told = self.workers.broadcast_object(_told_of(found) if self.layout.rank == last else None, last)
-        if self.layout.replica or self.layout.is_last:
+        if self.layout.is_last:
             return found
-        outputs, values, last_activation = told
+        # what a stage before the last returns are no outputs of the model
+        outputs, values, last_activation = (None, {}, "") if self.layout.replica else told
         return replace(found, outputs=outputs, values=values, last_activation=last_activation)
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
@@ -154,6 +158,22 @@ class Staged:
         return replace(
             info, batch_norm_layers=self._batch_norms, stages=tuple(self._stages), stage_shapes=shapes
         )
+
+    def _computed(self, evaluation: EvaluationMetrics, collectives: Any) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts.
+
+        Args:
+            evaluation: the metrics.
+            collectives: what moves bytes and numbers between the workers that have this worker's stage.
+        """
+        if not evaluation:
+            return {}
+        found: dict[str, float] = {}
+        if self.layout.is_last:
+            group = TalkingGroup(self._groups.own, collectives)
+            found = evaluation.computed(cast(Workers, group), collectives)
+        told: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
+        return told
 
     def _learn_form(self, batch: object, training: bool) -> None:
         """Do nothing: the passes of a stage are always given batches without padding."""

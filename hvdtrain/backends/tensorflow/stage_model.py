@@ -12,7 +12,7 @@ from keras.src.models.functional import Functional
 
 from hvdtrain.backends.activation_checkpointing import MARK
 from hvdtrain.backends.objective import Objective
-from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
+from hvdtrain.backends.pipeline.checks import cannot_be_cut, uses_another_stage, wrong_blocks
 from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
@@ -128,7 +128,11 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
         if isinstance(functional, Functional):
             return _divided(functional)
         raise cannot_be_cut("tf", f"a {type(model).__name__}")
-    given = task.tf_blocks(model)
+    try:
+        given = task.tf_blocks(model)
+    except Exception as error:
+        problem = f"it fails for the model, a {type(model).__name__}: {type(error).__name__}: {error}"
+        raise wrong_blocks("tf", problem) from error
     blocks = list(given) if isinstance(given, Sequence) else []
     wrong = next((block for block in blocks if not callable(block)), None)
     if not blocks or wrong is not None:
@@ -174,10 +178,7 @@ def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
 
 
 def _not_here(*_: Any, **__: Any) -> NoReturn:
-    raise TaskError(
-        "a block of the model uses a variable of a block of another stage, which this worker does not have",
-        "hvdtrain.Block(function, *parts) names the layers that a function uses.",
-    )
+    raise uses_another_stage()
 
 
 def check_blocks(

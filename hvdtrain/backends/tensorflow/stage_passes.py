@@ -78,6 +78,10 @@ class StagePasses:
         self.place, self.sums, self.gradients, self.seen, self.last_values = 0, None, None, (), None
         self._kept.clear()
 
+    def samples(self, place: int) -> int:
+        """Return the number of samples that are computed of a micro-batch, which has no padding."""
+        return len(self._counted(place)[1])
+
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch; keep what the stage was given."""
         call = self._kept[place] = self._call(place, received)

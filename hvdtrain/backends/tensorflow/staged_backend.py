@@ -111,9 +111,8 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         for place in range(_micro_batches(batch)):
             self._pipeline.evaluate(passes)
             if self._evaluation and self.layout.is_last:
-                weights = batch.samples.weights[place]
-                count = int(np.count_nonzero(weights))
-                self._evaluation.add(passes.seen, batch.samples.rows(place, count or len(weights)))
+                rows = batch.samples.rows(place, passes.samples(place))
+                self._evaluation.add(passes.seen, rows)
         before = 0.0 if partial is None else partial.weight
         sums = tf.zeros([0]) if passes.sums is None else passes.sums
         if partial is not None and passes.sums is not None:
@@ -136,7 +135,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             vector,
             partial.weight,
             weighted=weighted,
-            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            computed=self._computed(self._evaluation, HorovodCollectives(self._groups.own)),
             order=self._evaluation.order,
         )
 
@@ -329,9 +328,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         else:
             self._pipeline.evaluate(passes)
             if self.layout.is_last:
-                weights = batch.samples.weights[0]
-                count = int(np.count_nonzero(weights))
-                self._evaluation.try_out(passes.seen, batch.samples.rows(0, count or len(weights)))
+                self._evaluation.try_out(passes.seen, batch.samples.rows(0, passes.samples(0)))
             self._pipeline.messenger.flush()
         if passes.last_values is None:
             return {}

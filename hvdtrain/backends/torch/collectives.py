@@ -6,16 +6,25 @@ import torch
 from horovod.torch import mpi_ops
 from numpy.typing import NDArray
 
-from hvdtrain.backends.workers import peer_errors
+from hvdtrain.backends.pipeline.groups import group_of
+from hvdtrain.backends.workers import Sized, peer_errors
 
 
 class HorovodCollectives:
-    """How objects, as bytes, and the states of metrics move between workers."""
+    """How objects, as bytes, and the states of metrics move between workers.
+
+    Args:
+        workers: some of the job's workers, among which they move; None for all.
+    """
+
+    def __init__(self, workers: Sized | None = None) -> None:
+        self._workers = workers
+        self._group = group_of(workers)
 
     def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks, on every worker."""
         with peer_errors():
-            joined = hvd.allgather(torch.from_numpy(data), name=name)
+            joined = hvd.allgather(torch.from_numpy(data), name=name, **self._group)
         return np.asarray(joined.numpy())
 
     def is_under_way(self) -> bool:
@@ -25,13 +34,20 @@ class HorovodCollectives:
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors."""
         with peer_errors():
-            summed = hvd.allreduce(torch.from_numpy(vector), op=hvd.Sum, name="hvdtrain.metric_sums")
+            summed = hvd.allreduce(
+                torch.from_numpy(vector), op=hvd.Sum, name="hvdtrain.metric_sums", **self._group
+            )
         return np.asarray(summed.numpy())
 
     def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
-        splits = torch.zeros(hvd.size(), dtype=torch.int32)
+        splits = torch.zeros(self._size(), dtype=torch.int32)
         splits[0] = len(data)
         with peer_errors():
-            gathered, _ = hvd.alltoall(torch.from_numpy(data), splits, name="hvdtrain.metric_rows")
+            gathered, _ = hvd.alltoall(
+                torch.from_numpy(data), splits, name="hvdtrain.metric_rows", **self._group
+            )
         return np.asarray(gathered.numpy())
+
+    def _size(self) -> int:
+        return hvd.size() if self._workers is None else self._workers.size

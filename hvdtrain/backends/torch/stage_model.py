@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective import Objective
-from hvdtrain.backends.pipeline.checks import cannot_be_cut, wrong_blocks
+from hvdtrain.backends.pipeline.checks import cannot_be_cut, uses_another_stage, wrong_blocks
 from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.block import Block
@@ -97,7 +97,11 @@ def blocks_of(task: Any, model: nn.Module) -> list[Any]:
         if isinstance(model, nn.Sequential):
             return list(model)
         raise cannot_be_cut("torch", f"a {type(model).__name__}")
-    given = task.torch_blocks(model)
+    try:
+        given = task.torch_blocks(model)
+    except Exception as error:
+        problem = f"it fails for the model, a {type(model).__name__}: {type(error).__name__}: {error}"
+        raise wrong_blocks("torch", problem) from error
     blocks = list(given) if isinstance(given, Sequence | nn.ModuleList | nn.Sequential) else []
     wrong = next((block for block in blocks if not callable(block)), None)
     if not blocks or wrong is not None:
@@ -145,9 +149,29 @@ def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
     """Free the memory of all tensors of a model but those of some blocks; whoever uses them fails."""
     own = tensors_of(blocks)
     for entry in whole.entries:
-        if id(entry.tensor) not in own and not entry.tensor.is_meta:
+        if id(entry.tensor) in own:
+            continue
+        if not entry.tensor.is_meta:
             entry.tensor.requires_grad_(False)
             entry.tensor.data = torch.empty(0, dtype=entry.tensor.dtype)
+        is_parameter = isinstance(entry.tensor, nn.Parameter)
+        entry.tensor.__class__ = _ElsewhereParameter if is_parameter else _Elsewhere
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor of another stage: whatever is computed with it fails."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise uses_another_stage()
+
+
+class _ElsewhereParameter(nn.Parameter):
+    """A parameter of another stage: whatever is computed with it fails."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise uses_another_stage()
 
 
 def check_blocks(

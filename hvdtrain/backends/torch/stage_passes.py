@@ -56,6 +56,10 @@ class StagePasses:
         self._kept.clear()
         self._objective = self._backend._train_objective if training else self._backend._eval_objective
 
+    def samples(self, place: int) -> int:
+        """Return the number of samples that are computed of a micro-batch, which has no padding."""
+        return len(self._counted(place)[1])
+
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch; keep what the stage was given."""
         self._kept[place] = received

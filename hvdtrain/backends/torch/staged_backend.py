@@ -92,7 +92,7 @@ class TorchStagedBackend(Staged, TorchBackend):
                 passes.place = place
                 self._pipeline.evaluate(passes)
                 if self._evaluation and self.layout.is_last:
-                    rows = batch.samples.rows(place, len(batch.weights[place]))
+                    rows = batch.samples.rows(place, passes.samples(place))
                     self._evaluation.add(self._evaluation.take(), rows)
         sums = passes.sums
         before = 0.0 if partial is None else partial.weight
@@ -115,7 +115,7 @@ class TorchStagedBackend(Staged, TorchBackend):
             vector,
             partial.weight,
             weighted=weighted,
-            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
+            computed=self._computed(self._evaluation, HorovodCollectives(self._groups.own)),
             order=self._evaluation.order,
         )
 
@@ -297,7 +297,7 @@ class TorchStagedBackend(Staged, TorchBackend):
             with torch.no_grad():
                 self._pipeline.evaluate(passes)
                 if self.layout.is_last:
-                    rows = batch.samples.rows(0, len(batch.weights[0]))
+                    rows = batch.samples.rows(0, passes.samples(0))
                     self._evaluation.try_out(self._evaluation.take(), rows)
             self._pipeline.messenger.flush()
         if passes.last_values is None:

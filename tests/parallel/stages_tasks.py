@@ -1,0 +1,305 @@
+"""Tasks whose models are split into stages."""
+
+import numpy as np
+
+import hvdtrain
+from hvdtrain.errors import BadSampleError
+from hvdtrain.models import bert, gpt, mlp, resnet
+from hvdtrain.tasks.digits import Digits
+
+BAD_SAMPLE = 17
+
+
+class Mlp(Digits):
+    """Six dense layers."""
+
+    def torch_model(self):
+        return mlp.torch_model((8, 8, 1), 10, (32,) * 5)
+
+    def torch_blocks(self, model):
+        return mlp.torch_blocks(model)
+
+    def tf_model(self):
+        return mlp.tf_model((8, 8, 1), 10, (32,) * 5)
+
+
+class ResNet(Digits):
+    """ResNet-18 with SiLU."""
+
+    def torch_model(self):
+        return resnet.torch_model((8, 8, 1), 10, activation="silu")
+
+    def torch_blocks(self, model):
+        return resnet.torch_blocks(model)
+
+    def tf_model(self):
+        return resnet.tf_model((8, 8, 1), 10, activation="silu")
+
+
+class Tokens(Digits):
+    """The digits' pixels as 64 tokens of 17."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout = dropout
+        for part in (self._train, self._eval):
+            part["inputs"] = np.rint(part["inputs"].reshape(-1, 64) * 6 + 4.9).astype(np.int32)
+
+
+class Gpt(Tokens):
+    """A GPT, whose first and last block share the tokens' embedding, predicts each next pixel."""
+
+    class_axis = -1
+
+    def __init__(self, dropout=0.0):
+        super().__init__(dropout)
+        for part in (self._train, self._eval):
+            tokens = part["inputs"]
+            part["inputs"], part["targets"] = tokens[:, :15], tokens[:, 1:16].astype(np.int64)
+
+    def torch_model(self):
+        return gpt.torch_model(17, 16, 3, 2, 16, self.dropout)
+
+    def torch_blocks(self, model):
+        return gpt.torch_blocks(model)
+
+    def tf_model(self):
+        return gpt.tf_model(17, 16, 3, 2, 16, self.dropout)
+
+
+class Bert(Tokens):
+    """A BERT, between whose blocks two tensors lead, of which one are booleans."""
+
+    def torch_model(self):
+        return bert.torch_model(17, 64, 2, 2, 16, classes=10, dropout=self.dropout)
+
+    def torch_blocks(self, model):
+        return bert.torch_blocks(model)
+
+    def tf_model(self):
+        return bert.tf_model(17, 64, 2, 2, 16, classes=10, dropout=self.dropout)
+
+
+class Plain(Digits):
+    """The data alone: nothing says what the blocks of a model are."""
+
+    torch_blocks = property()  # so that there is none
+
+
+class NoParameters(Digits):
+    """A model whose first block has no parameters, and between whose blocks dicts and tuples lead."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dense, self.logits = nn.Linear(64, 32), nn.Linear(32, 10)
+
+            def first(self, x):
+                return {"flat": x.flatten(1), "scale": (2, [x.new_ones(())])}
+
+            def second(self, value):
+                return self.dense(value["flat"] * value["scale"][1][0]) * value["scale"][0], None
+
+            def third(self, value):
+                return self.logits(value[0].tanh())
+
+            def forward(self, inputs):
+                return self.third(self.second(self.first(inputs)))
+
+        return Model()
+
+    def torch_blocks(self, model):
+        blocks = (model.second, model.dense), (model.third, model.logits)
+        return [hvdtrain.Block(model.first), *(hvdtrain.Block(*block) for block in blocks)]
+
+    def tf_model(self):
+        import keras
+
+        layers = [
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, name="dense"),
+            keras.layers.Dense(10, name="logits"),
+        ]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+    def tf_blocks(self, model):
+        flatten, dense, logits = model.layers
+
+        def first(x):
+            return {"flat": flatten(x), "scale": (2.0,)}
+
+        def second(value):
+            return dense(value["flat"]), value["scale"]
+
+        return [
+            hvdtrain.Block(first),
+            hvdtrain.Block(second, dense),
+            hvdtrain.Block(lambda v: logits(v[0]), logits),
+        ]
+
+
+class Lengths(Plain):
+    """Batches whose samples have another length in each."""
+
+    def collate(self, samples):
+        size = 5 + int(samples[0]["targets"]) % 4
+        return {
+            "inputs": np.stack([sample["inputs"][:size] for sample in samples]),
+            "targets": np.stack([sample["targets"] for sample in samples]),
+        }
+
+    def torch_model(self):
+        from torch import nn
+
+        class Mean(nn.Module):
+            def forward(self, x):
+                return x.flatten(2).mean(1)
+
+        return nn.Sequential(nn.Linear(1, 4), Mean(), nn.Linear(32, 10))
+
+    def tf_model(self):
+        import keras
+
+        x = keras.Input((None, 8, 1))
+        y = keras.layers.Dense(4)(x)
+        y = keras.ops.mean(keras.layers.Reshape((-1, 32))(y), 1)
+        return keras.Model(x, keras.layers.Dense(10)(y))
+
+
+class OneBlock(Plain):
+    """A model that is one block."""
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+    def tf_model(self):
+        import keras
+
+        return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
+class Undivided(Plain):
+    """A model of which nothing says what its blocks are."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Linear(64, 10)
+
+            def forward(self, x):
+                return self.dense(x.flatten(1))
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(10)
+
+            def call(self, x):
+                return self.dense(keras.ops.reshape(x, (-1, 64)))
+
+        model = Model()
+        model(keras.ops.zeros((1, 8, 8, 1)))
+        return model
+
+
+class Wrong(Mlp):
+    """Blocks that compute something else than the model."""
+
+    def torch_blocks(self, model):
+        first, *others = mlp.torch_blocks(model)
+        return [hvdtrain.Block(lambda x: first(x) * 2, *first.parts), *others]
+
+    def tf_blocks(self, model):
+        flatten, hidden, logits = model.layers
+        return [hvdtrain.Block(lambda x: flatten(x) * 2), hidden, logits]
+
+
+class Left(Mlp):
+    """A parameter that is in no block."""
+
+    def torch_blocks(self, model):
+        first, *others = mlp.torch_blocks(model)
+        return [hvdtrain.Block(first.function), *others]
+
+    def tf_blocks(self, model):
+        flatten, hidden, logits = model.layers
+        return [flatten, hvdtrain.Block(hidden), logits]
+
+
+class Unnamed(Mlp):
+    """A block that uses a layer of a block of another stage."""
+
+    def torch_blocks(self, model):
+        *others, last = mlp.torch_blocks(model)
+        return [*others, hvdtrain.Block(lambda x: last(x) + model.hidden[0].weight.sum() * 0, *last.parts)]
+
+    def tf_blocks(self, model):
+        flatten, hidden, logits = model.layers
+        first = hidden.layers[0]
+        last = hvdtrain.Block(lambda x: logits(x) + first.kernel[0, 0] * 0, logits)
+        return [flatten, *hidden.layers, last]
+
+
+class Twice(Mlp):
+    """A loss that calls the model twice."""
+
+    def torch_loss(self, model, batch):
+        from torch.nn.functional import cross_entropy
+
+        outputs = model(batch["inputs"]) + model(batch["inputs"])
+        return cross_entropy(outputs, batch["targets"], reduction="none"), {}
+
+    def tf_loss(self, model, batch):
+        import keras
+
+        outputs = model(batch["inputs"]) + model(batch["inputs"])
+        return keras.losses.sparse_categorical_crossentropy(batch["targets"], outputs, from_logits=True), {}
+
+
+class Fails(Mlp):
+    """The last block fails in the first step, on whichever worker has it."""
+
+    def torch_blocks(self, model):
+        *others, last = mlp.torch_blocks(model)
+
+        def fail(x):
+            if x.requires_grad and not x.is_leaf:  # not when blocks are measured
+                return last(x)
+            if x.requires_grad:
+                raise ValueError("this block fails")
+            return last(x)
+
+        return [*others, hvdtrain.Block(fail, *last.parts)]
+
+
+class Measured(Mlp):
+    """Metrics of a whole evaluation, and a sample that cannot be read."""
+
+    metrics = {"accuracy": "accuracy", "f1": "f1", "auc": "auc"}  # noqa: RUF012
+
+    def train_data(self):
+        arrays = self._train
+
+        class Broken:
+            def __len__(self):
+                return len(arrays["inputs"])
+
+            def __getitem__(self, index):
+                if index == BAD_SAMPLE:
+                    raise BadSampleError("cannot be read")
+                return {name: array[index] for name, array in arrays.items()}
+
+        return Broken()

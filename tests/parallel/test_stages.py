@@ -1,0 +1,252 @@
+"""Split models: curves, checkpoints and errors of jobs whose workers have stages of a model."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, run, started
+from support.pool import shared_run
+from support.pool import train as trained_in_pool
+
+TASKS = str(Path(__file__).with_name("stages_tasks.py"))
+STEPS, SAVED = 12, 6
+TOLERANCE = 1e-5  # relative, per step
+BASE = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48")
+ALL = (  # whatever a step may do at once
+    *("--optimizer", "adamw", "--learning-rate", "0.002", "--weight-decay", "0.01", "--ema-decay", "0.9"),
+    *("--set", "decay_norms_and_biases=false", "--clip-norm", "0.5"),
+    *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
+    *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
+)
+SHAPES = [(2, 2), (3, 3), (4, 2)]  # workers and stages
+STAY = ("--set", "stage_cuts=[2]")  # where measured times would cut elsewhere from run to run
+
+
+def task(name: str) -> tuple[str, str]:
+    return "--task", f"{TASKS}:{name}"
+
+
+def trained(framework: str, workers: int, stages: int, *options: str, accumulate: int = 4) -> Run:
+    return shared_run(
+        workers,
+        "none" if workers == 1 else "mpi",
+        *("--framework", framework, *BASE, *options),
+        *("--accumulate", str(accumulate * stages // workers)),
+        *("--stages", str(stages)) * (stages > 1),
+    )
+
+
+def difference(run: Run, expected: Run) -> float:
+    assert len(run.losses) == len(expected.losses) > 0
+    return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
+
+
+def evaluated(run: Run, name: str = "loss") -> list[float]:
+    return [line[name] for line in run.metrics if line["phase"] == "eval"]
+
+
+def refused(tmp_path: Path, framework: str, name: str, *options: str, workers: int = 2) -> str:
+    """Return what a job says that ends before its first step."""
+    words = ["python", "-m", "hvdtrain", "--framework", framework, *BASE, *task(name), "--run-dir", "run"]
+    result = run(
+        [*launcher(workers, "mpi"), *words, "--stages", "2", *options], tmp_path, OMP_NUM_THREADS="1"
+    )
+    assert result.returncode in (2, 3, 4), result.output[-3000:]
+    assert "Traceback" not in result.output
+    return result.output
+
+
+@pytest.mark.parametrize(("workers", "stages"), SHAPES)
+@pytest.mark.parametrize("name", ["Gpt", "Mlp"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
+    found = trained(framework, workers, stages, *task(name), *ALL)
+    expected = trained(framework, 1, 1, *task(name), *ALL)
+    assert difference(found, expected) < TOLERANCE
+    np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=TOLERANCE)
+    np.testing.assert_allclose(evaluated(found, "accuracy"), evaluated(expected, "accuracy"), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("workers", "stages"), SHAPES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
+    options = (*task("ResNet"), "--sync-batch-norm", "--steps", "6")
+    found = trained(framework, workers, stages, *options)
+    # micro-batches of the same samples, over which batch norm computes its statistics
+    expected = trained(framework, workers // stages, 1, *options)
+    assert difference(found, expected) < TOLERANCE
+    np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb", "lars"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_optimizer_draws_its_curve(framework, optimizer):
+    options = (*task("Gpt"), "--optimizer", optimizer, "--learning-rate", "0.01", "--precision", "fp32")
+    found, expected = trained(framework, 2, 2, *options), trained(framework, 1, 1, *options)
+    assert difference(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["Bert", "NoParameters"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_blocks_pass_on_whatever_they_return(framework, name):
+    found, expected = trained(framework, 3, 3, *task(name)), trained(framework, 1, 1, *task(name))
+    assert difference(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_shapes_may_change_from_batch_to_batch(framework):
+    options = (*task("Lengths"), "--steps", "20")
+    found, expected = (trained(framework, n, n, *options, accumulate=1) for n in (2, 1))
+    assert difference(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_uneven_batches_and_the_end_of_an_epoch(framework):
+    options = ("--steps", "32", "--global-batch-size", "50", *task("Mlp"), "--set", "trace_indices=true")
+    found, expected = trained(framework, 4, 2, *options), trained(framework, 1, 1, *options)
+    assert difference(found, expected) < TOLERANCE
+    folder = found.folder / "indices"
+    lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
+    indices = [index for line in lines for index in line["indices"]]
+    assert len(indices) == 32 * 50
+    assert len(set(indices[:1438])) > 1300  # of both replicas, one after the other
+    assert sorted(set(indices)) == list(range(1438))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_metrics_of_the_whole_evaluation_and_skipped_samples(framework):
+    options = ("--steps", "30", "--on-bad-sample", "skip", *task("Measured"))
+    found, expected = trained(framework, 4, 2, *options), trained(framework, 1, 1, *options)
+    assert difference(found, expected) < TOLERANCE
+    for name in ("accuracy", "f1", "auc"):
+        np.testing.assert_allclose(evaluated(found, name), evaluated(expected, name), rtol=1e-4)
+    bad = [sum(line.get("bad_samples", 0) for line in one.metrics) for one in (found, expected)]
+    assert bad == [1, 1]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_repeated_job_has_the_same_numbers(framework, tmp_path):
+    options = ("--framework", framework, *BASE, *task("Gpt"), "--accumulate", "2", "--stages", "2", *STAY)
+    options += ("--set", "task_options={dropout: 0.1}", "--precision", "bf16")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    runs = [trained_in_pool(4, "mpi", *options, cwd=folder) for folder in folders]
+    assert runs[0].losses == runs[1].losses
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_goes_on_with_other_stages_and_in_the_other_framework(framework):
+    other = {"torch": "tf", "tf": "torch"}[framework]
+    options = (*task("Gpt"), *ALL)
+    whole = trained(framework, 1, 1, *options)
+    saved = trained(framework, 4, 2, *options).folder / "checkpoints" / f"step-{SAVED:08}"
+    for to, workers, stages in ((framework, 3, 3), (other, 1, 1), (other, 2, 2)):
+        found = trained(to, workers, stages, *options, "--resume", str(saved))
+        assert len(found.losses) == STEPS - SAVED
+        np.testing.assert_allclose(found.losses, whole.losses[SAVED:], rtol=1e-4)
+        np.testing.assert_allclose(evaluated(found)[-1], evaluated(whole)[-1], rtol=1e-4)
+
+
+def test_sharded_then_whole_in_the_other_framework_then_split(tmp_path):
+    options = (*task("Mlp"), *ALL, "--save-every", "4")
+    expected = trained("torch", 1, 1, *options)
+    sharded = shared_run(4, "mpi", "--framework", "torch", *BASE, *options, "--shard", "optimizer")
+    place = sharded.folder / "checkpoints" / "step-00000004"
+    second = trained("tf", 1, 1, *options, "--resume", str(place))
+    place = second.folder / "checkpoints" / "step-00000008"
+    third = trained("torch", 2, 2, *options, "--resume", str(place))
+    losses = [*sharded.losses[:4], *second.losses[:4], *third.losses]
+    np.testing.assert_allclose(losses, expected.losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_checkpoint_of_stages_is_evaluated_whole(framework, tmp_path):
+    found = trained(framework, 4, 2, *task("Gpt"), *ALL)
+    words = ["python", "-m", "hvdtrain", "evaluate", str(found.folder), "--framework", framework]
+    result = run(words, tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    assert f"{evaluated(found)[-1]:.3f}" in result.stdout
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("OneBlock", (), "the model has one block, which cannot be divided into 2 stages"),
+        ("Mlp", ("--set", "stage_cuts=[99]"), "stage_cuts [99] does not divide"),
+        ("Undivided", (), "cannot be divided into stages"),
+        ("Wrong", (), "the blocks compute other outputs than the model"),
+        ("Left", (), "no block has the model's"),
+        ("Twice", (), "calls the model several times"),
+        ("Mlp", ("--shard", "optimizer"), "use either shard or stages"),
+        ("Mlp", ("--sync-every", "4"), "use either sync_every or stages"),
+        ("Mlp", ("--compression", "powersgd:2"), "use either compression or stages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_split_is_refused_with_the_reason(framework, name, options, said, tmp_path):
+    assert said in refused(tmp_path, framework, name, *options)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_block_that_uses_another_stages_weights_fails(framework, tmp_path):
+    output = refused(tmp_path, framework, "Unnamed", "--set", "stage_cuts=[3]")
+    assert "fails" in output or "another stage" in output
+
+
+def test_workers_must_be_a_multiple_of_the_stages(tmp_path):
+    said = refused(tmp_path, "torch", "Mlp", workers=3)
+    assert "stages 2 divides the workers into replicas of 2 each, and there are 3 workers" in said
+
+
+def test_gloo_is_refused_with_the_reason(tmp_path):
+    words = ["python", "-m", "hvdtrain", "--framework", "torch", *BASE, *task("Mlp"), "--stages", "2"]
+    result = run([*launcher(2, "gloo"), *words, "--run-dir", "run"], tmp_path)
+    assert result.returncode != 0
+    assert "MPI's point-to-point messages" in result.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"), [(signal.SIGKILL, "ended without a message"), (signal.SIGSTOP, "has not answered for")]
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_stage_that_is_lost_ends_the_job_with_its_name(framework, sent, said, tmp_path):
+    words = [
+        "python",
+        "-m",
+        "hvdtrain",
+        "--framework",
+        framework,
+        *task("Mlp"),
+        "--stages",
+        "2",
+        "--epochs",
+        "9999",
+    ]
+    words += ["--accumulate", "4", "--run-dir", "run", "--stall-timeout", "10", "--log-every", "5"]
+    log = tmp_path / "run" / "metrics.jsonl"
+    with started([*launcher(2, "mpi"), *words], tmp_path, OMP_NUM_THREADS="1") as job:
+        until = time.monotonic() + LIMIT_SECONDS
+        while not (log.exists() and log.stat().st_size > 1000):
+            assert time.monotonic() < until, job.result().output
+            time.sleep(0.1)
+        os.kill(_pid_of_rank(job, 1), sent)
+        result = job.wait(60)
+    assert result.returncode != 0
+    assert f"rank 1 on {os.uname().nodename} {said}" in result.output
+    assert "as stage 2 of 2" in result.output
+
+
+def _pid_of_rank(job: started, rank: int) -> int:
+    for pid in job.pids():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environ and b"hvdtrain" in command:
+            return pid
+    raise AssertionError(f"rank {rank} has no process")
