@@ -223,7 +223,7 @@ class Wrong(Mlp):
         return [hvdtrain.Block(lambda x: first(x) * 2, *first.parts), *others]
 
     def tf_blocks(self, model):
-        flatten, hidden, logits = model.layers
+        _, flatten, hidden, logits = model.layers
         return [hvdtrain.Block(lambda x: flatten(x) * 2), hidden, logits]
 
 
@@ -235,7 +235,7 @@ class Left(Mlp):
         return [hvdtrain.Block(first.function), *others]
 
     def tf_blocks(self, model):
-        flatten, hidden, logits = model.layers
+        _, flatten, hidden, logits = model.layers
         return [flatten, hvdtrain.Block(hidden), logits]
 
 
@@ -247,7 +247,7 @@ class Unnamed(Mlp):
         return [*others, hvdtrain.Block(lambda x: last(x) + model.hidden[0].weight.sum() * 0, *last.parts)]
 
     def tf_blocks(self, model):
-        flatten, hidden, logits = model.layers
+        _, flatten, hidden, logits = model.layers
         first = hidden.layers[0]
         last = hvdtrain.Block(lambda x: logits(x) + first.kernel[0, 0] * 0, logits)
         return [flatten, *hidden.layers, last]

@@ -167,7 +167,8 @@ def test_sharded_then_whole_in_the_other_framework_then_split(tmp_path):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_checkpoint_of_stages_is_evaluated_whole(framework, tmp_path):
     found = trained(framework, 4, 2, *task("Gpt"), *ALL)
-    words = ["python", "-m", "hvdtrain", "evaluate", str(found.folder), "--framework", framework]
+    words = ["python", "-m", "hvdtrain", "evaluate", str(found.folder)]
+    words += ["--framework", framework, *task("Gpt")]
     result = run(words, tmp_path)
     assert result.returncode == 0, result.output[-3000:]
     assert f"{evaluated(found)[-1]:.3f}" in result.stdout

@@ -5,6 +5,8 @@ before, and the bytes of each tensor. Nothing that arrives is executed: descript
 encodes them.
 """
 
+import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ Bytes = NDArray[np.uint8]
 _FAILED = -1  # in place of a description's length: the sender cannot go on
 _HEAD_TAG, _TEXT_TAG, _DATA_TAG = 71, 72, 73
 _PIECE_BYTES = 1 << 30  # of one message of MPI, whose lengths are 32-bit numbers
+_BUSY_TRIES, _PAUSE_SECONDS = 100, 5e-5  # of a wait, which soon ends or takes as long as a pass
 _MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
 
 
@@ -84,19 +87,19 @@ class Messenger:
             PeerLostError: If the sender has said that it cannot go on.
         """
         head = np.empty(1, np.int64)
-        self._communicator.Recv(head, source, _HEAD_TAG)
+        _wait(self._communicator.Irecv(head, source, _HEAD_TAG))
         length = int(head[0])
         if length == _FAILED:
             raise PeerLostError(f"rank {source} failed in its stage of the model")
         if length:
             text = np.empty(length, np.uint8)
-            self._communicator.Recv(text, source, _TEXT_TAG)
+            _wait(self._communicator.Irecv(text, source, _TEXT_TAG))
             self._received[source] = wire.decode(text.tobytes(), f"rank {source}")
         description, sizes = self._received[source]
         buffers = [np.empty(size, np.uint8) for size in sizes]
         for buffer in buffers:
             for piece in _pieces(buffer):
-                self._communicator.Recv(piece, source, _DATA_TAG)
+                _wait(self._communicator.Irecv(piece, source, _DATA_TAG))
         return Message(description, buffers)
 
     def receive_into(self, buffer: Bytes, source: int) -> None:
@@ -107,7 +110,7 @@ class Messenger:
             source: rank of the sender.
         """
         for piece in _pieces(buffer):
-            self._communicator.Recv(piece, source, _DATA_TAG)
+            _wait(self._communicator.Irecv(piece, source, _DATA_TAG))
 
     def send_bytes(self, buffer: Bytes, to: int) -> None:
         """Send bytes and wait until they are sent.
@@ -117,7 +120,7 @@ class Messenger:
             to: rank of the receiver.
         """
         for piece in _pieces(buffer):
-            self._communicator.Send(piece, to, _DATA_TAG)
+            _wait(self._communicator.Isend(piece, to, _DATA_TAG))
 
     def send_failure(self, ranks: Sequence[int]) -> None:
         """Let workers that wait for a message of this one know that none comes. Local."""
@@ -133,7 +136,18 @@ class Messenger:
     def _wait_for_oldest(self) -> None:
         requests, _ = self._requests.popleft()
         for request in requests:
-            request.Wait()
+            _wait(request)
+
+
+def _wait(request: Any) -> None:
+    """Wait for an operation. MPI's own wait would keep a core busy that another worker may need."""
+    tries = 0
+    while not request.Test():
+        tries += 1
+        if tries < _BUSY_TRIES:
+            os.sched_yield()
+        else:
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _pieces(buffer: Bytes) -> list[Bytes]:

@@ -110,11 +110,9 @@ def form_of(model: keras.Model) -> Any:
     structure, tensors = getattr(model, "input", None), getattr(model, "inputs", None)
     if not isinstance(tensors, list):
         return SimpleNamespace(call=model.call)
-    made = {id(t): keras.KerasTensor(t.shape, t.dtype, name=t.name) for t in tensors}
-    return SimpleNamespace(
-        input=keras.tree.map_structure(lambda tensor: made[id(tensor)], structure),
-        inputs=[made[id(tensor)] for tensor in tensors],
-    )
+    made = [keras.KerasTensor(tensor.shape, tensor.dtype, name=tensor.name) for tensor in tensors]
+    named = dict(zip(structure, made, strict=True)) if isinstance(structure, Mapping) else made
+    return SimpleNamespace(input=named, inputs=made)
 
 
 def blocks_of(task: Any, model: keras.Model) -> list[Any]:
@@ -319,13 +317,16 @@ def _divided(model: Functional) -> list[Any]:
 
 
 def _without_idle(blocks: list[Any]) -> list[Any]:
-    """Join blocks without weights to the block before them, so that each but the first has some."""
+    """Join blocks without weights to the block before them, the first to the next, so that each has some."""
     joined: list[list[Any]] = []
+    is_idle = True
     for block in blocks:
-        if joined and not any(layer.weights for layer in parts_of(block)):
+        has_weights = any(layer.weights for layer in parts_of(block))
+        if joined and (is_idle or not has_weights):
             joined[-1].append(block)
         else:
             joined.append([block])
+        is_idle = is_idle and not has_weights
     return [_chained(chain) for chain in joined]
 
 

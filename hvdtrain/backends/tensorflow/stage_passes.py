@@ -179,6 +179,11 @@ class StagePasses:
 
     @staticmethod
     def _without_masks(outputs: Any) -> Any:
+        """Return outputs with tensors in place of numbers, as a compiled function returns them.
+
+        Raises:
+            TaskError: If a tensor has a mask, which would be lost.
+        """
         masked = any(getattr(t, "_keras_mask", None) is not None for t in tf.nest.flatten(outputs))
         if masked:
             raise TaskError(
@@ -187,7 +192,9 @@ class StagePasses:
                 "with the layers that use its mask (stage_cuts), or pass the mask as a tensor of its own.",
                 everywhere=True,
             )
-        return outputs
+        return tf.nest.map_structure(
+            lambda part: tf.convert_to_tensor(part) if isinstance(part, bool | int | float) else part, outputs
+        )
 
     def _set_seeds(self, seeds: Tensor) -> None:
         for i, state in enumerate(self._backend._seed_states):

@@ -81,10 +81,16 @@ class StagedUpdate(Update):
         own = tf.add_n([tf.zeros((), tf.float64), *squares])
         # every replica adds the same
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
+        self._waits_for.append(total)  # also in a stage without gradients, for which the others would wait
         factor = tf.minimum(
             tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6)
         )  # as clip_by_norm
         return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+
+    def told(self, vector: Tensor) -> Tensor:
+        """Return the step's vector when all sums over workers have arrived."""
+        with self._after_reductions():
+            return tf.identity(vector)
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, if this stage has parameters."""
