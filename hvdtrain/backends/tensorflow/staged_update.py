@@ -66,7 +66,7 @@ class StagedUpdate(Update):
         """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
         if self.loss_scale is None or gradients:
             return super().unscale_or_skip(gradients, vector)
-        _, vector = super().unscale_or_skip([tf.zeros([1])], vector)
+        _, vector = super().unscale_or_skip([tf.reshape(self._zero.read_value(), [1])], vector)
         return [], vector
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -78,7 +78,8 @@ class StagedUpdate(Update):
             for field, gradient in zip(self._fields, gradients, strict=True)
             if self._shared.get(field.path, (None, True))[1]
         ]
-        own = tf.add_n([tf.zeros((), tf.float64), *squares])
+        # the zero comes from a variable, as in ``dense``: TensorFlow would work out the sum of a constant alone
+        own = tf.add_n([tf.cast(self._zero.read_value(), tf.float64), *squares])
         # every replica adds the same
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
         self._waits_for.append(total)  # also in a stage without gradients, for which the others would wait
