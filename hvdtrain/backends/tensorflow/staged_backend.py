@@ -317,7 +317,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         gradients = update.clip(gradients)
         update.update(gradients, learning_rate)
         update.ema(share)
-        return update.told(vector)
+        return vector
 
     def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""

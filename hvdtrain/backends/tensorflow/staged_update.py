@@ -38,6 +38,7 @@ class StagedUpdate(Update):
     ) -> None:
         self._layout = layout
         self._shared = dict(shared)
+        self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
         super().__init__(*arguments, **options)
 
     @property
@@ -78,20 +79,16 @@ class StagedUpdate(Update):
             for field, gradient in zip(self._fields, gradients, strict=True)
             if self._shared.get(field.path, (None, True))[1]
         ]
-        # the zero comes from a variable, as in ``dense``: TensorFlow would work out the sum of a constant alone
+        # of a constant, TensorFlow would work out the sum when it compiles the step (see ``dense``)
         own = tf.add_n([tf.cast(self._zero.read_value(), tf.float64), *squares])
         # every replica adds the same
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
-        self._waits_for.append(total)  # also in a stage without gradients, for which the others would wait
+        # nothing else needs it in a stage without gradients: TensorFlow would leave out what others wait for
+        self._squared_norm.assign(total)
         factor = tf.minimum(
             tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6)
         )  # as clip_by_norm
         return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-
-    def told(self, vector: Tensor) -> Tensor:
-        """Return the step's vector when all sums over workers have arrived."""
-        with self._after_reductions():
-            return tf.identity(vector)
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, if this stage has parameters."""

@@ -53,5 +53,6 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, Bytes]:
 
 def _make(description: Any, buffer: Bytes) -> torch.Tensor:
     kind, shape, order = description
-    flat = torch.from_numpy(np.asarray(buffer)).view(getattr(torch, kind))
+    dtype = getattr(torch, kind)
+    flat = torch.from_numpy(np.asarray(buffer)).view(dtype) if len(buffer) else torch.empty(0, dtype=dtype)
     return flat.view(shape).permute([order.index(axis) for axis in range(len(order))])

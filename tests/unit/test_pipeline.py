@@ -1,0 +1,143 @@
+"""Where models are cut, in which order their stages compute, and what they send one another."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends.pipeline.cutting import cut, given_cuts
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.nested import pack, unpack
+from hvdtrain.backends.pipeline.schedule import bubble, one_forward_one_backward
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, TaskError
+
+
+def largest(costs, firsts, last_costs):
+    ends = [*firsts[1:], len(costs)]
+    parts = [costs] * (len(firsts) - 1) + [last_costs]
+    return max(sum(part[first:end]) for part, first, end in zip(parts, firsts, ends, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_the_largest_stage_is_as_small_as_any_division_makes_it(seed, stages):
+    random = np.random.RandomState(seed)
+    costs, last = random.rand(2, random.randint(stages, 8)).tolist()
+    firsts = cut(costs, stages, last)
+    assert firsts[0] == 0
+    assert len(set(firsts)) == stages
+    every = [[0, *rest] for rest in itertools.combinations(range(1, len(costs)), stages - 1)]
+    assert largest(costs, firsts, last) == pytest.approx(min(largest(costs, one, last) for one in every))
+
+
+def test_the_last_stage_costs_what_it_is_said_to():
+    assert cut([2, 2, 2, 2, 2], 2) in ([0, 2], [0, 3])
+    assert cut([4, 4, 4, 4, 4], 2, [3, 3, 3, 3, 3]) == [0, 2]
+
+
+def test_fewer_blocks_than_stages_are_refused():
+    with pytest.raises(TaskError, match="the model has 2 blocks, which cannot be divided into 3 stages"):
+        cut([1, 1], 3)
+    with pytest.raises(TaskError, match="the model has one block"):
+        given_cuts([1], 1, 2)
+
+
+@pytest.mark.parametrize("cuts", [[0], [5], [3, 2], [1, 1], [], [1, 2, 3]])
+def test_given_cuts_must_fit(cuts):
+    with pytest.raises(ConfigError, match="does not divide 5 blocks into 3 stages"):
+        given_cuts(cuts, 5, 3)
+    assert given_cuts([1, 4], 5, 3) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_each_stage_computes_each_micro_batch_forward_and_then_backward(stages, micro_batches):
+    for stage in range(stages):
+        passes = list(one_forward_one_backward(stage, stages, micro_batches))
+        for what in ("forward", "backward"):
+            assert [place for kind, place in passes if kind == what] == list(range(micro_batches))
+        kept = most = 0
+        for kind, _ in passes:
+            kept += 1 if kind == "forward" else -1
+            most = max(most, kept)
+            assert kept >= 0
+        assert most <= stages - stage
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 8), (3, 4), (5, 2)])
+def test_a_pipeline_ends_and_waits_as_its_formula_says(stages, micro_batches):
+    """Every pass takes a unit of time and begins when what it needs is there."""
+    left = {stage: list(one_forward_one_backward(stage, stages, micro_batches)) for stage in range(stages)}
+    done, units = set(), 0
+    while any(left.values()):
+        begun = []
+        for stage, passes in left.items():
+            if not passes:
+                continue
+            kind, place = passes[0]
+            if kind == "forward":
+                needed = (stage - 1, "forward", place) if stage else None
+            else:
+                needed = (stage + 1, "backward", place) if stage + 1 < stages else None
+            if needed is None or needed in done:
+                begun.append((stage, *passes.pop(0)))
+        assert begun, "the stages wait for one another"
+        done |= set(begun)
+        units += 1
+    assert units == 2 * (micro_batches + stages - 1)
+    assert 1 - 2 * micro_batches / units == pytest.approx(bubble(stages, micro_batches))
+
+
+def test_places_of_workers():
+    workers = SimpleNamespace(rank=4, size=6)
+    layout = Layout.of(workers, 3)
+    assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
+    assert not layout.is_first
+    assert not layout.is_last
+    assert layout.ranks_of_stage(1) == [1, 4]
+    assert layout.ranks_of_stages([0, 2]) == [0, 2, 3, 5]
+    assert layout.ranks_of_replica() == [3, 4, 5]
+    assert layout.describe() == "stage 2 of 3 of replica 1"
+    with pytest.raises(ConfigError, match="there are 6 workers"):
+        Layout.of(workers, 4)
+
+
+def test_nested_arrays_travel():
+    def describe(array):
+        return (array.dtype.str, list(array.shape)), np.frombuffer(array.tobytes(), np.uint8)
+
+    def make(description, buffer):
+        kind, shape = description
+        return buffer.view(kind).reshape(shape)
+
+    value = {
+        "a": (np.arange(6).reshape(2, 3), [np.zeros((0, 4)), None, 2.5]),
+        "b": np.array(True),
+        "c": "text",
+    }
+    message = pack(value, lambda part: isinstance(part, np.ndarray), describe)
+    found = unpack(message, make)
+    assert found["c"] == "text"
+    assert found["a"][1][1:] == [None, 2.5]
+    np.testing.assert_array_equal(found["a"][0], value["a"][0])
+    assert found["a"][1][0].shape == (0, 4)
+    assert found["b"].shape == ()
+    with pytest.raises(TaskError, match="returns a set"):
+        pack({1}, lambda part: False, describe)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shard": "optimizer"}, "use either shard or stages"),
+        ({"sync_every": 4}, "use either sync_every or stages"),
+        ({"compression": "powersgd:2"}, "use either compression or stages"),
+        ({"compression": "bf16"}, "use either compression or stages"),
+        ({"stages": 1, "stage_cuts": [2]}, "give stages too"),
+    ],
+)
+def test_what_does_not_go_with_stages(fields, said):
+    with pytest.raises(ValueError, match=said):
+        Config(framework="torch", **{"stages": 2, **fields})
