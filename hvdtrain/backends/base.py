@@ -197,6 +197,10 @@ class Backend(Protocol):
         """
         ...
 
+    def device_peak_bytes(self) -> int | None:
+        """Return the most memory that tensors have had on this worker's GPU; None on the CPU. Local."""
+        ...
+
     def recorder(self) -> StepRecorder:
         """Return what records this worker's steps. Local: no collective."""
         ...

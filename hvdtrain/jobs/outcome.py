@@ -238,4 +238,6 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         eval_sets=[name for name in sets_of(session.eval_data) if name],
         changes=session.state.changes,
         paused_seconds=round(session.state.paused_seconds, 3),
+        peak_memory_mib=round(session.memory_peak.host_mib, 1),
+        peak_device_memory_mib=round(session.memory_peak.device_mib, 1),
     )

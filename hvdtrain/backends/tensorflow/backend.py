@@ -70,7 +70,7 @@ from hvdtrain.backends.tensorflow.batches import (
 )
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
-from hvdtrain.backends.tensorflow.device import device_name, use_device
+from hvdtrain.backends.tensorflow.device import device_name, device_peak_bytes, use_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
@@ -307,6 +307,10 @@ class TensorFlowBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def device_peak_bytes(self) -> int | None:
+        """Return the most memory that tensors have had on this worker's GPU; None on the CPU. Local."""
+        return None if self._is_cpu else device_peak_bytes()
 
     def recorder(self) -> ProfilerRecorder:
         """Return what records this worker's steps. Local: no collective."""

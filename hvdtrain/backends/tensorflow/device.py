@@ -66,3 +66,8 @@ def use_device(config: Config, workers: HorovodWorkers) -> str:
             "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
         ) from None
     return device
+
+
+def device_peak_bytes() -> int:
+    """Return the most memory that tensors have had on this worker's GPU, which is the only one it sees."""
+    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])

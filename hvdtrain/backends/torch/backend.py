@@ -52,7 +52,7 @@ from hvdtrain.backends.torch.activation_checkpointing import apply_activation_ch
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
-from hvdtrain.backends.torch.device import choose_device
+from hvdtrain.backends.torch.device import choose_device, device_peak_bytes
 from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
@@ -249,6 +249,10 @@ class TorchBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def device_peak_bytes(self) -> int | None:
+        """Return the most memory that tensors have had on this worker's GPU; None on the CPU. Local."""
+        return device_peak_bytes(self._device)
 
     def recorder(self) -> ProfilerRecorder:
         """Return what records this worker's steps. Local: no collective."""

@@ -30,3 +30,8 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
             f"Start at most {cards} workers on this host, or use --device cpu.",
         )
     return torch.device("cuda", workers.local_rank)
+
+
+def device_peak_bytes(device: torch.device) -> int | None:
+    """Return the most memory that tensors have had on a GPU; None on the CPU."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
