@@ -1,4 +1,4 @@
-"""Jobs that run out of memory, by a real limit on the address space of the process, and what jobs have had."""
+"""Jobs that run out of memory, by a real limit on the address space, and what is logged of the peak."""
 
 import sys
 from pathlib import Path
