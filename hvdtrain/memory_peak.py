@@ -45,7 +45,8 @@ class MemoryPeak:
 
 def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
-    return peak_bytes() / _MEBIBYTE, (backend.device_peak_bytes() or 0) / _MEBIBYTE
+    device = backend.device_memory()
+    return peak_bytes() / _MEBIBYTE, 0.0 if device is None else device.peak / _MEBIBYTE
 
 
 def is_turn(number: int, sync_every: int, rank: int, workers: int) -> bool:

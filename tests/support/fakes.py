@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import BackendInfo, DryRun, ModelInfo
+from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
@@ -141,7 +141,7 @@ class FakeBackend:
     def synchronize(self):
         raise NotImplementedError("a job without local steps")
 
-    def device_peak_bytes(self) -> int | None:
+    def device_memory(self) -> DeviceMemory | None:
         return None
 
     def restart_clock(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
 
 from hvdtrain import memory_peak
+from hvdtrain.backends.base import DeviceMemory
 from hvdtrain.backends.step_signals import StepStatistics
 from hvdtrain.loop import run
 from hvdtrain.memory_peak import MemoryPeak, is_turn
@@ -37,8 +38,8 @@ def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monke
     monkeypatch.setattr(memory_peak, "peak_bytes", lambda: 100 << 20)
 
     class Growing(kind):
-        def device_peak_bytes(self):
-            return (50 * self.workers.rank + self._number << 20) or None
+        def device_memory(self):
+            return DeviceMemory(50 * self.workers.rank + self._number << 20)
 
     def work(workers):
         session = make_loop_session(

@@ -8,7 +8,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.host import memory as host_memory
 from hvdtrain.host.memory import limit_bytes, peak_bytes
-from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MEBIBYTE, memory_plan
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}

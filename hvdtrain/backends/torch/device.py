@@ -2,6 +2,7 @@
 
 import torch
 
+from hvdtrain.backends.base import DeviceMemory
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import EnvironmentFault
 
@@ -32,6 +33,9 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
     return torch.device("cuda", workers.local_rank)
 
 
-def device_peak_bytes(device: torch.device) -> int | None:
-    """Return the most memory that tensors have had on a GPU; None on the CPU."""
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Return the memory of a GPU; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    _, limit = torch.cuda.mem_get_info(device)
+    return DeviceMemory(int(torch.cuda.max_memory_allocated(device)), limit)
