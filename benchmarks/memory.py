@@ -3,9 +3,10 @@
     python benchmarks/memory.py                                  # all: about ten minutes on two cores
     python benchmarks/memory.py --frameworks torch --models gpt --settings plain shard
 
-Each job trains one of the models of ``peers.py`` for some steps, with one thread a worker, and saves a checkpoint in
-the end. The forecast is the sum in the line "memory" of its plan, which is there before the first step; the peak is
-``peak_memory_mib`` of its summary, the largest over the workers. Less than 0 % means that the forecast is too low.
+Each job trains one of the models of ``peers.py`` for some steps, with one thread a worker, and saves a
+checkpoint in the end. The forecast is the sum in the line "memory" of its plan, which is there before the first
+step; the peak is ``peak_memory_mib`` of its summary, the largest over the workers. Less than 0 % means that the
+forecast is too low.
 """
 
 import argparse
@@ -46,9 +47,17 @@ def measure(framework: str, model: str, setting: str, args: argparse.Namespace) 
     batch, *_ = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="memory-", ignore_cleanup_errors=True) as folder:
         config = {
-            **{"framework": framework, "task": TASK, "task_options": {"model": model}, "steps": args.steps},
-            **{"batch_size": batch, "learning_rate": 1e-3, "eval_every": None, "threads": 1},
-            **{"run_dir": f"{folder}/run", "log_every": args.steps, **fields},
+            "framework": framework,
+            "task": TASK,
+            "task_options": {"model": model},
+            "steps": args.steps,
+            "batch_size": batch,
+            "learning_rate": 1e-3,
+            "eval_every": None,
+            "threads": 1,
+            "run_dir": f"{folder}/run",
+            "log_every": args.steps,
+            **fields,
         }
         path = Path(folder, "config.yaml")
         path.write_text(json.dumps(config))  # which is YAML, too
@@ -76,7 +85,10 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="print the parts of each forecast")
     args = parser.parse_args()
     began, errors = time.perf_counter(), []
-    print("| framework | model | setting | forecast MiB | peak MiB | error |\n|---|---|---|---|---|---|", flush=True)
+    print(
+        "| framework | model | setting | forecast MiB | peak MiB | error |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     for framework, model, setting in itertools.product(args.frameworks, args.models, args.settings):
         try:
             forecast, peak, parts = measure(framework, model, setting, args)
@@ -85,12 +97,16 @@ def main() -> None:
             errors.append(float("inf"))
             continue
         errors.append(forecast / peak - 1)
-        print(f"| {framework} | {model} | {setting} | {forecast:,.0f} | {peak:,.0f} | {errors[-1]:+.1%} |", flush=True)
+        print(
+            f"| {framework} | {model} | {setting} | {forecast:,.0f} | {peak:,.0f} | {errors[-1]:+.1%} |",
+            flush=True,
+        )
         if args.parts:
             print(f"  {parts}", flush=True)
     sizes = sorted(map(abs, errors))
     within = sum(size <= TARGET for size in sizes)
-    print(f"\n{within} of {len(sizes)} within {TARGET:.0%}; median {statistics.median(sizes):.1%}, largest {sizes[-1]:.1%}")
+    spread = f"median {statistics.median(sizes):.1%}, largest {sizes[-1]:.1%}"
+    print(f"\n{within} of {len(sizes)} within {TARGET:.0%}; {spread}")
     print(f"{time.perf_counter() - began:.0f} s")
 
 

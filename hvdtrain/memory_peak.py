@@ -26,6 +26,11 @@ class MemoryPeak:
     host_mib: float = 0.0
     device_mib: float = 0.0
 
+    @property
+    def numbers(self) -> tuple[float, float]:
+        """The attributes."""
+        return self.host_mib, self.device_mib
+
     def take(self, told: StepStatistics) -> None:
         """Take what a worker told."""
         self.host_mib = max(self.host_mib, told.host_peak_mib)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hvdtrain.backends.portable.shards import LEAST_BYTES, MOST_BUCKETS
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 
@@ -23,11 +24,12 @@ class MeasuredMemory:
         per_sample: how much of that each sample of the micro-batch adds.
         resident: what the process has when the model is built; None if tensors are in a GPU's memory.
         peak: the most that the process, or tensors on its GPU, have had until now.
-        workspace: what the passes took beyond activations and gradients.
+        workspace: what the passes took beyond activations and gradients, such as kernels' own memory.
         compiling: roughly, what the framework takes for compiling the step.
         idle: what the framework keeps for tensors that are made later, and is part of what is resident.
         batches: what batches take that are read ahead.
         saving: what a checkpoint takes while it is written.
+        exchange: what the exchange between workers takes beside the gradients.
     """
 
     activations: int
@@ -39,6 +41,7 @@ class MeasuredMemory:
     idle: int = 0
     batches: int = 0
     saving: int = 0
+    exchange: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,14 @@ class MemoryPlan:
             framework.
         largest: the largest parameters, name and bytes.
         remedies: what would take less memory, the most effective first, in words.
+        trained_bytes: what the trained parameters take.
         measured: what was measured; None before that.
     """
 
     parts: Mapping[str, int]
     largest: Sequence[tuple[str, int]]
     remedies: Sequence[str]
+    trained_bytes: int = 0
     measured: MeasuredMemory | None = None
 
     @property
@@ -77,9 +82,10 @@ class MemoryPlan:
             later = parts["gradients"] + measured.activations
             parts["framework and data"] = max(0, measured.resident - there - min(measured.idle, later))
         parts["activations"] = measured.activations
-        parts["their kernels"] = measured.workspace
+        parts["kernels"] = measured.workspace
         if measured.resident is not None:
-            parts |= {"compiling": measured.compiling, "batches": measured.batches, "saving": measured.saving}
+            parts |= {"exchange": measured.exchange, "compiling": measured.compiling}
+            parts |= {"batches": measured.batches, "saving": measured.saving}
         return replace(self, parts=parts, remedies=remedies, measured=measured)
 
     def describe(self) -> str:
@@ -102,7 +108,7 @@ class MemoryPlan:
     def describe_largest(self) -> str:
         """Return what the plan's parts and the largest parameters take, in words."""
         tensors = ", ".join(f"{name} ({mebibytes(size)})" for name, size in self.largest)
-        return f"The model takes {self.describe()}. Its largest parameters: {tensors}."
+        return f"The job takes {self.describe()}. Its largest parameters: {tensors}."
 
     def exceeds(self, limit_bytes: int) -> str:
         """Return that the parts alone do not fit into a limit, in words; empty if they do."""
@@ -148,20 +154,38 @@ def memory_plan(
     remedies = _remedies(config, micro_batch, trained, measured)
     if may_shard:
         remedies += _sharding(config, trained, workers)
-    plan = MemoryPlan(parts, largest, remedies)
+    plan = MemoryPlan(parts, largest, remedies, trained)
     return plan if measured is None else plan.with_measured(measured, remedies)
 
 
-def saving_bytes(plan: MemoryPlan, is_sharded: bool) -> int:
-    """Return what saving a checkpoint takes on rank 0: copies of what it has, and the larger file's arrays.
+def saving_bytes(plan: MemoryPlan, config: Config) -> int:
+    """Return what saving a checkpoint takes on rank 0: copies of all state.
+
+    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more. Pages of the temporary file that sharded state is gathered in count like a copy while it is read.
 
     Args:
         plan: the job's memory.
-        is_sharded: whether the optimizer's state is sharded: then it is gathered in a file.
+        config: the resolved config.
     """
-    parameters = plan.parts["parameters"]
-    state = 0 if is_sharded else plan.parts["optimizer"] + plan.parts["moving average"]
-    return parameters + state + max(parameters, state)
+    parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
+    state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
+    return parameters + state + (max(parameters, state) if config.framework == "torch" else 0)
+
+
+def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
+    """Return what the exchange takes beside the gradients: a tensor of all of them, or the library's buffers.
+
+    With sharded state, also the bucket that is gathered.
+
+    Args:
+        plan: the job's memory.
+        config: the resolved config.
+        workers: the number of workers.
+    """
+    if workers == 1:
+        return 0
+    whole = plan.trained_bytes
+    return whole if config.shard == "none" else whole + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
 
 
 def mebibytes(size: int) -> str:

@@ -3,7 +3,7 @@
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.host.memory import limit_bytes, peak_bytes, release_unused, resident_bytes
 from hvdtrain.jobs.dry_run import Dry
-from hvdtrain.memory_plan import MeasuredMemory, MemoryPlan, memory_plan, saving_bytes
+from hvdtrain.memory_plan import MeasuredMemory, MemoryPlan, exchange_bytes, memory_plan, saving_bytes
 from hvdtrain.session import Session
 
 
@@ -56,7 +56,6 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     # the dry run has kept a copy of the parameters beside its gradients
     known = resident + plan.parts["parameters"] + plan.parts["gradients"] + memory.activations
     batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
-    is_sharded = config.shard != "none" and session.backend.workers.size > 1
     measured = MeasuredMemory(
         memory.activations,
         per_sample,
@@ -66,7 +65,8 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         compiling=memory.compiling,
         idle=memory.idle,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
-        saving=saving_bytes(plan, is_sharded) if session.backend.workers.rank == 0 else 0,
+        saving=saving_bytes(plan, config) if session.backend.workers.rank == 0 else 0,
+        exchange=exchange_bytes(plan, config, session.backend.workers.size),
     )
     return plan_memory(session, model, measured)
 

@@ -40,7 +40,7 @@ class Summary:
         seconds: from the first step to the end.
         samples_per_second: throughput of all workers together, the median of the logged windows.
         peak_memory_mib: the most memory that a worker's process has had, in MiB, the largest over the
-            workers; 0 if no step was done.
+            workers; of rank 0 until the end of the run, of others until the end of training.
         peak_device_memory_mib: likewise, what tensors have had on a worker's GPU; 0 on the CPU.
         final: metrics of the last evaluation.
         run_dir: the run directory.

@@ -1,9 +1,9 @@
 """What a micro-batch takes of memory in TensorFlow; ``torch/activations.py`` finds the same for PyTorch.
 
-A dry run computes eagerly, and keeps tensors that a step's graph does not: those of local variables of the task
-and of Keras, and those that a gradient could need. So the operations are noted while they are done, with what
-goes in and comes out, and the graph's memory follows from them: a tensor lives from the operation that makes it
-to the last one that takes it, and operations that no gradient needs are left out.
+A dry run computes eagerly, and keeps tensors that a step's graph does not: those of local variables of the
+task and of Keras, and those that a gradient could need. So the operations are noted while they are done, with
+what goes in and comes out, and the graph's memory follows from them: a tensor lives from the operation that
+makes it to the last one that takes it, and operations that no gradient needs are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,11 @@ _ALIASES = frozenset(
         *("StopGradient", "PreventGradient", "Snapshot"),
     }
 )
+# these take a tensor's shape alone, which a graph knows before it runs
+_OF_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _READ = "ReadVariableOp"  # its output is the variable's own memory
-# roughly, by jobs of six models: a graph with its optimizations and kernels, and what else a first step takes
-_GRAPH_BYTES = 50_000  # for each operation of the micro-batch
+# roughly, by jobs of six models: what a first step takes beside tensors, and each operation of a micro-batch
+_STEP_BYTES, _OPERATION_BYTES = 12 << 20, 30_000
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,25 @@ class ActivationMeter:
             return None
         return StepMemory(
             activations=most_bytes(self._operations, self._results),
-            compiling=_GRAPH_BYTES * len(self._operations),
+            compiling=_STEP_BYTES + _OPERATION_BYTES * len(self._operations),
             idle=max(0, self._kept - self._current),
         )
 
     def _note(  # noqa: PLR0917 - as TensorFlow calls it
-        self, kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None
+        self,
+        kind: str | bytes,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
     ) -> None:
         if graph is None:
+            name = kind.decode() if isinstance(kind, bytes) else kind  # TensorFlow gives either
             taken = [tensor._id for tensor in inputs if hasattr(tensor, "_id")]
-            self._operations.append(Operation(kind, taken, [(made._id, _size(made)) for made in outputs]))
+            if name in _OF_SHAPES:
+                taken = []
+            self._operations.append(Operation(name, taken, [(made._id, _size(made)) for made in outputs]))
 
 
 def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:
