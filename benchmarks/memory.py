@@ -4,9 +4,9 @@
     python benchmarks/memory.py --frameworks torch --models gpt --settings plain shard
 
 Each job trains one of the models of ``peers.py`` for some steps, with one thread a worker, and saves a
-checkpoint in the end. The forecast is the sum in the line "memory" of its plan, which is there before the first
-step; the peak is ``peak_memory_mib`` of its summary, the largest over the workers. Less than 0 % means that the
-forecast is too low.
+checkpoint in the end. The forecast is the sum in the line "memory" of its plan, which is there before the
+first step; the peak is ``peak_memory_mib`` of its summary, the largest over the workers. Less than 0 % means
+that the forecast is too low.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from hvdtrain.config import Config
 MEBIBYTE = 1 << 20
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
 _SLOTS = {"adamw": 2, "lamb": 2}  # tensors that an optimizer keeps for each parameter
+_SHOWN = MEBIBYTE // 20  # what takes less is 0.0 MiB
 _LARGEST = 3  # tensors that a message names
 _MADE_BY_STEPS = ("gradients", "compression")  # what is not there when the model is built
 
@@ -90,7 +91,7 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Return the parts and their sum, in words."""
-        sizes = {name: mebibytes(size) for name, size in self.parts.items() if size}
+        sizes = {name: mebibytes(size) for name, size in self.parts.items() if size >= _SHOWN}
         if self.measured is None:
             rest = "; besides activations, batches and framework"
         else:
@@ -161,7 +162,8 @@ def memory_plan(
 def saving_bytes(plan: MemoryPlan, config: Config) -> int:
     """Return what saving a checkpoint takes on rank 0: copies of all state.
 
-    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more. Pages of the temporary file that sharded state is gathered in count like a copy while it is read.
+    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more. Pages of the
+    temporary file that sharded state is gathered in count like a copy while it is read.
 
     Args:
         plan: the job's memory.
