@@ -122,7 +122,8 @@ class Callback:
             step: the window's last step.
             values: means over the window's samples ("loss" and the task's metrics), "learning_rate",
                 "samples_per_second", "data_wait_fraction" and, if they are measured, "slowest_rank" and
-                "wait_fraction", as in ``metrics.jsonl``; "bad_samples" if samples were skipped.
+                "wait_fraction"; "peak_memory_mib"; "bad_samples" if samples were skipped: as in
+                ``metrics.jsonl``.
         """
 
     def on_evaluation(self, step: "StepInfo", metrics: Mapping[str, float]) -> None:
@@ -134,8 +135,9 @@ class Callback:
         Args:
             step: the last step before the evaluation.
             metrics: means over the evaluation data ("loss" and the task's metrics, with the name of the set
-                before them for sets other than the first: "noisy/loss"), "learning_rate" and
-                "samples_per_second", as in ``metrics.jsonl``; "bad_samples" if samples were left out.
+                before them for sets other than the first: "noisy/loss"), "learning_rate",
+                "samples_per_second" and "peak_memory_mib", as in ``metrics.jsonl``; "bad_samples" if samples
+                were left out.
         """
 
     def should_stop(self, step: "StepInfo", metrics: Mapping[str, float]) -> str:

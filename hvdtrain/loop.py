@@ -12,6 +12,7 @@ from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistic
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
+from hvdtrain.memory_peak import is_turn, own_peak_mib
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.replicas import check_replicas
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
@@ -65,7 +66,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
-            signals = _outgoing_signals(session, poll_signals, feed, batch.step)
+            signals = _outgoing_signals(session, plan, poll_signals, feed, batch.step)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
             session.unsent = NO_FLAGS
@@ -85,6 +86,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)
+    session.memory_peak.share(backend)
 
 
 def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None:
@@ -136,6 +138,7 @@ def _is_over(session: Session, plan: TrainingPlan) -> bool:
     ACTIVITY.enter("starting to train", is_long=True)
     session.wanted, session.unsent = session.wanted.without_change(), session.unsent.without_change()
     check_replicas(session.backend)
+    session.memory_peak.share(session.backend)
     if not session.is_started:
         session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
         session.is_started = True
@@ -262,7 +265,13 @@ def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -
         state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
         with session.put_off_loss():
-            session.report.on_evaluation(step, state.last_eval, total.samples_per_second(), total.bad_samples)
+            session.report.on_evaluation(
+                step,
+                state.last_eval,
+                total.samples_per_second(),
+                total.bad_samples,
+                memory=session.memory_peak.values(),
+            )
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
@@ -293,7 +302,7 @@ def save(session: Session) -> None:
 
 
 def _outgoing_signals(
-    session: Session, poll_signals: Callable[[], ControlFlags], feed: Feed, step: int
+    session: Session, plan: TrainingPlan, poll_signals: Callable[[], ControlFlags], feed: Feed, step: int
 ) -> Sequence[float]:
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
     flags = poll_signals() | session.unsent
@@ -302,7 +311,10 @@ def _outgoing_signals(
     if session.saver.poll():
         flags |= ControlFlags(stop=True)
     session.unsent = flags
-    return encode_signals(flags, StepStatistics(skipped, waited_seconds))
+    workers, peak = session.backend.workers, (0.0, 0.0)
+    if is_turn(session.state.progress.step + 1, plan.sync_every, workers.rank, workers.size):
+        peak = own_peak_mib(session.backend)
+    return encode_signals(flags, StepStatistics(skipped, waited_seconds, *peak))
 
 
 def _is_left_to_evaluate(session: Session, plan: TrainingPlan) -> bool:

@@ -2,56 +2,123 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hvdtrain.backends.portable.shards import LEAST_BYTES, MOST_BUCKETS
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 
 MEBIBYTE = 1 << 20
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
 _SLOTS = {"adamw": 2, "lamb": 2}  # tensors that an optimizer keeps for each parameter
+_SHOWN = MEBIBYTE // 20  # what takes less is 0.0 MiB
 _LARGEST = 3  # tensors that a message names
+_MADE_BY_STEPS = ("gradients", "compression")  # what is not there when the model is built
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """What a worker has measured before its first step, in bytes.
+
+    Attributes:
+        activations: what the passes of a micro-batch take at once, without gradients.
+        per_sample: how much of that each sample of the micro-batch adds.
+        resident: what the process has when the model is built; None if tensors are in a GPU's memory.
+        peak: the most that the process, or tensors on its GPU, have had until now.
+        workspace: what the passes took beyond activations and gradients, such as kernels' own memory.
+        compiling: roughly, what the framework takes for compiling the step.
+        idle: what the framework keeps for tensors that are made later, and is part of what is resident.
+        batches: what batches take that are read ahead.
+        saving: what a checkpoint takes while it is written.
+        exchange: what the exchange between workers takes beside the gradients.
+    """
+
+    activations: int
+    per_sample: float
+    resident: int | None
+    peak: int = 0
+    workspace: int = 0
+    compiling: int = 0
+    idle: int = 0
+    batches: int = 0
+    saving: int = 0
+    exchange: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a worker of a job keeps while it trains, in bytes; without activations, batches and the framework.
+    """What a worker of a job keeps while it trains, in bytes.
 
     Attributes:
-        parts: bytes by what they are for.
+        parts: bytes by what they are for; before anything is measured without activations, batches and the
+            framework.
         largest: the largest parameters, name and bytes.
         remedies: what would take less memory, the most effective first, in words.
+        trained_bytes: what the trained parameters take.
+        measured: what was measured; None before that.
     """
 
     parts: Mapping[str, int]
     largest: Sequence[tuple[str, int]]
     remedies: Sequence[str]
+    trained_bytes: int = 0
+    measured: MeasuredMemory | None = None
 
     @property
     def total_bytes(self) -> int:
-        """The sum of the parts."""
-        return sum(self.parts.values())
+        """The sum of the parts, or what the worker has had already if that is more."""
+        return max(sum(self.parts.values()), self.measured.peak if self.measured else 0)
+
+    def with_measured(self, measured: MeasuredMemory, remedies: Sequence[str]) -> "MemoryPlan":
+        """Return the plan with what was measured among its parts.
+
+        Args:
+            measured: what was measured.
+            remedies: what would take less memory, with figures.
+        """
+        parts = dict(self.parts)
+        if measured.resident is not None:
+            there = sum(size for name, size in parts.items() if name not in _MADE_BY_STEPS)
+            # memory that is free for tensors counts as what they are going to be
+            later = parts["gradients"] + measured.activations
+            parts["framework and data"] = max(0, measured.resident - there - min(measured.idle, later))
+        parts["activations"] = measured.activations
+        parts["kernels"] = measured.workspace
+        if measured.resident is not None:
+            parts |= {"exchange": measured.exchange, "compiling": measured.compiling}
+            parts |= {"batches": measured.batches, "saving": measured.saving}
+        return replace(self, parts=parts, remedies=remedies, measured=measured)
 
     def describe(self) -> str:
         """Return the parts and their sum, in words."""
-        parts = ", ".join(f"{name} {mebibytes(size)}" for name, size in self.parts.items() if size)
-        return (
-            f"{mebibytes(self.total_bytes)} per worker: {parts}; besides activations, batches and framework"
-        )
+        sizes = {name: mebibytes(size) for name, size in self.parts.items() if size >= _SHOWN}
+        if self.measured is None:
+            rest = "; besides activations, batches and framework"
+        else:
+            sizes["activations"] = f"{mebibytes(self.measured.activations)} ({self._per_sample()})"
+            rest = "; besides the framework, on the GPU" if self.measured.resident is None else ""
+            if self.measured.peak > sum(self.parts.values()):
+                rest += f"; {mebibytes(self.measured.peak)} were taken until now"
+        parts = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        return f"{mebibytes(self.total_bytes)} per worker: {parts}{rest}"
+
+    def _per_sample(self) -> str:
+        size = 0.0 if self.measured is None else self.measured.per_sample
+        return f"{size / 1024:,.0f} KiB a sample" if size < MEBIBYTE else f"{mebibytes(round(size))} a sample"
 
     def describe_largest(self) -> str:
         """Return what the plan's parts and the largest parameters take, in words."""
         tensors = ", ".join(f"{name} ({mebibytes(size)})" for name, size in self.largest)
-        return f"The model takes {self.describe()}. Its largest parameters: {tensors}."
+        return f"The job takes {self.describe()}. Its largest parameters: {tensors}."
 
     def exceeds(self, limit_bytes: int) -> str:
         """Return that the parts alone do not fit into a limit, in words; empty if they do."""
         if self.total_bytes <= limit_bytes:
             return ""
-        return (
-            f"parameters, gradients and optimizer take {mebibytes(self.total_bytes)} per worker, and each "
-            f"worker of this host may take {mebibytes(limit_bytes)}"
-        )
+        what = "parameters, gradients and optimizer take" if self.measured is None else "the job needs about"
+        on_device = self.measured is not None and self.measured.resident is None
+        whose = "its GPU has" if on_device else "each worker of this host may take"
+        return f"{what} {mebibytes(self.total_bytes)} per worker, and {whose} {mebibytes(limit_bytes)}"
 
 
 def memory_plan(
@@ -63,8 +130,9 @@ def memory_plan(
     has_own_optimizer: bool = False,
     workers: int = 1,
     is_elastic: bool = False,
+    measured: MeasuredMemory | None = None,
 ) -> MemoryPlan:
-    """Return the memory that a worker needs beside activations, batches and the framework.
+    """Return the memory that a worker needs; before anything is measured, beside activations and the like.
 
     Args:
         parameter_shapes: shapes of the trained parameters by name.
@@ -74,6 +142,7 @@ def memory_plan(
         has_own_optimizer: whether the task brings an optimizer, whose slots are not known.
         workers: the number of workers, among which state may be sharded.
         is_elastic: whether the job is elastic.
+        measured: what was measured before the first step; None before that.
     """
     sizes = {name: _NUMBER_BYTES * math.prod(shape) for name, shape in parameter_shapes.items()}
     trained = sum(sizes.values())
@@ -83,10 +152,42 @@ def memory_plan(
     if has_own_optimizer:
         parts["optimizer"] = 0
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
-    remedies = _remedies(config, micro_batch, trained)
+    remedies = _remedies(config, micro_batch, trained, measured)
     if may_shard:
         remedies += _sharding(config, trained, workers)
-    return MemoryPlan(parts, largest, remedies)
+    plan = MemoryPlan(parts, largest, remedies, trained)
+    return plan if measured is None else plan.with_measured(measured, remedies)
+
+
+def saving_bytes(plan: MemoryPlan, config: Config) -> int:
+    """Return what saving a checkpoint takes on rank 0: copies of all state.
+
+    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more. Pages of the
+    temporary file that sharded state is gathered in count like a copy while it is read.
+
+    Args:
+        plan: the job's memory.
+        config: the resolved config.
+    """
+    parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
+    state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
+    return parameters + state + (max(parameters, state) if config.framework == "torch" else 0)
+
+
+def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
+    """Return what the exchange takes beside the gradients: a tensor of all of them, or the library's buffers.
+
+    With sharded state, also the bucket that is gathered.
+
+    Args:
+        plan: the job's memory.
+        config: the resolved config.
+        workers: the number of workers.
+    """
+    if workers == 1:
+        return 0
+    whole = plan.trained_bytes
+    return whole if config.shard == "none" else whole + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
 
 
 def mebibytes(size: int) -> str:
@@ -139,19 +240,28 @@ def _compression_bytes(config: Config, trained: int) -> int:
     return trained // 2 if config.compression != "none" else 0
 
 
-def _remedies(config: Config, micro_batch: int, trained: int) -> list[str]:
+def _remedies(
+    config: Config, micro_batch: int, trained: int, measured: MeasuredMemory | None = None
+) -> list[str]:
     """Return what would take less memory, as far as the config does not do it."""
     remedies = []
     if micro_batch > 1:
-        smaller = "" if config.global_batch_size else f"--batch-size {-(-micro_batch // 2)} "
+        half = -(-micro_batch // 2)
+        smaller = "" if config.global_batch_size else f"--batch-size {half} "
+        less = "with about half of the activations"
+        if measured is not None:
+            less = f"{mebibytes(round((micro_batch - half) * measured.per_sample))} less"
         remedies.append(
-            f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, with about half "
-            "of the activations"
+            f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, {less}"
         )
     if not config.checkpoint_activations:
-        remedies.append("--checkpoint-activations: those of repeated blocks are computed twice and not kept")
+        most = "" if measured is None else f", less than {mebibytes(measured.activations)} less"
+        remedies.append(
+            f"--checkpoint-activations: those of repeated blocks are computed twice and not kept{most}"
+        )
     if config.precision == "fp32":
-        remedies.append("--precision bf16: most activations take half of it")
+        about = "" if measured is None else f", up to {mebibytes(measured.activations // 2)} less"
+        remedies.append(f"--precision bf16: most activations take half of it{about}")
     if config.ema_decay is not None:
         remedies.append(f"no --ema-decay: {mebibytes(trained)} less")
     return remedies

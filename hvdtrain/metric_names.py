@@ -8,9 +8,14 @@ from hvdtrain.errors import TaskError
 LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "seconds"})
 # how many samples could not be read and were skipped, if any
 BAD_SAMPLES = "bad_samples"
+# the most memory that a worker has had, in MiB: its process, and tensors on its GPU
+PEAK_MEMORY, PEAK_DEVICE_MEMORY = "peak_memory_mib", "peak_device_memory_mib"
 # numbers that stand beside the metrics
-_MEASURES = frozenset(
-    {"loss", "learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"}
+MEASURES = frozenset(
+    {
+        *("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"),
+        *(PEAK_MEMORY, PEAK_DEVICE_MEMORY),
+    }
 )
 # what else a line of evaluations.jsonl says
 _EVALUATION_FIELDS = frozenset(
@@ -18,7 +23,7 @@ _EVALUATION_FIELDS = frozenset(
 )
 # between the name of an evaluation set and that of its metric: "noisy/accuracy"
 SEPARATOR = "/"
-RESERVED = LINE_FIELDS | _MEASURES | _EVALUATION_FIELDS
+RESERVED = LINE_FIELDS | MEASURES | {"loss"} | _EVALUATION_FIELDS
 
 
 def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:

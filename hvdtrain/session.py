@@ -25,6 +25,7 @@ from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_part import StreamPart
 from hvdtrain.errors import PeerLostError
+from hvdtrain.memory_peak import MemoryPeak
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.metrics import StepInfo
 from hvdtrain.object_urls import is_url, join
@@ -69,6 +70,7 @@ class Session:
         profile: what records the steps that the config asks for.
         readers: the processes that read samples, if there are any.
         memory: what the model, its gradients and its optimizer take; None before it is known.
+        memory_peak: the most memory that a worker has had.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
         generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
         lost_lease: returns why this worker may no longer write files; empty while it may.
@@ -96,6 +98,7 @@ class Session:
     profile: Profile = field(default_factory=NoProfile)
     readers: Readers | None = None
     memory: MemoryPlan | None = None
+    memory_peak: MemoryPeak = field(default_factory=MemoryPeak)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     generation: int = 0
     lost_lease: Callable[[], str] = lambda: ""

@@ -115,6 +115,7 @@ class StepResults:
         if metrics.flags:
             session.wanted |= metrics.flags
         session.skipped.count += metrics.statistics.skipped_samples
+        session.memory_peak.take(metrics.statistics)
         session.state.window.add(metrics, step.clock_seconds)
         try:
             session.report.on_step(step, metrics)
@@ -140,9 +141,10 @@ class StepResults:
         session.speeds.append(speed)
         self._report_small_weights()
         data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
+        bad_samples, memory = window.bad_samples, session.memory_peak.values()
         with session.put_off_loss():
             session.report.on_window(
-                step, window.means(), speed, data_wait, busy, bad_samples=window.bad_samples
+                step, window.means(), speed, data_wait, busy, bad_samples=bad_samples, memory=memory
             )
         if text := self._stragglers.take(window.busy, window.seconds):
             session.report.note(f"{text} (step {step.step:,})")

@@ -85,6 +85,35 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class StepMemory:
+    """What the forward and the backward pass of a micro-batch take of memory, in bytes.
+
+    Attributes:
+        activations: the most that tensors take at once which the passes make, without the gradients of
+            parameters: what the backward pass needs of the forward pass, and what both need meanwhile.
+        compiling: roughly, what the framework takes beside tensors when it compiles the step.
+        idle: what the framework keeps of freed memory for tensors that are made later.
+    """
+
+    activations: int
+    compiling: int = 0
+    idle: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a worker's GPU, in bytes.
+
+    Attributes:
+        peak: the most that tensors have had.
+        limit: how much it has; None if that is not known.
+    """
+
+    peak: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
 class DryRun:
     """What came of one micro-batch that was computed without changing anything.
 
@@ -95,6 +124,7 @@ class DryRun:
         last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
         error: the exception that ended the computation, or None.
         note: what the user should know of the computation, in words; empty if nothing.
+        memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
     """
 
     outputs: Any
@@ -102,6 +132,7 @@ class DryRun:
     last_activation: str = ""
     error: Exception | None = None
     note: str = ""
+    memory: StepMemory | None = None
 
 
 class PendingMetrics(Protocol):
@@ -206,6 +237,10 @@ class Backend(Protocol):
 
         The loop calls it before the first step and after each pause, such as an evaluation.
         """
+        ...
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
         ...
 
     def recorder(self) -> StepRecorder:

@@ -35,20 +35,25 @@ class ControlFlags:
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What happened on the host before this step.
+    """What happened on the host before this step, and how much memory a worker has had until then.
 
     Attributes:
         skipped_samples: how many samples could not be read and were skipped.
         data_wait_seconds: how long the worker waited for data.
+        host_peak_mib: the most memory that its process has had, in MiB; only one worker tells in a step, so
+            that the sum over workers is that worker's number.
+        device_peak_mib: likewise, what tensors have had on its GPU.
     """
 
     skipped_samples: int = 0
     data_wait_seconds: float = 0.0
+    host_peak_mib: float = 0.0
+    device_peak_mib: float = 0.0
 
 
 NO_FLAGS = ControlFlags()
 NO_STATISTICS = StepStatistics()
-SIGNALS = 5  # numbers in the vector
+SIGNALS = 7  # numbers in the vector
 NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
 
 
@@ -65,11 +70,13 @@ def encode_signals(
         float(flags.change),
         float(statistics.skipped_samples),
         statistics.data_wait_seconds,
+        statistics.host_peak_mib,
+        statistics.device_peak_mib,
     )
     return vector if any(vector) else NO_SIGNALS
 
 
 def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistics]:
     """Return the flags that any worker raised and the sums of the statistics over all workers."""
-    stop, save, change, skipped, waited = vector
-    return ControlFlags(stop > 0, save > 0, change > 0), StepStatistics(round(skipped), waited)
+    stop, save, change, skipped, *measured = vector
+    return ControlFlags(stop > 0, save > 0, change > 0), StepStatistics(round(skipped), *measured)

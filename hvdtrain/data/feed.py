@@ -59,6 +59,19 @@ class HostBatch:
     range_samples: int = 0
     in_warmup: bool = False
 
+    def half(self) -> "HostBatch":
+        """Return the first half, rounded up, of the first micro-batch, as a batch of its own."""
+        count = -(-self.weights.shape[1] // 2)
+        arrays = {name: array[:1, :count] for name, array in self.arrays.items()}
+        return replace(
+            self, arrays=arrays, weights=self.weights[:1, :count], indices=self.indices[:1, :count], bad=()
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """What its arrays take."""
+        return sum(array.nbytes for array in self.arrays.values())
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -42,6 +42,13 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def resident_bytes() -> int:
+    """Return the memory that this process has resident now, pages of files included; 0 if it is not known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    return 0
+
+
 def release_unused() -> None:
     """Give the system back what the C library keeps of freed memory; only glibc can do so.
 

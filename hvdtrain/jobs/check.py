@@ -9,12 +9,12 @@ from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import open_console
-from hvdtrain.host.memory import limit_bytes, peak_bytes
+from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import notes_on_memory, plan_memory
+from hvdtrain.jobs.memory_check import measured_plan, memory_limit, notes_on_memory, plan_memory
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
@@ -77,9 +77,10 @@ def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData, model: ModelIn
     restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
     with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(config, backend, task_data, ResumePoint(), readers)
-        memory = plan_memory(session, model)
-        notes = notes_on_memory(memory, backend.workers)
+        memory, peak = plan_memory(session, model), peak_bytes()
         found = dry_run(session, task_data.task, memory)
+        memory = measured_plan(session, model, found, peak)
+        notes = notes_on_memory(memory, backend)
         return memory, replace(found, notes=(*notes, *found.notes))
 
 
@@ -99,12 +100,20 @@ def _describe(
     lines += [
         ("memory", memory.describe()),
         ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
-        ("", f"each worker of this host may take {mebibytes(limit_bytes(backend.workers.local_size))}"),
+        ("", _limit(backend)),
         ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
         *(("note", note) for note in found.notes),
     ]
     title = f"check passed: {job.config.task} with {backend.info.description}, {workers}; nothing was trained"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])
+
+
+def _limit(backend: Backend) -> str:
+    """Return how much memory each worker has, in words."""
+    limit = memory_limit(backend)
+    if backend.device_memory() is None:
+        return f"each worker of this host may take {mebibytes(limit or 0)}"
+    return "how much memory a GPU has is not known" if limit is None else f"a GPU has {mebibytes(limit)}"
 
 
 def _describe_pass(one: Pass) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.base import StepMemory
 from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
@@ -18,7 +19,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.session import Session
 from hvdtrain.user_errors import where_raised
@@ -33,11 +34,13 @@ class Dry:
             done already.
         notes: what to tell the user, the same on every worker.
         seconds: how long it took.
+        half: what a micro-batch of half the size, rounded up, takes of memory; None if that is not known.
     """
 
     passes: Sequence[Pass]
     notes: Sequence[str]
     seconds: float
+    half: StepMemory | None = None
 
 
 def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
@@ -60,11 +63,21 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
+        half = _half(session) if passes and passes[0].result.memory is not None else None
     errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
     error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one))
     notes = share_findings(session.backend.workers, error, found)
-    return Dry(passes, notes, time.perf_counter() - begun_seconds)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds, half)
+
+
+def _half(session: Session) -> StepMemory | None:
+    """Return what half a micro-batch takes of memory; None if it cannot be computed alone. Local."""
+    plan = session.plan()
+    if session.config.sync_batch_norm or plan.batch.micro_batch < 2:  # the former has collectives
+        return None
+    batch = session.train_batch(plan, session.state.progress)
+    return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory
 
 
 def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:

@@ -30,7 +30,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs.asked_of_worker import AskedOfWorker
 from hvdtrain.jobs.common_state import values_to_compare
 from hvdtrain.jobs.elastic_start import warm_up
-from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     LOST_SAVE_SECONDS,

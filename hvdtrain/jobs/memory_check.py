@@ -1,18 +1,21 @@
-"""The memory of a job: its plan, whether that fits, and the error of a job that runs out of it."""
+"""The memory of a job: its plan, what a dry run adds to it, and whether that fits."""
 
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import ModelInfo
-from hvdtrain.errors import LackOfMemoryError
-from hvdtrain.host.memory import is_out_of_memory, limit_bytes, peak_bytes
-from hvdtrain.memory_plan import MemoryPlan, mebibytes, memory_plan
+from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.host.memory import limit_bytes, peak_bytes, release_unused, resident_bytes
+from hvdtrain.jobs.dry_run import Dry
+from hvdtrain.memory_plan import MeasuredMemory, MemoryPlan, exchange_bytes, memory_plan, saving_bytes
 from hvdtrain.session import Session
-from hvdtrain.user_errors import where_raised
 
 
-def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
-    """Return what the model, its gradients and its optimizer take on each worker. Local: no collective.
+def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:
+    """Return the memory that each worker takes. Local: no collective.
 
     Of a split model, it is that of the stage that takes most.
+
+    Args:
+        session: the run.
+        model: what is known of the model.
+        measured: what was measured before the first step; None before that: then the plan is without it.
     """
     workers = session.backend.workers
     plans = [
@@ -24,29 +27,64 @@ def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
             frozen_parameters=model.frozen_parameters,
             micro_batch=session.plan().batch.micro_batch,
             has_own_optimizer=model.own_rates is not None,
+            measured=measured,
         )
         for shapes in model.stage_shapes or (model.parameter_shapes,)
     ]
     return max(plans, key=lambda plan: plan.total_bytes)
 
 
-def notes_on_memory(plan: MemoryPlan, workers: Workers) -> list[str]:
-    """Return a note if what is planned does not fit into this host's memory; empty otherwise. Local."""
-    text = plan.exceeds(limit_bytes(workers.local_size))
-    return [f"{text}; {'; '.join(plan.remedies)}"] if text else []
+def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
+    """Return the job's memory with what a dry run has found. Local: no collective.
 
-
-def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:
-    """Return the error of work that ran out of memory; None if an error says something else.
+    It gives the system back what the dry run has left, so that what is resident is what stays.
 
     Args:
-        error: what was raised.
-        doing: what failed, such as "training failed at step 3".
-        plan: the job's memory, if it is known.
+        session: the run.
+        model: what is known of the model.
+        found: what the dry run found.
+        peak_before: the most that this process had had before it.
     """
-    if not is_out_of_memory(error):
-        return None
-    lines = [f"This worker has had {mebibytes(peak_bytes())} of the host's memory."]
-    if plan is not None:
-        lines += [plan.describe_largest(), "To take less:", *(f"  {text}" for text in plan.remedies)]
-    return LackOfMemoryError(f"{doing}, out of memory: {where_raised(error)}", "\n  ".join(lines))
+    release_unused()
+    plan = plan_memory(session, model)
+    first = found.passes[0] if found.passes else None
+    if first is None or (memory := first.result.memory) is None:
+        return plan
+    config, samples = session.config, session.plan().batch.micro_batch
+    half = -(-samples // 2)
+    per_sample = memory.activations / samples
+    if found.half is not None and found.half.activations < memory.activations:
+        per_sample = (memory.activations - found.half.activations) / (samples - half)
+    device = session.backend.device_memory()
+    if device is not None:
+        return plan_memory(session, model, MeasuredMemory(memory.activations, per_sample, None, device.peak))
+    peak, resident = peak_bytes(), resident_bytes()
+    # the dry run has kept a copy of the parameters beside its gradients
+    known = resident + plan.parts["parameters"] + plan.parts["gradients"] + memory.activations
+    batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
+    measured = MeasuredMemory(
+        memory.activations,
+        per_sample,
+        resident,
+        peak,
+        workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
+        compiling=memory.compiling,
+        idle=memory.idle,
+        batches=batch * (max(config.read_threads, config.read_workers) + 3),
+        saving=saving_bytes(plan, config) if session.backend.workers.rank == 0 else 0,
+        exchange=exchange_bytes(plan, config, session.backend.workers.size),
+    )
+    return plan_memory(session, model, measured)
+
+
+def memory_limit(backend: Backend) -> int | None:
+    """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
+    device = backend.device_memory()
+    return limit_bytes(backend.workers.local_size) if device is None else device.limit
+
+
+def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
+    """Return a note if what is planned does not fit into this worker's memory; empty otherwise. Local."""
+    limit = memory_limit(backend)
+    text = "" if limit is None else plan.exceeds(limit)
+    return [f"{text}; {'; '.join(plan.remedies)}"] if text else []

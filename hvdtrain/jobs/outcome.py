@@ -18,6 +18,7 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.memory_peak import own_peak_mib
 from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
@@ -207,6 +208,10 @@ def where_it_stood(session: Session) -> str:
 def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
     """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
     seconds = session.report.seconds()
+    # of the last checkpoint, which this worker may have written since the workers told theirs
+    memory = [
+        max(peaks) for peaks in zip(session.memory_peak.numbers, own_peak_mib(session.backend), strict=True)
+    ]
     newest, failures = session.saver.newest, session.saver.failures
     save_error = failures[-1] if failures else None
     if newest is not None and verified:
@@ -238,4 +243,6 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         eval_sets=[name for name in sets_of(session.eval_data) if name],
         changes=session.state.changes,
         paused_seconds=round(session.state.paused_seconds, 3),
+        peak_memory_mib=round(memory[0], 1),
+        peak_device_memory_mib=round(memory[1], 1),
     )

@@ -16,7 +16,7 @@ from hvdtrain.jobs.elastic_job import train_in_worlds
 from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.failure_cause import exchange_cause
 from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
-from hvdtrain.jobs.memory_check import lack_of_memory
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     end_together,

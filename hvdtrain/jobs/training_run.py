@@ -12,12 +12,12 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
-from hvdtrain.host.memory import release_unused
+from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import notes_on_memory, plan_memory
+from hvdtrain.jobs.memory_check import measured_plan, notes_on_memory, plan_memory
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.jobs.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -172,11 +172,11 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     """Collective. Do the dry run, which precedes whatever is written; return its notes."""
     ACTIVITY.enter("in the dry run", is_long=True)
     session.memory = plan_memory(session, run.model)
-    notes = notes_on_memory(session.memory, session.backend.workers)
+    peak = peak_bytes()
     # its batches need not stay in memory
-    notes += dry_run(session, run.task_data.task, session.memory).notes
-    release_unused()
-    return notes
+    found = dry_run(session, run.task_data.task, session.memory)
+    session.memory = measured_plan(session, run.model, found, peak)
+    return [*notes_on_memory(session.memory, session.backend), *found.notes]
 
 
 def open_services(

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.metric_names import PEAK_MEMORY
 from hvdtrain.regular_files import read_tail
 from hvdtrain.reporting.log_records import LogReader, metrics_in, number, parse_record
 from hvdtrain.reporting.records import EVAL, TRAIN
@@ -47,6 +48,7 @@ class Row:
         is_trained_only: whether there was no evaluation.
         seconds: the time that it trained.
         samples_per_second: the median of the logged windows.
+        peak_memory_mib: the most memory that a worker has had.
         config: fields of the config as text; those of mappings by names with dots.
         problem: why something is not known; empty if all is.
     """
@@ -59,6 +61,7 @@ class Row:
     is_trained_only: bool = False
     seconds: Any = None
     samples_per_second: Any = None
+    peak_memory_mib: Any = None
     config: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
@@ -94,6 +97,7 @@ def row_of(name: str, run: StoredRun) -> Row:
         is_trained_only=not last,
         seconds=summary.get("seconds"),
         samples_per_second=summary.get("samples_per_second"),
+        peak_memory_mib=summary.get(PEAK_MEMORY),
     )
 
 
@@ -120,6 +124,7 @@ def _with_log(row: Row) -> Row:
         is_trained_only=not metrics,
         seconds=last.get("seconds"),
         samples_per_second=median(speeds) if speeds else None,
+        peak_memory_mib=last.get(PEAK_MEMORY),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext
-from hvdtrain.metric_names import BAD_SAMPLES, metrics_by_set
+from hvdtrain.metric_names import BAD_SAMPLES, MEASURES, metrics_by_set
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.words import counted
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
-# what values hold beside the means
-_RATES = (
-    "learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction", BAD_SAMPLES
-)  # fmt: skip
+_RATES = MEASURES | {BAD_SAMPLES}  # what values hold beside the means
 
 
 class Console(Callback):
@@ -88,7 +85,7 @@ class Console(Callback):
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
             self.say(
                 f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
-                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s\n"
+                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s{_memory(summary)}\n"
                 f"run directory: {summary.run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
         elif summary.status == "stopped" and summary.checkpoint:
@@ -223,3 +220,10 @@ def _describe(values: Mapping[str, float]) -> str:
     parts.append(f"lr {values['learning_rate']:.3g}")
     parts.append(f"{values['samples_per_second']:,.0f} samples/s")
     return "  ".join(parts)
+
+
+def _memory(summary: Summary) -> str:
+    """Return the most memory that a worker has had, in words; empty if it is not known."""
+    host, device = summary.peak_memory_mib, summary.peak_device_memory_mib
+    on_device = f" and {device:,.0f} MiB on its GPU" if device else ""
+    return f", at most {host:,.0f} MiB of memory per worker{on_device}" if host else ""

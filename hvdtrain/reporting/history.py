@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.metric_names import LINE_FIELDS
+from hvdtrain.metric_names import LINE_FIELDS, MEASURES
 from hvdtrain.reporting.jsonl import lines_of
 from hvdtrain.reporting.records import EVAL, KEPT, key_of, line_of, parse_lines
 from hvdtrain.reporting.summary import Best
 
 # numbers of an evaluation that are no metrics
-_NO_METRICS = LINE_FIELDS | {"learning_rate", "samples_per_second"}
+_NO_METRICS = LINE_FIELDS | MEASURES
 _TAIL_LINES = 4 * KEPT  # among which the last records of a run are
 
 

@@ -39,6 +39,9 @@ class Summary:
         epochs: passes over the training data.
         seconds: from the first step to the end.
         samples_per_second: throughput of all workers together, the median of the logged windows.
+        peak_memory_mib: the most memory that a worker's process has had, in MiB, the largest over the
+            workers; of rank 0 until the end of the run, of others until the end of training.
+        peak_device_memory_mib: likewise, what tensors have had on a worker's GPU; 0 on the CPU.
         final: metrics of the last evaluation.
         run_dir: the run directory.
         checkpoint: the newest checkpoint that verifies; None where there is none.
@@ -78,6 +81,8 @@ class Summary:
     eval_sets: list[str] = field(default_factory=list)
     changes: int = 0
     paused_seconds: float = 0.0
+    peak_memory_mib: float = 0.0
+    peak_device_memory_mib: float = 0.0
     best: dict[str, Best] = field(default_factory=dict)
     metrics_log: bytes = field(default=b"", repr=False)
 
@@ -98,7 +103,7 @@ class Summary:
         """
         rare = (
             *("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets"),
-            *("changes", "paused_seconds"),
+            *("changes", "paused_seconds", "peak_memory_mib", "peak_device_memory_mib"),
         )
         left_out = ("best", "metrics_log")
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}

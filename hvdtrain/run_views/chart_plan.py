@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.metric_names import BAD_SAMPLES
+from hvdtrain.metric_names import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
 from hvdtrain.run_views.curves import WORKERS, Curve, RunLog
 from hvdtrain.run_views.thinning import LEAST, points_for_each, thin
@@ -23,6 +23,8 @@ _MEASURES = {
     "data_wait_fraction": "Waiting for data (fraction of the time)",
     "wait_fraction": "Waiting for the slowest worker (fraction of the time)",
     "slowest_rank": "Slowest rank",
+    PEAK_MEMORY: "Peak memory of a worker (MiB)",
+    PEAK_DEVICE_MEMORY: "Peak memory of a worker's GPU (MiB)",
     BAD_SAMPLES: "Samples that could not be read and were skipped",
     WORKERS: "Workers",
 }

@@ -231,7 +231,7 @@ def _speed_text(train: Mapping[str, Any]) -> str:
         for name, label, form in (
             ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
             ("data_wait_fraction", "data wait", ".0%"), ("slowest_rank", "slowest rank", ".0f"),
-            ("wait_fraction", "waiting for it", ".0%"),
+            ("wait_fraction", "waiting for it", ".0%"), ("peak_memory_mib", "peak MiB", ",.0f"),
         )
         if name in train
     ]  # fmt: skip

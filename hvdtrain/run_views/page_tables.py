@@ -9,7 +9,7 @@ from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_n
 from hvdtrain.reporting.stored_runs import CONFIG_FILE, StoredRun, flat, number_text, plain, value_text
 from hvdtrain.run_views.stored_checkpoints import StoredCheckpoint
 
-_MEASURED = ("seconds", "samples/s")
+_MEASURED = {"seconds": ",.1f", "samples/s": ",.0f", "peak MiB": ",.0f"}
 _NAMED = re.compile(r"([A-Za-z][A-Za-z ]{0,39}): (.*)")
 
 
@@ -35,12 +35,13 @@ def results_table(rows: Sequence[Row], statuses: Sequence[str]) -> PageTable:
     """
     metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
     facts = [name for name in FACTS if name != "status" and any(row.facts.get(name) for row in rows)]
-    head = ["run", "status", *facts, *_MEASURED]
+    measured = [name for name in _MEASURED if name != "peak MiB" or any(map(_peak, rows))]
+    head = ["run", "status", *facts, *measured]
     for name in metrics:
         head += [f"last {name}", f"best {name}"]
     head += [f"last {name} in training" for name in trained]
     return PageTable(head, [
-        [row.name, status, *(row.facts.get(name, "") for name in facts), *_measured(row),
+        [row.name, status, *(row.facts.get(name, "") for name in facts), *_measured(row)[: len(measured)],
          *(cell for name in metrics for cell in _last_and_best(row, name)),
          *(_text(row.last.get(name)) if row.is_trained_only else "" for name in trained)]
         for row, status in zip(rows, statuses, strict=True)
@@ -48,10 +49,13 @@ def results_table(rows: Sequence[Row], statuses: Sequence[str]) -> PageTable:
 
 
 def _measured(row: Row) -> list[str]:
-    return [
-        number_text(row.seconds, ",.1f"),
-        number_text(row.samples_per_second, ",.0f"),
-    ]
+    """Return what was measured of a run; the peak of memory last."""
+    numbers = (row.seconds, row.samples_per_second, _peak(row))
+    return [number_text(found, form) for found, form in zip(numbers, _MEASURED.values(), strict=True)]
+
+
+def _peak(row: Row) -> Any:
+    return row.peak_memory_mib
 
 
 def _last_and_best(row: Row, name: str) -> list[str]:

@@ -322,6 +322,17 @@ def test_a_dry_run_gives_outputs_and_the_values_of_samples(started):
 
 
 @pytest.mark.local
+def test_a_dry_run_says_what_the_passes_take_of_memory(started):
+    backend = build(started, Mixed())
+    whole = dry_run(backend)
+    plan = BatchPlan(SAMPLES, backend.workers.size)
+    half = backend.dry_run(host_batch(backend, plan, SAMPLES).half(), training=True)
+    assert half.error is None
+    assert 0.4 * whole.memory.activations < half.memory.activations < 0.8 * whole.memory.activations
+    assert dry_run(backend, training=False).memory is None
+
+
+@pytest.mark.local
 def test_one_worker_may_do_a_dry_run_alone(started):
     """It begins no reduction, and steps after it are those of all workers."""
     backend = build(started, Linear())

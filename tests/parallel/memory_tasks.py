@@ -7,6 +7,7 @@ import numpy as np
 
 SPARE_BYTES = 512 << 20
 COPIES = 128  # of 16 MiB each
+HEAVY_BYTES = 1 << 30
 
 
 def limit_memory():
@@ -75,3 +76,45 @@ class Early:
 
 class Late(Early):
     limited_call = 2
+
+
+class Uneven:
+    """A task whose second worker takes much more memory than the first, from the first step on."""
+
+    loss = "mse"
+
+    def train_data(self):
+        return {"inputs": np.ones((64, 8), np.float32), "targets": np.ones((64, 1), np.float32)}
+
+    def eval_data(self):
+        return self.train_data()
+
+    def callbacks(self):
+        return [Ballast()]
+
+    def torch_model(self):
+        import torch
+
+        return torch.nn.Sequential(torch.nn.Linear(8, 1))
+
+    def tf_model(self):
+        import keras
+
+        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+
+
+class Ballast:
+    """A callback that takes memory and writes down what its process has had in the end."""
+
+    every_rank = True
+
+    def on_step(self, step, metrics):
+        if self.context.rank == 1 and step.step == 2:
+            np.ones(HEAVY_BYTES, np.uint8)
+
+    def on_start(self, context):
+        self.context = context
+
+    def on_end(self, summary):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        (self.context.run_dir / f"rank-{self.context.rank}").write_text(str(peak))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.agreement import run_on_rank_zero
-from hvdtrain.backends.base import BackendInfo, DryRun, ModelInfo
+from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
@@ -141,6 +141,9 @@ class FakeBackend:
     def synchronize(self):
         raise NotImplementedError("a job without local steps")
 
+    def device_memory(self) -> DeviceMemory | None:
+        return None
+
     def restart_clock(self) -> None:
         self.clocks.append(len(self.calls))
 
@@ -243,6 +246,7 @@ class FakeReport(SilentReport):
         self.steps: list[int] = []
         self.windows: list[tuple[int, dict]] = []
         self.busy: list[dict] = []
+        self.memory: list[dict] = []
         self.bad_samples: list[tuple[str, int, int]] = []
         self.evaluations: list[tuple[int, dict]] = []
         self.notes: list[str] = []
@@ -257,14 +261,16 @@ class FakeReport(SilentReport):
         self.steps.append(step.step)
 
     def on_window(
-        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0
+        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0, memory=()
     ) -> None:
         self.windows.append((step.step, dict(means)))
         self.bad_samples.append(("train", step.step, bad_samples))
         self.busy.append(dict(busy))
+        self.memory.append(dict(memory))
 
-    def on_evaluation(self, step, means, samples_per_second, bad_samples=0) -> None:
+    def on_evaluation(self, step, means, samples_per_second, bad_samples=0, *, memory=()) -> None:
         self.evaluations.append((step.step, dict(means)))
+        self.memory.append(dict(memory))
         self.bad_samples.append(("eval", step.step, bad_samples))
 
     def on_checkpoint(self, step, path) -> None:

@@ -119,6 +119,9 @@ class NumpyBackend:
             np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
         return _pending(vector.tolist(), batch.total_weight)
 
+    def device_memory(self) -> None:
+        return None
+
     def restart_clock(self) -> None:
         pass
 

@@ -26,6 +26,7 @@ _NOT_REPEATED = (
     "samples_per_second",
     "data_wait_fraction",
     "slowest_rank",
+    "peak_memory_mib",
     "wait_fraction",
 )  # what a clock decides
 

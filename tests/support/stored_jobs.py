@@ -29,7 +29,14 @@ PATIENCE_SECONDS = 300.0
 _MANIFEST = re.compile(rf"checkpoints/step-(\d+)/{re.escape(MANIFEST_FILE)}")
 _LOOKS = 3  # at a checkpoint that is replaced or deleted meanwhile
 # what a clock decides
-_NOT_REPEATED = {"seconds", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"}
+_NOT_REPEATED = {
+    "seconds",
+    "samples_per_second",
+    "data_wait_fraction",
+    "slowest_rank",
+    "wait_fraction",
+    "peak_memory_mib",
+}
 
 
 @dataclass(frozen=True)

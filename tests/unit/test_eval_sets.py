@@ -177,7 +177,7 @@ def test_the_throughput_is_that_of_all_sets(tmp_path, monkeypatch):
 
     session = session_of(tmp_path, backend=Slow(one_worker()))
     speeds = []
-    session.report.on_evaluation = lambda step, means, speed, bad: speeds.append(speed)
+    session.report.on_evaluation = lambda step, means, speed, bad, *, memory: speeds.append(speed)
     loop.evaluate(session, session.plan())
     assert speeds == [(7 + 5) / 4]
 

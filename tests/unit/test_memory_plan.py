@@ -8,8 +8,8 @@ from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.host import memory as host_memory
 from hvdtrain.host.memory import limit_bytes, peak_bytes
-from hvdtrain.jobs.memory_check import lack_of_memory
-from hvdtrain.memory_plan import MEBIBYTE, memory_plan
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.memory_plan import MEBIBYTE, MeasuredMemory, exchange_bytes, memory_plan, saving_bytes
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
 NUMBERS = 1024 * 256 + 256 + 256 * 16
@@ -129,3 +129,75 @@ def test_an_error_of_memory_names_what_is_large_and_what_helps():
     assert "model/a/kernel (1.0 MiB)" in error.remedy
     assert "--checkpoint-activations" in error.remedy
     assert lack_of_memory(ValueError("a wrong shape"), "training failed", None) is None
+
+
+def measured_plan(resident=300, peak=0, **fields):
+    measured = MeasuredMemory(
+        activations=64 * MEBIBYTE,
+        per_sample=3.5 * MEBIBYTE,
+        resident=resident and resident * MEBIBYTE,
+        peak=peak * MEBIBYTE,
+        workspace=2 * MEBIBYTE,
+        idle=fields.pop("idle", 0) * MEBIBYTE,
+        saving=5 * MEBIBYTE,
+    )
+    config = Config(**{"framework": "torch", "optimizer": "sgd", "momentum": 0.0, **fields})
+    return memory_plan(SHAPES, config, micro_batch=16, measured=measured)
+
+
+def test_what_is_resident_and_what_comes_add_up():
+    found = measured_plan()
+    assert found.total_bytes == 4 * NUMBERS + (300 + 64 + 2 + 5) * MEBIBYTE
+    assert found.parts["framework and data"] == 300 * MEBIBYTE - 4 * NUMBERS
+    text = found.describe()
+    assert "activations 64.0 MiB (3.5 MiB a sample), kernels 2.0 MiB, saving 5.0 MiB" in text
+    assert "besides" not in text
+
+
+def test_memory_that_is_free_for_tensors_counts_once():
+    assert measured_plan(idle=50).total_bytes == measured_plan().total_bytes - 50 * MEBIBYTE
+    assert measured_plan(idle=90).total_bytes == 4 * NUMBERS + (300 + 2 + 5) * MEBIBYTE - 4 * NUMBERS
+
+
+def test_a_job_needs_at_least_what_it_has_taken():
+    found = measured_plan(peak=900)
+    assert found.total_bytes == 900 * MEBIBYTE
+    assert found.describe().endswith("; 900 MiB were taken until now")
+    assert found.exceeds(100 * MEBIBYTE) == (
+        "the job needs about 900 MiB per worker, and each worker of this host may take 100 MiB"
+    )
+
+
+def test_a_gpu_has_tensors_and_not_the_framework():
+    found = measured_plan(resident=None)
+    assert found.total_bytes == 4 * NUMBERS * 2 + (64 + 2) * MEBIBYTE
+    assert found.describe().endswith("; besides the framework, on the GPU")
+    assert "its GPU has 10.0 MiB" in found.exceeds(10 * MEBIBYTE)
+
+
+def test_remedies_have_figures_when_activations_are_known():
+    remedies = measured_plan().remedies
+    assert remedies[0].endswith("micro-batches of half the size, 28.0 MiB less")
+    assert remedies[1].endswith("not kept, less than 64.0 MiB less")
+    assert remedies[2].endswith("most activations take half of it, up to 32.0 MiB less")
+
+
+def test_a_checkpoint_takes_copies_and_the_larger_file():
+    parameters = 4 * NUMBERS
+    for fields, copies in (
+        ({"momentum": 0.0}, 2),
+        ({"momentum": 0.9}, 3),
+        ({"optimizer": "adamw"}, 5),
+        ({"optimizer": "adamw", "shard": "gradients"}, 5),
+        ({"optimizer": "adamw", "ema_decay": 0.9}, 7),
+    ):
+        config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
+        found = memory_plan(SHAPES, config, micro_batch=16, workers=2)
+        assert saving_bytes(found, config) == copies * parameters, fields
+
+
+def test_workers_exchange_a_copy_of_the_gradients():
+    config = Config(framework="torch", shard="optimizer")
+    assert exchange_bytes(plan(), config, 1) == 0
+    assert exchange_bytes(plan(), Config(framework="torch"), 2) == 4 * NUMBERS
+    assert exchange_bytes(plan(), config, 2) == 2 * 4 * NUMBERS, "and the bucket that is gathered"

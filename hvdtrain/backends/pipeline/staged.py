@@ -114,6 +114,7 @@ class Staged:
         The first replica's other workers are told what its last stage has found.
         """
         found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
+        found = replace(found, memory=None)  # of a whole step, it is that of several micro-batches under way
         if found.error is not None:
             return found
         last = self.layout.stages - 1

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 16  # numbers: vector units then compute what a part begins with as they do in a whole parameter
-_LEAST_BYTES = 16 << 20
-_MOST_BUCKETS = 8
+LEAST_BYTES = 16 << 20
+MOST_BUCKETS = 8
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list
         workers: the number of workers.
         number_bytes: size of a number.
     """
-    most = max(_LEAST_BYTES // number_bytes, -(-sum(map(_aligned, sizes.values())) // _MOST_BUCKETS))
+    most = max(LEAST_BYTES // number_bytes, -(-sum(map(_aligned, sizes.values())) // MOST_BUCKETS))
     buckets: list[dict[str, int]] = []
     length = 0
     for name, size in sizes.items():

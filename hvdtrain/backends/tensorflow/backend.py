@@ -28,6 +28,7 @@ from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
+    DeviceMemory,
     DryRun,
     ModelFiles,
     ModelInfo,
@@ -62,6 +63,7 @@ from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
     TensorFlowBatch,
@@ -70,7 +72,7 @@ from hvdtrain.backends.tensorflow.batches import (
 )
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
-from hvdtrain.backends.tensorflow.device import device_name, use_device
+from hvdtrain.backends.tensorflow.device import device_memory, device_name, use_device
 from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
@@ -253,10 +255,10 @@ class TensorFlowBackend:
         called = self._called
         recorder = self._called = Recorder(called)
         values: dict[str, NDArray[Any]] = {}
-        error = None
+        error, meter = None, ActivationMeter(self._is_cpu)
         try:
-            with peer_errors(), state_kept(self.model):
-                values = self._dry_run(self._wrap(batch), training)
+            with peer_errors(), state_kept(self.model), meter:
+                values = self._dry_run(self._wrap(batch), training, meter)
         except PeerLostError:
             raise
         except tf.errors.InvalidArgumentError as raised:
@@ -267,7 +269,7 @@ class TensorFlowBackend:
             self._called = called
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
-        return DryRun(recorder.outputs, values, last, error, note)
+        return DryRun(recorder.outputs, values, last, error, note, meter.found())
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -318,6 +320,10 @@ class TensorFlowBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
+        return None if self._is_cpu else device_memory()
 
     def recorder(self) -> ProfilerRecorder:
         """Return what records this worker's steps. Local: no collective."""
@@ -654,7 +660,9 @@ class TensorFlowBackend:
         self._unused = step.unused()
         return rows
 
-    def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
+    def _dry_run(
+        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter
+    ) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name.
 
         It is computed eagerly: that takes no trace, and errors name the user's own lines. What works in
@@ -673,9 +681,8 @@ class TensorFlowBackend:
             with tf.GradientTape() as tape:
                 losses, own, rows = self._per_sample(arrays, weights, training)
             if training:
-                self._update.backward(
-                    losses, gradient_weights if own is None else gradient_weights * own, tape
-                )
+                own_weights = gradient_weights if own is None else gradient_weights * own
+                meter.take_gradients(self._update.backward(losses, own_weights, tape))
             return rows, self._evaluation.take()
 
         # with collectives, the other workers are not going to compute it again

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from hvdtrain.backends.base import DeviceMemory
 from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.config import Config
@@ -66,3 +67,8 @@ def use_device(config: Config, workers: HorovodWorkers) -> str:
             "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
         ) from None
     return device
+
+
+def device_memory() -> DeviceMemory:
+    """Return the memory of this worker's GPU, which is the only one it sees; how large it is is not known."""
+    return DeviceMemory(int(tf.config.experimental.get_memory_info("GPU:0")["peak"]))

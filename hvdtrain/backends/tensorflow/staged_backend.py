@@ -20,6 +20,7 @@ from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.tensorflow import backend
+from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
@@ -319,7 +320,9 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         update.ema(share)
         return vector
 
-    def _dry_run(self, batch: TensorFlowBatch, training: bool) -> dict[str, NDArray[Any]]:
+    def _dry_run(
+        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter
+    ) -> dict[str, NDArray[Any]]:
         """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""
         passes = self._passes
         passes.begin(batch, training=training)

@@ -20,6 +20,7 @@ from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
+    DeviceMemory,
     DryRun,
     ModelFiles,
     ModelInfo,
@@ -49,10 +50,11 @@ from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
 from hvdtrain.backends.step_signals import NO_SIGNALS
 from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.torch.activations import ActivationMeter
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
 from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
-from hvdtrain.backends.torch.device import choose_device
+from hvdtrain.backends.torch.device import choose_device, device_memory
 from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
@@ -219,17 +221,20 @@ class TorchBackend:
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state."""
-        recorder, values, error = Recorder(self.model), {}, None
+        recorder, values, error, memory = Recorder(self.model), {}, None, None
         try:
             with peer_errors(), state_kept(self.model, self._device), recorder:
-                values = self._dry_run(self._wrap(batch), training)
+                wrapped = self._wrap(batch)
+                with (meter := ActivationMeter(self.model, wrapped.tensors())):
+                    values = self._dry_run(wrapped, training)
+            memory = meter.found() if training and self._own_step is None else None
         except PeerLostError:
             raise
         except Exception as raised:
             error = raised
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         note = describe_not_applied(skipped)
-        return DryRun(recorder.outputs, values, last_activation(self.model), error, note)
+        return DryRun(recorder.outputs, values, last_activation(self.model), error, note, memory)
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -263,6 +268,10 @@ class TorchBackend:
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self._clock.restart()
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
+        return device_memory(self._device)
 
     def recorder(self) -> ProfilerRecorder:
         """Return what records this worker's steps. Local: no collective."""

@@ -2,6 +2,7 @@
 
 import torch
 
+from hvdtrain.backends.base import DeviceMemory
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import EnvironmentFault
 
@@ -30,3 +31,11 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
             f"Start at most {cards} workers on this host, or use --device cpu.",
         )
     return torch.device("cuda", workers.local_rank)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Return the memory of a GPU; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    _, limit = torch.cuda.mem_get_info(device)
+    return DeviceMemory(int(torch.cuda.max_memory_allocated(device)), limit)

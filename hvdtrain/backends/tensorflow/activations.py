@@ -1,0 +1,153 @@
+"""What a micro-batch takes of memory in TensorFlow; ``torch/activations.py`` finds the same for PyTorch.
+
+A dry run computes eagerly, and keeps tensors that a step's graph does not: those of local variables of the
+task and of Keras, and those that a gradient could need. So the operations are noted while they are done, with
+what goes in and comes out, and the graph's memory follows from them: a tensor lives from the operation that
+makes it to the last one that takes it, and operations that no gradient needs are left out.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from hvdtrain.backends.base import StepMemory
+
+Tensor = Any
+
+# what comes out is what went in
+_ALIASES = frozenset(
+    {
+        *("Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "Bitcast", "EnsureShape"),
+        *("StopGradient", "PreventGradient", "Snapshot"),
+    }
+)
+# these take a tensor's shape alone, which a graph knows before it runs
+_OF_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
+_READ = "ReadVariableOp"  # its output is the variable's own memory
+# roughly, by jobs of six models: what a first step takes beside tensors, and each operation of a micro-batch
+_STEP_BYTES, _OPERATION_BYTES = 12 << 20, 30_000
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that was done.
+
+    Attributes:
+        kind: its type.
+        inputs: numbers of the tensors that go in.
+        outputs: numbers and bytes of those that come out.
+    """
+
+    kind: str
+    inputs: Sequence[int]
+    outputs: Sequence[tuple[int, int]]
+
+
+class ActivationMeter:
+    """Notes the operations that are done eagerly within its context.
+
+    Args:
+        is_cpu: whether tensors are in the host's memory, whose allocator keeps what it has had.
+    """
+
+    def __init__(self, is_cpu: bool) -> None:
+        self._device = "CPU:0" if is_cpu else "GPU:0"
+        self._operations: list[Operation] = []
+        self._results: set[int] = set()
+        self._kept = 0
+
+    def __enter__(self) -> None:
+        self._current = tf.config.experimental.get_memory_info(self._device)["current"]
+        op_callbacks.add_op_callback(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        op_callbacks.remove_op_callback(self._note)
+        self._kept = tf.config.experimental.get_memory_info(self._device)["peak"]
+
+    def take_gradients(self, gradients: Iterable[Tensor]) -> None:
+        """Leave out the gradients of the variables, which are what the operations are for."""
+        parts = tf.nest.flatten(list(gradients), expand_composites=True)
+        self._results = {part._id for part in parts if hasattr(part, "_id")}
+
+    def found(self) -> StepMemory | None:
+        """Return what the graph of these operations takes; None if they were done in a graph, or not done."""
+        made = {number for operation in self._operations for number, _ in operation.outputs}
+        if not self._results & made:
+            return None
+        return StepMemory(
+            activations=most_bytes(self._operations, self._results),
+            compiling=_STEP_BYTES + _OPERATION_BYTES * len(self._operations),
+            idle=max(0, self._kept - self._current),
+        )
+
+    def _note(  # noqa: PLR0917 - as TensorFlow calls it
+        self,
+        kind: str | bytes,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
+    ) -> None:
+        if graph is None:
+            name = kind.decode() if isinstance(kind, bytes) else kind  # TensorFlow gives either
+            taken = [tensor._id for tensor in inputs if hasattr(tensor, "_id")]
+            if name in _OF_SHAPES:
+                taken = []
+            self._operations.append(Operation(name, taken, [(made._id, _size(made)) for made in outputs]))
+
+
+def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:
+    """Return the most that tensors take at once if each is freed after its last use, without the results.
+
+    Args:
+        operations: those that were done, in order.
+        results: numbers of the tensors that they are done for.
+    """
+    needed, done = set(results), []
+    for operation in reversed(operations):
+        if any(number in needed for number, _ in operation.outputs):
+            needed.update(operation.inputs)
+            done.append(operation)
+    done.reverse()
+    block, sizes = _blocks(done)
+    last = {
+        block.get(number, number): place
+        for place, operation in enumerate(done)
+        for number in (*(number for number, _ in operation.outputs), *operation.inputs)
+    }
+    left_out = {block.get(number, number) for number in results}
+    ends: dict[int, int] = {}
+    for one, place in last.items():
+        if one not in left_out:
+            ends[place] = ends.get(place, 0) + sizes.get(one, 0)
+    taken = most = 0
+    for place, operation in enumerate(done):
+        made = [number for number, _ in operation.outputs if block[number] == number]
+        taken += sum(sizes[number] for number in made if number not in left_out)
+        most = max(most, taken)
+        taken -= ends.get(place, 0)
+    return most
+
+
+def _blocks(operations: Sequence[Operation]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return for each tensor the one that its memory was made for, and the bytes of these."""
+    block: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for operation in operations:
+        aliases = operation.inputs if operation.kind in _ALIASES else ()
+        for place, (number, size) in enumerate(operation.outputs):
+            if place < len(aliases):
+                block[number] = block.get(aliases[place], aliases[place])
+            else:
+                block[number], sizes[number] = number, 0 if operation.kind == _READ else size
+    return block, sizes
+
+
+def _size(tensor: Tensor) -> int:
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)

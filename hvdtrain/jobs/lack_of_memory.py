@@ -1,0 +1,22 @@
+"""The error of a job that runs out of memory."""
+
+from hvdtrain.errors import LackOfMemoryError
+from hvdtrain.host.memory import is_out_of_memory, peak_bytes
+from hvdtrain.memory_plan import MemoryPlan, mebibytes
+from hvdtrain.user_errors import where_raised
+
+
+def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:
+    """Return the error of work that ran out of memory; None if an error says something else.
+
+    Args:
+        error: what was raised.
+        doing: what failed, such as "training failed at step 3".
+        plan: the job's memory, if it is known.
+    """
+    if not is_out_of_memory(error):
+        return None
+    lines = [f"This worker has had {mebibytes(peak_bytes())} of the host's memory."]
+    if plan is not None:
+        lines += [plan.describe_largest(), "To take less:", *(f"  {text}" for text in plan.remedies)]
+    return LackOfMemoryError(f"{doing}, out of memory: {where_raised(error)}", "\n  ".join(lines))

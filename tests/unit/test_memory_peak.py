@@ -1,0 +1,60 @@
+"""The most memory that a worker has had: told in turn, kept as the largest, and written to the log."""
+
+import pytest
+from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
+
+from hvdtrain import memory_peak
+from hvdtrain.backends.base import DeviceMemory
+from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.loop import run
+from hvdtrain.memory_peak import MemoryPeak, is_turn
+
+
+def test_the_largest_is_kept():
+    peak = MemoryPeak()
+    assert peak.values() == {}
+    peak.take(StepStatistics(host_peak_mib=300.04))
+    peak.take(StepStatistics(host_peak_mib=200.0, device_peak_mib=50.0))
+    assert peak.values() == {"peak_memory_mib": 300.0, "peak_device_memory_mib": 50.0}
+
+
+@pytest.mark.parametrize("sync_every", [1, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_one_worker_tells_in_each_step_that_they_sum(sync_every, workers):
+    for number in range(1, 50):
+        turns = [rank for rank in range(workers) if is_turn(number, sync_every, rank, workers)]
+        assert len(turns) == (number % sync_every == 0)
+    told = {
+        r
+        for n in range(1, sync_every * workers + 1)
+        for r in range(workers)
+        if is_turn(n, sync_every, r, workers)
+    }
+    assert told == set(range(workers))
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(FakeBackend, {}), (FakeLocalBackend, {"sync_every": 2})])
+def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_peak, "peak_bytes", lambda: 100 << 20)
+
+    class Growing(kind):
+        def device_memory(self):
+            return DeviceMemory(50 * self.workers.rank + self._number << 20)
+
+    def work(workers):
+        session = make_loop_session(
+            tmp_path, Growing(workers), eval_size=4, train_size=64, eval_every=4, batch_size=1, **fields
+        )
+        run(session)
+        return session
+
+    sessions = on_every_rank(["here"] * 3, work)
+    lines = sessions[0].report.memory
+    assert all(session.report.memory == lines for session in sessions), "the same on every worker"
+    assert all(line["peak_memory_mib"] == 100.0 for line in lines)
+    device = [line["peak_device_memory_mib"] for line in lines]
+    steps = sessions[0].state.progress.step
+    assert device == sorted(device)
+    assert device[0] >= 100, "all have told theirs before the first step"
+    assert 100 + steps - 3 * fields.get("sync_every", 1) <= device[-1] <= 100 + steps
+    assert [s.memory_peak.device_mib for s in sessions] == [100 + steps] * 3, "and after the last one"
