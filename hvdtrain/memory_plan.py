@@ -148,13 +148,14 @@ def memory_plan(
     trained = sum(sizes.values())
     parts = _parts(config, trained, workers)
     parts["parameters"] += _NUMBER_BYTES * frozen_parameters
-    may_shard = workers > 1 and not is_elastic and not has_own_optimizer and config.sync_every is None
+    is_alone = workers == 1 or is_elastic or config.stages > 1
+    may_divide = not (is_alone or has_own_optimizer or config.sync_every is not None)
     if has_own_optimizer:
         parts["optimizer"] = 0
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
     remedies = _remedies(config, micro_batch, trained, measured)
-    if may_shard:
-        remedies += _sharding(config, trained, workers)
+    if may_divide:
+        remedies += [*_sharding(config, trained, workers), *_splitting(config, trained, workers)]
     plan = MemoryPlan(parts, largest, remedies, trained)
     return plan if measured is None else plan.with_measured(measured, remedies)
 
@@ -227,6 +228,14 @@ def _sharding(config: Config, trained: int, workers: int) -> list[str]:
         if less > 0:
             found.append(f"--shard {shard}: {mebibytes(less)} less")
     return found
+
+
+def _splitting(config: Config, trained: int, workers: int) -> list[str]:
+    """Return what splitting the model into a stage for each worker would take less, in words."""
+    if config.shard != "none" or config.compression not in ("none", "fp16"):
+        return []
+    less = sum(_parts(config, trained, workers).values()) * (workers - 1) // workers
+    return [f"--stages {workers}: about {mebibytes(less)} less, if the model's blocks can be divided evenly"]
 
 
 def _slots(config: Config) -> int:

@@ -59,6 +59,18 @@ def test_sharded_state_counts_once_over_all_workers(fields, copies):
     )
 
 
+def test_splitting_is_advised_with_its_figure():
+    def advised(workers=4, **fields):
+        config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
+        found = memory_plan(SHAPES, config, micro_batch=16, workers=workers)
+        return [text for text in found.remedies if text.startswith("--stages")]
+
+    assert advised() == ["--stages 4: about 3.0 MiB less, if the model's blocks can be divided evenly"]
+    assert (
+        advised(workers=1) == advised(sync_every=4) == advised(shard="optimizer") == advised(stages=2) == []
+    )
+
+
 def test_sharding_is_advised_where_it_saves_with_its_figure():
     def advised(workers=4, **fields):
         config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})

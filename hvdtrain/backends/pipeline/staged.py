@@ -179,13 +179,17 @@ class Staged:
     def _learn_form(self, batch: object, training: bool) -> None:
         """Do nothing: the passes of a stage are always given batches without padding."""
 
+    def _own_form(self, training: bool) -> Form:
+        """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
+        return self._names, self._weighted
+
     def _agreed_form(self, training: bool) -> Form:
         """Collective, the first time. Return the names of the sums, which the last stage knows.
 
         Raises:
             TaskError: If the last stage has others than before.
         """
-        own = self._names, self._weighted
+        own = self._own_form(training)
         if training not in self._forms:
             self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
         found = self._forms[training]

@@ -14,7 +14,7 @@ from hvdtrain.backends.counting import sample_values
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
-from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged, several_calls
+from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged, several_calls
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS
@@ -174,6 +174,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._called = cast_outputs_to_fp32(stand_in, self._precision)
         values = self._per_sample(arrays, weights, training)
         self.check_no_added_loss()
+        self._traced_forms[training] = self._names, self._weighted
         return values
 
     def check_no_added_loss(self) -> None:
@@ -189,6 +190,10 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
                 "Use weight_decay in place of regularizers, or leave stages out.",
                 everywhere=True,
             )
+
+    def _own_form(self, training: bool) -> Form:
+        """Return the names of the sums, as they were when a pass of this kind was traced last."""
+        return self._traced_forms.get(training, ((), ()))
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its variables."""
@@ -295,6 +300,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
 
     def _compile(self, config: Config) -> None:
         """Make the functions that steps call; they are traced when they first are."""
+        self._traced_forms: dict[bool, Form] = {}
         self._passes = StagePasses(self, self._form)
         self._apply = tf.function(self._trace_update, autograph=False)
 
