@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, run, started
-from support.pool import shared_run
+from support.pool import GROUPS, shared_run
 from support.pool import train as trained_in_pool
 
 TASKS = str(Path(__file__).with_name("stages_tasks.py"))
+MPI = f"mpi{GROUPS}"
 STEPS, SAVED = 12, 6
 TOLERANCE = 1e-5  # relative, per step
 BASE = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48")
@@ -33,7 +34,7 @@ def task(name: str) -> tuple[str, str]:
 def trained(framework: str, workers: int, stages: int, *options: str, accumulate: int = 4) -> Run:
     return shared_run(
         workers,
-        "none" if workers == 1 else "mpi",
+        "none" if workers == 1 else MPI,
         *("--framework", framework, *BASE, *options),
         *("--accumulate", str(accumulate * stages // workers)),
         *("--stages", str(stages)) * (stages > 1),
@@ -135,7 +136,7 @@ def test_a_repeated_job_has_the_same_numbers(framework, tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-    runs = [trained_in_pool(4, "mpi", *options, cwd=folder) for folder in folders]
+    runs = [trained_in_pool(4, MPI, *options, cwd=folder) for folder in folders]
     assert runs[0].losses == runs[1].losses
 
 

@@ -25,6 +25,7 @@ import psutil
 from support.jobs import LIMIT_SECONDS, Result, Run, launcher, started, temporary_folder
 
 WORKER = Path(__file__).with_name("pool_worker.py")
+GROUPS = "+groups"
 _WORKER_BYTES = 1 << 30  # what a worker keeps, at most
 # of all pools together, so that most of the memory stays free
 MAX_WORKERS = max(6, min(20, psutil.virtual_memory().total // 2 // _WORKER_BYTES))
@@ -40,7 +41,8 @@ class Key:
 
     Args:
         framework: "torch" or "tf".
-        controller: a launcher of jobs.launcher, "none" for a worker that nothing launches.
+        controller: a launcher of jobs.launcher, "none" for a worker that nothing launches; with GROUPS behind
+            it, Horovod can sum among some of the workers, as split models do.
         workers: number of workers.
     """
 
@@ -106,11 +108,12 @@ class Pool:
             name = f"hvdtrain-pool-{uuid.uuid4().hex}"
             listener.bind(f"\0{name}")  # no file: paths of sockets must be short, temporary ones may be long
             listener.listen(key.workers)
-            command = [*launcher(key.workers, key.controller), sys.executable, str(WORKER)]
+            launched_by = launcher(key.workers, key.controller.removesuffix(GROUPS))
+            command = [*launched_by, sys.executable, str(WORKER)]
             # one thread a worker, on any number of cores: TensorFlow's cannot change between cases
             environ = {"OMP_NUM_THREADS": "1", "HVDTRAIN_TEST_POOL": "1"}
-            # split models sum among some of the workers; Horovod reads it when its first case starts it
-            environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+            if key.controller.endswith(GROUPS):  # Horovod reads it when its first case starts it
+                environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
             # Gloo counts the time in which its workers are stopped
             environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SESSION_SECONDS)
             if key.controller == "none":  # as jobs do; MPI could not start again after a case that failed
