@@ -76,7 +76,7 @@ def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
 @pytest.mark.parametrize(("workers", "stages"), [(3, 3), (4, 2)])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
-    options = (*task("ResNet"), "--sync-batch-norm", "--steps", "6")
+    options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")
     found = trained(framework, workers, stages, *options)
     # micro-batches of the same samples, over which batch norm computes its statistics
     expected = trained(framework, workers // stages, 1, *options)
