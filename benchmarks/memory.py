@@ -34,6 +34,8 @@ SETTINGS = {
     "adamw-ema": (1, {"optimizer": "adamw", "ema_decay": 0.999}),
     "shard": (2, {"optimizer": "adamw", "shard": "optimizer"}),
 }
+# of models with repeated blocks
+OTHERS = {"checkpoint": (1, {"checkpoint_activations": True}), "bf16": (1, {"precision": "bf16"})}
 _FORECAST = re.compile(r"\bmemory\s+([\d,.]+) MiB per worker: (.*)")
 
 
@@ -43,7 +45,7 @@ def measure(framework: str, model: str, setting: str, args: argparse.Namespace) 
     Raises:
         subprocess.SubprocessError: If the job fails or takes longer than the limit.
     """
-    workers, fields = SETTINGS[setting]
+    workers, fields = {**SETTINGS, **OTHERS}[setting]
     batch, *_ = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="memory-", ignore_cleanup_errors=True) as folder:
         config = {
@@ -79,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tf"], choices=["torch", "tf"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=[*SETTINGS, *OTHERS])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--limit", type=float, default=180, help="seconds for one job")
     parser.add_argument("--parts", action="store_true", help="print the parts of each forecast")

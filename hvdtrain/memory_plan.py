@@ -91,7 +91,8 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Return the parts and their sum, in words."""
-        sizes = {name: mebibytes(size) for name, size in self.parts.items() if size >= _SHOWN}
+        least = 1 if self.measured is None else _SHOWN
+        sizes = {name: mebibytes(size) for name, size in self.parts.items() if size >= least}
         if self.measured is None:
             rest = "; besides activations, batches and framework"
         else:
