@@ -471,7 +471,7 @@ def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None =
     """Build the model with its initial values. Local, but collective if it is split into stages."""
     seed_generators(config.seed, "model")
     try:
-        return backend.build(task, config, batch)
+        return backend.build(task, config) if batch is None else backend.build(task, config, batch)
     except NOT_THE_TASKS:
         raise
     except BaseException as error:

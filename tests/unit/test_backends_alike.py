@@ -27,6 +27,7 @@ OWN_NAMES = {
     # operations of a TensorFlow graph wait for what they need
     "torch/all_reduce.py": {"summed_meanwhile", "wait_for_all"},
     "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
+    "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry"},
     "torch/stage_model.py": {"parameters_without_memory", "give_memory"},  # Keras makes no variable without

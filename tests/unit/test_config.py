@@ -249,6 +249,8 @@ OUT_OF_RANGE = [
     ("seed", 2**63, f"should be less than {2**63}"),
     ("keep_last", 0, "should be greater than 0"),
     ("check_replicas_every", 0, "should be greater than 0"),
+    ("stages", 0, "should be greater than or equal to 1"),
+    ("stages", 4097, "should be less than or equal to 4096"),
     ("stall_timeout", -1, "should be greater than or equal to 0"),
     ("stall_timeout", 604801, "should be less than or equal to 604800"),
 ]

@@ -67,7 +67,8 @@ def _type(field: Any) -> str:
         if get_origin(part) is Literal:
             return f"list of {', '.join(f'`{choice}`' for choice in get_args(part))}"
         is_text = get_origin(part) is Annotated and get_args(part)[0] is str
-        return "list of numbers" if part is float else "list of texts" if is_text else "list of mappings"
+        numbers = {float: "list of numbers", int: "list of whole numbers"}
+        return numbers.get(part, "list of texts" if is_text else "list of mappings")
     if get_origin(kind) is dict:
         return "mapping"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
