@@ -235,6 +235,7 @@ def started(
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
     backend = load_backend(job.config, membership, ranks)
+    ACTIVITY.part = _part_of(job.config, backend)
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
             if membership is not None:
@@ -254,6 +255,14 @@ def started(
         if membership is None:
             forbid_restart(backend.workers)
         raise
+
+
+def _part_of(config: Config, backend: Backend) -> str:
+    """Return which part of the model this worker has, in words that follow an activity; empty if all."""
+    workers = backend.workers
+    if config.stages == 1 or workers.size % config.stages:
+        return ""
+    return f", as {Layout.of(workers, config.stages).describe()}"
 
 
 def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:
@@ -370,10 +379,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
     _check_plan(job.config, backend, task_data)  # before anything is written
     check_metrics(job.config, task_data.task, task_data.eval_data)
-    batch, ACTIVITY.part = None, ""
-    if job.config.stages > 1:
-        batch = _first_batch(job.config, backend, task_data)
-        ACTIVITY.part = f", as {Layout.of(backend.workers, job.config.stages).describe()}"
+    batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
     model = build_together(job.config, task_data.task, backend, batch)
     return _with_call_note(job.config, task_data, backend), model, hosts
 

@@ -238,6 +238,7 @@ def test_a_stage_that_is_lost_ends_the_job_with_its_name(framework, sent, said, 
         while not (log.exists() and log.stat().st_size > 1000):
             assert time.monotonic() < until, job.result().output
             time.sleep(0.1)
+        time.sleep(2)  # until each worker has told the others what it does
         os.kill(_pid_of_rank(job, 1), sent)
         result = job.wait(60)
     assert result.returncode != 0

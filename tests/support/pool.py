@@ -350,7 +350,7 @@ def documented(words: tuple[str, ...], cwd: Path) -> Result:
     if not start:
         return command(1, "none", framework, *own, cwd=cwd)
     assert start[0] == "horovodrun"
-    controller = "gloo" if "--gloo" in start else "mpi"
+    controller = "gloo" if "--gloo" in start else f"mpi{GROUPS}" if "--stages" in own else "mpi"
     return command(int(start[start.index("-np") + 1]), controller, framework, *own, cwd=cwd)
 
 
