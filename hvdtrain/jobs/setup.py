@@ -259,10 +259,9 @@ def started(
 
 def _part_of(config: Config, backend: Backend) -> str:
     """Return which part of the model this worker has, in words that follow an activity; empty if all."""
-    workers = backend.workers
-    if config.stages == 1 or workers.size % config.stages:
+    if config.stages == 1 or backend.workers.size % config.stages:
         return ""
-    return f", as {Layout.of(workers, config.stages).describe()}"
+    return f", as {Layout.of(backend.workers, config.stages).describe()}"
 
 
 def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:

@@ -59,7 +59,7 @@ class Member:
 @pytest.fixture
 def backend(monkeypatch):
     closed: list[bool] = []
-    backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True))
+    backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True), workers=None)
     monkeypatch.setattr(setup, "load_backend", lambda *_: backend)
     monkeypatch.setattr(setup, "watch_workers", pytest.fail)
     return backend
