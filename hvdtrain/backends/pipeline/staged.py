@@ -236,9 +236,15 @@ def raise_call(*arguments: Any, **named: Any) -> NoReturn:
     raise FirstCall(arguments, named)
 
 
-def has_no_part(name: str) -> AttributeError:
-    """Return the error of a loss that uses something of the model but its call."""
-    return AttributeError(
-        f"the loss uses the model's {name}; with stages, no worker has the whole model, and the loss can "
-        "only call it once"
+def has_no_part(name: str, model_has_it: bool) -> Exception:
+    """Return the error of a loss that uses something of the model but its call.
+
+    If the model does not have it, the error is that of the model, so that a loss may ask whether it is there.
+    """
+    problem = f"the loss uses the model's {name}"
+    if not model_has_it:
+        return AttributeError(f"{problem}, which it does not have")
+    return TaskError(
+        f"{problem}; with stages, no worker has the whole model, and the loss can only call it once",
+        "Let the model return what the loss needs, or train without --stages.",
     )

@@ -87,7 +87,7 @@ class Called:
         return losses
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise has_no_part(name)
+        raise has_no_part(name, model_has_it=not name.startswith("_"))
 
 
 def call_of(

@@ -26,12 +26,14 @@ class StageModel(nn.Module):
 
     Args:
         blocks: modules, functions or ``Block``.
+        whole: the model that they are of, which blocks may ask whether it is in training.
     """
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[Any], whole: nn.Module | None = None) -> None:
         super().__init__()
         self._calls = list(blocks)
         self.parts = nn.ModuleList(part for block in blocks for part in parts_of(block))
+        self._whole = [] if whole is None else [whole]  # in a list, as it is no module of this one
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Return the outputs of the last block; the first one is given the arguments."""
@@ -41,6 +43,13 @@ class StageModel(nn.Module):
             value = block(value)
         return value
 
+    def train(self, mode: bool = True) -> "StageModel":
+        """Set whether the stage, and the model that it is of, are in training; return the stage."""
+        super().train(mode)
+        for whole in self._whole:
+            whole.train(mode)
+        return self
+
 
 class Called:
     """What stands for the whole model when a stage computes the loss: its call computes the stage.
@@ -48,10 +57,13 @@ class Called:
     Args:
         run: is called with what the model is called with.
         signature: that of the model's ``forward``.
+        model: the model.
     """
 
-    def __init__(self, run: Callable[..., Any], signature: inspect.Signature | None) -> None:
-        self._run = run
+    def __init__(
+        self, run: Callable[..., Any], signature: inspect.Signature | None, model: nn.Module
+    ) -> None:
+        self._run, self._model = run, model
         if signature is not None:
             # how a model is called follows from it
             self.forward = _with_signature(run, signature)
@@ -61,11 +73,13 @@ class Called:
         return self._run(*arguments, **named)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise has_no_part(name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise has_no_part(name, "_model" in self.__dict__ and hasattr(self._model, name))
 
 
 def call_of(
-    objective: Objective, batch: Mapping[str, Any], signature: inspect.Signature | None
+    objective: Objective, batch: Mapping[str, Any], signature: inspect.Signature | None, model: nn.Module
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which an objective calls the model for a micro-batch.
 
@@ -73,7 +87,7 @@ def call_of(
         TaskError: If it does not call the model.
     """
     try:
-        objective(Called(raise_call, signature), batch)
+        objective(Called(raise_call, signature, model), batch)
     except FirstCall as call:
         return call.arguments, call.named
     raise no_call()
@@ -186,8 +200,8 @@ def check_blocks(
     model.eval()
     try:
         with torch.no_grad():
-            expected = pytree.tree_leaves(model(*arguments, **named))
-            found = pytree.tree_leaves(StageModel(blocks)(*arguments, **named))
+            expected = pytree.tree_leaves(model(*copies(arguments), **copies(named)))
+            found = pytree.tree_leaves(StageModel(blocks)(*copies(arguments), **copies(named)))
     except TaskError:
         raise
     except Exception as error:
@@ -210,7 +224,7 @@ def seconds_of(
         for _ in range(_REPEATS):
             given = pytree.tree_map_only(torch.Tensor, _leaf, value)
             begun = time.perf_counter()
-            outputs = module(*arguments, **named) if place == 0 else module(given)
+            outputs = module(*copies(arguments), **copies(named)) if place == 0 else module(copies(given))
             middle = time.perf_counter()
             of_loss = _with_gradient(outputs)
             wanted = [*_with_gradient(given), *(p for p in module.parameters() if p.requires_grad)]
@@ -221,6 +235,11 @@ def seconds_of(
         both.append(min(end for _, end in ends))
         value = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
     return forward, both
+
+
+def copies(value: Any) -> Any:
+    """Return copies of nested tensors, which blocks may change in place: the originals are needed again."""
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 def _with_gradient(value: Any) -> list[torch.Tensor]:

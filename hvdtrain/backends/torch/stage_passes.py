@@ -1,10 +1,12 @@
 """The forward and backward passes of a stage in PyTorch."""
 
-import inspect
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from hvdtrain.backends.pipeline.messages import Message
@@ -12,23 +14,44 @@ from hvdtrain.backends.pipeline.staged import several_calls
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
-from hvdtrain.backends.torch.stage_model import Called, call_of
+from hvdtrain.backends.torch.stage_model import Called, call_of, copies, form_of
 from hvdtrain.data.order import mix
 
 if TYPE_CHECKING:
     from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
 
 
+# a buffer that a forward pass has moved: the mapping that has it, its name and its values before
+_Moved = tuple[dict[str, torch.Tensor | None], str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the backward pass of a micro-batch needs to compute its forward pass again.
+
+    Attributes:
+        received: what the stage was given; None in the first stage.
+        moved: the buffers that the forward pass has moved.
+        generators: the state of the generators of Python and numpy before it.
+    """
+
+    received: Message | None
+    moved: Sequence[_Moved]
+    generators: tuple[Any, Any]
+
+
 class StagePasses:
     """What a worker computes of the micro-batches of a step.
 
     Between its forward and its backward pass, a micro-batch takes the memory of what the stage was given: the
-    backward pass computes the forward pass again. What that moves, such as the statistics of batch norm,
-    moves once, in the backward pass.
+    backward pass computes the forward pass again, from the same buffers, such as the statistics of batch
+    norm, and with the same random numbers. Buffers move once, in the forward pass.
 
     Args:
         backend: the backend of the stage.
-        signature: that of the model's call.
+        whole: the model that the stage is of.
+        loss_may_draw: whether the loss is the task's own, which may draw random numbers before it calls the
+            model.
 
     Attributes:
         place: the micro-batch that ``evaluate`` computes next.
@@ -36,11 +59,12 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: "TorchStagedBackend", signature: inspect.Signature | None) -> None:
+    def __init__(self, backend: "TorchStagedBackend", whole: torch.nn.Module, loss_may_draw: bool) -> None:
         self._backend = backend
-        self._signature = signature
+        self._signature, self._whole = form_of(whole), whole
+        self._loss_may_draw = loss_may_draw
         self._batch: TorchBatch | None = None
-        self._kept: dict[int, Message | None] = {}
+        self._kept: dict[int, _Kept] = {}
         self.place = 0
         self.sums: torch.Tensor | None = None
         self.last_values: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -54,6 +78,8 @@ class StagePasses:
         """
         self._batch, self.place, self.sums, self.last_values = batch, 0, None, None
         self._kept.clear()
+        if not self._backend.model.training == self._whole.training == training:
+            self._backend.model.train(training)
         self._objective = self._backend._train_objective if training else self._backend._eval_objective
 
     def samples(self, place: int) -> int:
@@ -62,15 +88,30 @@ class StagePasses:
 
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch; keep what the stage was given."""
-        self._kept[place] = received
-        with torch.no_grad(), self._buffers_kept():
-            return to_message(self._computed(place, self._call(place, received)))
+        generators = random.getstate(), np.random.get_state()
+        with torch.no_grad():
+            before = [
+                (module._buffers, name, buffer, buffer.clone())
+                for module in self._backend.model.modules()
+                for name, buffer in module._buffers.items()
+                if buffer is not None
+            ]
+            message = to_message(self._computed(place, self._call(place, received)))
+            moved = [
+                (holder, name, value)
+                for holder, name, buffer, value in before
+                if holder.get(name) is not buffer or not torch.equal(buffer, value)
+            ]
+        self._kept[place] = _Kept(received, moved, generators)
+        return message
 
     def backward(self, place: int, received: Message) -> Message | None:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
-        arguments, named = self._call(place, self._kept.pop(place))
-        leaves = self._leaves(arguments)
-        outputs = float_tensors(self._computed(place, (arguments, named)))
+        kept = self._kept.pop(place)
+        with _as_before(kept):
+            arguments, named = self._call(place, kept.received)
+            leaves = self._leaves(arguments)
+            outputs = float_tensors(self._computed(place, (arguments, named)))
         gradients = from_message(received, self._backend._device)
         pairs = [
             (output, gradient)
@@ -110,7 +151,8 @@ class StagePasses:
         """Return what the stage is called with."""
         if received is not None:
             return (from_message(received, self._backend._device),), {}
-        return call_of(self._objective, self._counted(place)[0], self._signature)
+        with self._drawing_alike(place):
+            return call_of(self._objective, self._counted(place)[0], self._signature, self._whole)
 
     def _computed(self, place: int, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Return the outputs of the stage."""
@@ -118,23 +160,23 @@ class StagePasses:
         backend._batch_norm.weights = self._counted(place)[1]
         self._seed(place)
         with autocast(backend._precision, backend._device):
-            return backend.model(*call[0], **call[1])
+            return backend.model(*copies(call[0]), **copies(call[1]))
 
     def _values(self, place: int, arguments: tuple[Any, ...]) -> Any:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
         backend, calls = self._backend, list[Any]()
         micro_batch, weights, _ = self._counted(place)
         backend._batch_norm.weights = weights
-        self._seed(place)
 
         def run(*_: Any, **__: Any) -> Any:
             calls.append(None)
             if len(calls) > 1:
                 raise several_calls()
-            return backend.model(*arguments)
+            self._seed(place)
+            return backend.model(*copies(arguments))
 
-        with autocast(backend._precision, backend._device):
-            losses, metrics = self._objective(Called(run, self._signature), micro_batch)
+        with self._drawing_alike(place), autocast(backend._precision, backend._device):
+            losses, metrics = self._objective(Called(run, self._signature, self._whole), micro_batch)
         return backend._values({"loss": losses, **metrics}, len(weights))
 
     def _add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
@@ -150,10 +192,35 @@ class StagePasses:
         """Seed what a micro-batch draws, so that its backward pass draws the same as its forward pass."""
         backend = self._backend
         assert self._batch is not None
-        seed = mix(backend._seed, self._batch.step, backend.workers.rank, place) >> 1
-        if backend._device.type == "cuda":
-            torch.cuda.default_generators[backend._device.index].manual_seed(seed)
+        self._seed_torch(mix(backend._seed, self._batch.step, backend.workers.rank, place) >> 1)
+
+    def _seed_torch(self, seed: int) -> None:
+        device = self._backend._device
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
         torch.default_generator.manual_seed(seed)
+
+    @contextmanager
+    def _drawing_alike(self, place: int) -> Iterator[None]:
+        """Return a context in which a task's loss draws the same in the first stage as in the last.
+
+        The first one computes it up to the call of the model, and the last one all of it.
+        """
+        if not self._loss_may_draw:
+            yield
+            return
+        backend = self._backend
+        assert self._batch is not None
+        first = backend.layout.ranks_of_replica()[0]
+        seed = mix(backend._seed, self._batch.step, first, place, 1) >> 1
+        before = random.getstate(), np.random.get_state()
+        self._seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            _set_generators(before)
 
     def _leaves(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
@@ -164,12 +231,23 @@ class StagePasses:
     def _gradients_of(self, leaves: Sequence[torch.Tensor]) -> Message | None:
         return None if self._backend.layout.is_first else to_message([leaf.grad for leaf in leaves])
 
-    @contextmanager
-    def _buffers_kept(self) -> Iterator[None]:
-        """Return a context after which the buffers of the stage are as they were."""
-        before = [(buffer, buffer.clone()) for buffer in self._backend.model.buffers()]
-        try:
-            yield
-        finally:
-            for buffer, value in before:
-                buffer.copy_(value)
+
+@contextmanager
+def _as_before(kept: _Kept) -> Iterator[None]:
+    """Return a context in which buffers and generators are as they were before a forward pass."""
+    now = [(holder, name, holder.get(name)) for holder, name, _ in kept.moved]
+    generators = random.getstate(), np.random.get_state()
+    for holder, name, value in kept.moved:
+        holder[name] = value
+    _set_generators(kept.generators)
+    try:
+        yield
+    finally:
+        _set_generators(generators)
+        for holder, name, buffer in now:
+            holder[name] = buffer
+
+
+def _set_generators(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])

@@ -82,7 +82,6 @@ class TorchStagedBackend(Staged, TorchBackend):
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Collective in the replica."""
-        self.model.eval()
         if partial is None:
             self._evaluation.begin()
         passes = self._passes
@@ -140,8 +139,8 @@ class TorchStagedBackend(Staged, TorchBackend):
         model, blocks, is_whole = self._whole_model(task, config)
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
-        signature = form_of(model)
-        division = self._division(model, blocks, signature, batch if is_whole else None)
+        seen = batch if is_whole else None
+        division = self._division(model, blocks, seen, hasattr(task, "torch_blocks"))
         firsts = division.firsts(config, self.workers)
         stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
@@ -163,8 +162,8 @@ class TorchStagedBackend(Staged, TorchBackend):
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
         if config.sync_batch_norm:
             self._batch_norm.take_over(model)
-        self.model, self._new_model = self._stage_model(own, config), task.torch_model
-        self._passes = StagePasses(self, signature)
+        self.model, self._new_model = self._stage_model(own, model, config), task.torch_model
+        self._passes = StagePasses(self, model, loss_may_draw=hasattr(task, "torch_loss"))
         return tensors
 
     def _whole_model(self, task: Any, config: Config) -> tuple[torch.nn.Module, list[Any], bool]:
@@ -189,26 +188,30 @@ class TorchStagedBackend(Staged, TorchBackend):
         return model, blocks_of(task, model), True
 
     def _division(
-        self, model: torch.nn.Module, blocks: Sequence[Any], signature: Any, batch: HostBatch | None
+        self,
+        model: torch.nn.Module,
+        blocks: Sequence[Any],
+        batch: HostBatch | None,
+        blocks_are_given: bool,
     ) -> Blocks:
-        """Return what divides the blocks of a model."""
+        """Return what divides the blocks of a model, which the task gives or which are its modules."""
 
         def call() -> Call | None:
             if batch is None:
                 return None
             micro_batch = self._wrap(batch).micro_batches[0]
             on_host = {name: tensor.cpu() for name, tensor in micro_batch.items()}
-            return call_of(self._train_objective, on_host, signature)
+            return call_of(self._train_objective, on_host, form_of(model), model)
 
         def check(call: Call) -> None:
-            if not isinstance(model, torch.nn.Sequential):
+            if blocks_are_given or type(model).forward is not torch.nn.Sequential.forward:
                 check_blocks(blocks, model, *call)
 
         return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
-    def _stage_model(self, own: Sequence[Any], config: Config) -> StageModel:
+    def _stage_model(self, own: Sequence[Any], whole: torch.nn.Module, config: Config) -> StageModel:
         """Return the blocks of this worker's stage on its device, changed as the config asks."""
-        model = StageModel(own).to(self._device)
+        model = StageModel(own, whole).to(self._device)
         self._precision = config.precision
         if self.layout.is_last:
             cast_outputs_to_fp32(model, config.precision)
@@ -281,8 +284,6 @@ class TorchStagedBackend(Staged, TorchBackend):
 
     def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""
-        if self.model.training != training:
-            self.model.train(training)
         self._names = ()  # so that shapes are checked
         passes = self._passes
         passes.begin(batch, training=training)

@@ -1,0 +1,261 @@
+"""Tasks whose models do what is easily lost if they are split into stages."""
+
+import itertools
+
+import numpy as np
+from stages_tasks import Mlp, Plain
+
+import hvdtrain
+
+
+def _dense(*sizes):
+    from torch import nn
+
+    return [nn.Linear(one, other) for one, other in itertools.pairwise(sizes)]
+
+
+class LossDraws(Mlp):
+    """A loss that draws noise, gives it to the model, and compares with it what comes back."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.hidden, self.logits = _dense(64, 32, 10)
+
+            def first(self, x):
+                return self.hidden(x.flatten(1)).tanh(), x
+
+            def second(self, value):
+                return self.logits(value[0]), value[1]
+
+            def forward(self, x):
+                return self.second(self.first(x))
+
+        return Model()
+
+    def torch_blocks(self, model):
+        return [hvdtrain.Block(model.first, model.hidden), hvdtrain.Block(model.second, model.logits)]
+
+    def noise(self, inputs):
+        import torch
+
+        return torch.randn_like(inputs)
+
+    def torch_loss(self, model, batch):
+        from torch.nn.functional import cross_entropy
+
+        given = batch["inputs"] + self.noise(batch["inputs"])
+        outputs, seen = model(given)
+        same = (given == seen).flatten(1).all(1).float()
+        return cross_entropy(outputs, batch["targets"], reduction="none"), {"same": same}
+
+    def tf_model(self):
+        import keras
+
+        x = keras.Input((8, 8, 1))
+        hidden = keras.layers.Dense(32, activation="tanh", name="hidden")(keras.layers.Flatten()(x))
+        return keras.Model(x, [keras.layers.Dense(10, name="logits")(hidden), keras.layers.Flatten()(x)])
+
+    def tf_blocks(self, model):
+        hidden, logits = model.get_layer("hidden"), model.get_layer("logits")
+
+        def first(x):
+            import keras
+
+            flat = keras.ops.reshape(x, (-1, 64))
+            return hidden(flat), flat
+
+        return [
+            hvdtrain.Block(first, hidden),
+            hvdtrain.Block(lambda value: [logits(value[0]), value[1]], logits),
+        ]
+
+    def tf_loss(self, model, batch):
+        import keras
+        import tensorflow as tf
+
+        given = batch["inputs"] + tf.random.normal(tf.shape(batch["inputs"]))
+        outputs, seen = model(given)
+        same = tf.reduce_all(tf.reshape(given, (-1, 64)) == seen, 1)
+        losses = keras.losses.sparse_categorical_crossentropy(batch["targets"], outputs, from_logits=True)
+        return losses, {"same": tf.cast(same, "float32")}
+
+
+class LossDrawsByNumpy(LossDraws):
+    """The same, with the generators of Python and numpy."""
+
+    def noise(self, inputs):
+        import random
+
+        import torch
+
+        drawn = np.random.rand(*inputs.shape) + random.random()
+        return torch.from_numpy(drawn.astype(np.float32))
+
+
+class RootIsTraining(Mlp):
+    """Blocks that ask the whole model, or a module without parameters, whether it is in training."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Twice(nn.Module):
+            def forward(self, x):
+                return x * 2 if self.training else x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.hidden, self.logits = _dense(64, 32, 10)
+                self.twice = Twice()
+
+            def first(self, x):
+                x = self.hidden(x.flatten(1)).tanh()
+                return x * 3 if self.training else x
+
+            def second(self, x):
+                return self.twice(self.logits(x))
+
+            def forward(self, x):
+                return self.second(self.first(x))
+
+        return Model()
+
+    def torch_blocks(self, model):
+        return [hvdtrain.Block(model.first, model.hidden), hvdtrain.Block(model.second, model.logits)]
+
+
+class InPlace(Plain):
+    """Modules that change what they are given in place."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Shift(nn.Module):
+            def forward(self, x):
+                return x.add_(0.5)
+
+        modules = [Shift(), nn.Flatten(), *_dense(64, 32), nn.SiLU(inplace=True), *_dense(32, 32)]
+        return nn.Sequential(*modules, nn.ReLU(inplace=True), *_dense(32, 10))
+
+
+class IntegersInPlace(Mlp):
+    """A block that changes whole numbers in place which the block before has given it."""
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.hidden, self.middle, self.logits = _dense(64, 32, 32, 10)
+
+            def first(self, x):
+                return self.hidden(x.flatten(1)).tanh(), torch.zeros(32, dtype=torch.int64)
+
+            def second(self, value):
+                x, count = value
+                count += 1
+                return self.middle(x * count).tanh(), count
+
+            def third(self, value):
+                return self.logits(value[0] * value[1])
+
+            def forward(self, x):
+                return self.third(self.second(self.first(x)))
+
+        return Model()
+
+    def torch_blocks(self, model):
+        blocks = (model.first, model.hidden), (model.second, model.middle), (model.third, model.logits)
+        return [hvdtrain.Block(*block) for block in blocks]
+
+
+class Counts(Plain):
+    """Statistics that move with each forward pass, and on which its outputs depend."""
+
+    replaces = False
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        replaces = self.replaces
+
+        class Count(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("count", torch.zeros(1))
+
+            def forward(self, x):
+                x = x * (1 + self.count / 20)
+                if self.training and replaces:
+                    self.count = self.count + 1
+                elif self.training:
+                    self.count += 1
+                return x
+
+        layers = (Count(), nn.Linear(64, 32), nn.Tanh(), Count(), nn.Linear(32, 32), nn.Tanh(), Count())
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 10))
+
+
+class CountsAnew(Counts):
+    """The same, in new tensors."""
+
+    replaces = True
+
+
+class SpectralNorm(Plain):
+    """Weights that are divided by their norm, an estimate of which moves with each forward pass."""
+
+    def torch_model(self):
+        from torch import nn
+        from torch.nn.utils.parametrizations import spectral_norm
+
+        hidden = [spectral_norm(layer) for layer in _dense(64, 32, 32)]
+        return nn.Sequential(nn.Flatten(), hidden[0], nn.Tanh(), hidden[1], nn.Tanh(), *_dense(32, 10))
+
+
+class WrongOfSequential(Plain):
+    """Blocks that compute something else than their sequential model."""
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Flatten(), *_dense(64, 32), nn.Tanh(), *_dense(32, 10))
+
+    def torch_blocks(self, model):
+        flatten, hidden, _, logits = model
+        return [flatten, hidden, logits]
+
+
+class OwnForward(Plain):
+    """A sequential model whose own forward pass does more than to call its modules."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x) * 2
+
+        return Model(nn.Flatten(), *_dense(64, 32), nn.Tanh(), *_dense(32, 10))
+
+
+class Asks(Mlp):
+    """A loss that takes something of the model if it is there."""
+
+    def torch_model(self):
+        model = super().torch_model()
+        model.factor = 3.0
+        return model
+
+    def torch_loss(self, model, batch):
+        from torch.nn.functional import cross_entropy
+
+        losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
+        return losses * getattr(model, "factor", 1.0), {}
