@@ -259,3 +259,14 @@ class Asks(Mlp):
 
         losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
         return losses * getattr(model, "factor", 1.0), {}
+
+
+class RegularizedAtTheEnd(Plain):
+    """A regularizer in the last stage alone, whose error rank 0 does not have."""
+
+    def tf_model(self):
+        import keras
+
+        last = keras.layers.Dense(10, kernel_regularizer="l2")
+        layers = [keras.layers.Flatten(), keras.layers.Dense(32, activation="tanh"), last]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers])

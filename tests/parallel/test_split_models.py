@@ -1,4 +1,4 @@
-"""Split models of PyTorch that do what is easily lost: draws, modules in place, buffers that move."""
+"""Split models that do what is easily lost: draws, modules in place, buffers that move."""
 
 from pathlib import Path
 
@@ -31,12 +31,14 @@ def test_a_loss_draws_the_same_in_the_first_stage_and_in_the_last(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("framework", "name", "said"),
     [
-        ("WrongOfSequential", "the blocks compute other outputs than the model"),
-        ("OwnForward", "the blocks compute other outputs than the model"),
-        ("Asks", "factor"),
+        ("torch", "WrongOfSequential", "the blocks compute other outputs than the model"),
+        ("torch", "OwnForward", "the blocks compute other outputs than the model"),
+        ("torch", "Asks", "the loss uses the model's factor"),
+        ("tf", "LossDraws", "tf_loss draws random numbers"),
+        ("tf", "RegularizedAtTheEnd", "losses of their own"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(name, said, tmp_path):
-    assert said in refused(tmp_path, "torch", name, *task(name))
+def test_what_would_be_computed_wrongly_is_refused(framework, name, said, tmp_path):
+    assert said in refused(tmp_path, framework, name, *task(name))

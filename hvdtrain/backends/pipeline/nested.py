@@ -42,7 +42,6 @@ def pack(value: Any, is_tensor: Callable[[Any], bool], describe: Describe) -> Me
         raise TaskError(
             f"a block of the model returns a {type(part).__name__}, which cannot be passed to the next stage",
             "Let blocks return tensors, or tuples, lists and dicts of them.",
-            everywhere=True,
         )
 
     return Message(described(value), buffers)

@@ -105,6 +105,22 @@ def call_of(
     raise no_call()
 
 
+def check_it_draws_nothing(once: Any, again: Any) -> None:
+    """Check that a loss called the model twice alike: its first stage and its last one must do so.
+
+    Raises:
+        TaskError: If it did not.
+    """
+    pairs = zip(tf.nest.flatten(once), tf.nest.flatten(again), strict=True)
+    if not all(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc") for a, b in pairs):
+        raise TaskError(
+            "tf_loss draws random numbers for what it calls the model with; with stages, the last one "
+            "computes the loss anew and would draw others",
+            "Draw them in the dataset or in a layer of the model, or leave stages out.",
+            everywhere=True,
+        )
+
+
 def form_of(model: keras.Model) -> Any:
     """Return what says how a model is called, without the model: its symbolic inputs or its ``call``."""
     structure, tensors = getattr(model, "input", None), getattr(model, "inputs", None)

@@ -190,7 +190,6 @@ class StagePasses:
                 "a block of the model returns a tensor with a mask, which is not passed to the next stage",
                 "Let a layer such as keras.layers.Masking, or an embedding with mask_zero, be in one stage "
                 "with the layers that use its mask (stage_cuts), or pass the mask as a tensor of its own.",
-                everywhere=True,
             )
         return tf.nest.map_structure(
             lambda part: tf.convert_to_tensor(part) if isinstance(part, bool | int | float) else part, outputs

@@ -35,6 +35,7 @@ from hvdtrain.backends.tensorflow.stage_model import (
     bytes_of,
     call_of,
     check_blocks,
+    check_it_draws_nothing,
     form_of,
     free_others,
     owners_of,
@@ -188,7 +189,6 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
                 "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
                 "add up",
                 "Use weight_decay in place of regularizers, or leave stages out.",
-                everywhere=True,
             )
 
     def _own_form(self, training: bool) -> Form:
@@ -245,7 +245,11 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             arrays = wrapped.arrays
             if len(wrapped.weights.shape) > 1:
                 arrays = {name: array[0] for name, array in arrays.items()}
-            return call_of(self._train_objective, arrays, self._form, StageModel([]))
+            once, again = (
+                call_of(self._train_objective, arrays, self._form, StageModel([])) for _ in range(2)
+            )
+            check_it_draws_nothing(once, again)
+            return once
 
         def check(call: Call) -> None:
             if is_given:

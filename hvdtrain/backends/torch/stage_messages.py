@@ -39,7 +39,6 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, Bytes]:
             f"a block of the model returns a tensor of layout {tensor.layout}, which cannot be passed to the "
             "next stage",
             "Let blocks return dense tensors.",
-            everywhere=True,
         )
     tensor = tensor.detach()
     # as it lies in memory: what is computed from it may depend on that in the last bits
