@@ -175,16 +175,12 @@ class IntegersInPlace(Mlp):
         return [hvdtrain.Block(*block) for block in blocks]
 
 
-class Counts(Plain):
-    """Statistics that move with each forward pass, and on which its outputs depend."""
-
-    replaces = False
+class CountsAnew(Plain):
+    """Statistics that move with each forward pass, in new tensors, and on which its outputs depend."""
 
     def torch_model(self):
         import torch
         from torch import nn
-
-        replaces = self.replaces
 
         class Count(nn.Module):
             def __init__(self):
@@ -193,20 +189,12 @@ class Counts(Plain):
 
             def forward(self, x):
                 x = x * (1 + self.count / 20)
-                if self.training and replaces:
+                if self.training:
                     self.count = self.count + 1
-                elif self.training:
-                    self.count += 1
                 return x
 
         layers = (Count(), nn.Linear(64, 32), nn.Tanh(), Count(), nn.Linear(32, 32), nn.Tanh(), Count())
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 10))
-
-
-class CountsAnew(Counts):
-    """The same, in new tensors."""
-
-    replaces = True
 
 
 class SpectralNorm(Plain):
