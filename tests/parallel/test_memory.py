@@ -15,7 +15,6 @@ TASKS = Path(__file__).with_name("memory_tasks.py")
     [
         ("torch", "Early", "the first batch of the training data fails, out of memory: "),
         ("torch", "Late", "training failed at step "),
-        ("tf", "Early", "the first batch of the training data fails, out of memory: "),
         ("tf", "Late", "training failed at step "),
     ],
 )
