@@ -61,8 +61,10 @@ def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+# with TensorFlow, a fourth worker on two cores takes a minute and shares the division into parts with PyTorch
+@pytest.mark.parametrize(
+    ("framework", "workers"), [*(("torch", n) for n in (1, 2, 3, 4)), *(("tf", n) for n in (1, 2, 3))]
+)
 def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
     run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
     assert run.losses == expected.losses
@@ -70,8 +72,9 @@ def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
     assert_equal_states(run, expected, 0)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("framework", "workers"), [*(("torch", n) for n in (2, 3, 4)), *(("tf", n) for n in (2, 3))]
+)
 def test_sharded_gradients_draw_the_same_curve(framework, workers):
     run, expected = (trained(framework, workers, shard, *ALL) for shard in ("gradients", "none"))
     assert difference(run, expected) < TOLERANCE
@@ -79,8 +82,13 @@ def test_sharded_gradients_draw_the_same_curve(framework, workers):
     assert_equal_states(run, expected, 1e-3)
 
 
-@pytest.mark.parametrize("setting", ["sgd", "plain sgd", "lamb", "lars"])
-@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize(
+    ("shard", "setting"),
+    [
+        *(("optimizer", setting) for setting in ("sgd", "lamb")),
+        *(("gradients", setting) for setting in ("plain sgd", "lamb", "lars")),
+    ],
+)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_each_optimizer_draws_its_curve(framework, shard, setting):
     run, expected = (trained(framework, 3, kind, *SETTINGS[setting]) for kind in (shard, "none"))
@@ -89,11 +97,10 @@ def test_each_optimizer_draws_its_curve(framework, shard, setting):
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_two_workers_draw_the_same_curve_over_both_controllers(framework, controller, shard):
+def test_two_workers_draw_the_same_curve_over_gloo_too(framework, shard):  # the others are over MPI
     options = SETTINGS["sgd"]
-    run, expected = (trained(framework, 2, kind, *options, controller=controller) for kind in (shard, "none"))
+    run, expected = (trained(framework, 2, kind, *options, controller="gloo") for kind in (shard, "none"))
     # with gradients, one job in a pool was seen to differ in the last bit from its 38th step on
     assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
 
