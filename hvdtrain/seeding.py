@@ -10,10 +10,33 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 _FRAMEWORKS = ("torch", "tensorflow")
+
+
+def host_generators() -> tuple[Any, Any]:
+    """Return the states of the global generators of Python and numpy."""
+    return random.getstate(), np.random.get_state()
+
+
+def restore_host_generators(states: tuple[Any, Any]) -> None:
+    """Give the global generators of Python and numpy the states that ``host_generators`` has returned."""
+    python, numpy = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Return a context after which Python's and numpy's global generators are as they were."""
+    states = host_generators()
+    try:
+        yield
+    finally:
+        restore_host_generators(states)
 
 
 @contextmanager
@@ -24,7 +47,7 @@ def seeded_frameworks() -> Iterator[None]:
     a script which draws numbers between two jobs does not draw the same ones again.
     """
     finder = _SeedingFinder()
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    states = host_generators()
     torch = _loaded("torch")
     torch_state = torch.get_rng_state() if torch else None
     sys.meta_path.insert(0, finder)
@@ -32,8 +55,7 @@ def seeded_frameworks() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        restore_host_generators(states)
         if torch and torch_state is not None:
             torch.set_rng_state(torch_state)
 
@@ -124,7 +146,5 @@ def _seed_framework(name: str, module: ModuleType, seed: int) -> None:
         return
     module.random.set_seed(seed)
     if (keras := _loaded("keras")) is not None:
-        kept = random.getstate(), np.random.get_state()  # Keras seeds these two as well
-        keras.utils.set_random_seed(seed)
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
+        with random_state_kept():  # Keras seeds these two as well
+            keras.utils.set_random_seed(seed)

@@ -1,14 +1,10 @@
 """The dry run: one micro-batch of training and of evaluation data before the first step."""
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import StepMemory
@@ -21,6 +17,7 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MemoryPlan
+from hvdtrain.seeding import random_state_kept
 from hvdtrain.session import Session
 from hvdtrain.user_errors import where_raised
 
@@ -144,14 +141,3 @@ def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
         raise
     except BaseException as error:
         raise TaskError(f"the first batch of the {what} cannot be read: {where_raised(error)}") from error
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Return a context after which Python's and numpy's global generators are as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -11,12 +11,12 @@ from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.elastic.world import World
-from hvdtrain.jobs.dry_run import random_state_kept
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.jobs.training_run import TrainingRun, find_start
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
 from hvdtrain.reporting.run_report import CallbackReport
+from hvdtrain.seeding import random_state_kept
 from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress
 

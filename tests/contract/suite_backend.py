@@ -21,8 +21,8 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
-from hvdtrain.jobs.dry_run import random_state_kept
 from hvdtrain.replicas import check_replicas
+from hvdtrain.seeding import random_state_kept
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, INPUTS, OUTPUTS = 24, 5, 3

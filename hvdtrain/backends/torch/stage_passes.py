@@ -16,6 +16,7 @@ from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
 from hvdtrain.backends.torch.stage_model import Called, call_of, copies, form_of
 from hvdtrain.data.order import mix
+from hvdtrain.seeding import host_generators, random_state_kept, restore_host_generators
 
 if TYPE_CHECKING:
     from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
@@ -88,7 +89,7 @@ class StagePasses:
 
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch; keep what the stage was given."""
-        generators = random.getstate(), np.random.get_state()
+        generators = host_generators()
         with torch.no_grad():
             before = [
                 (module._buffers, name, buffer, buffer.clone())
@@ -213,14 +214,11 @@ class StagePasses:
         assert self._batch is not None
         first = backend.layout.ranks_of_replica()[0]
         seed = mix(backend._seed, self._batch.step, first, place, 1) >> 1
-        before = random.getstate(), np.random.get_state()
-        self._seed_torch(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        try:
+        with random_state_kept():
+            self._seed_torch(seed)
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
             yield
-        finally:
-            _set_generators(before)
 
     def _leaves(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
@@ -236,18 +234,12 @@ class StagePasses:
 def _as_before(kept: _Kept) -> Iterator[None]:
     """Return a context in which buffers and generators are as they were before a forward pass."""
     now = [(holder, name, holder.get(name)) for holder, name, _ in kept.moved]
-    generators = random.getstate(), np.random.get_state()
     for holder, name, value in kept.moved:
         holder[name] = value
-    _set_generators(kept.generators)
     try:
-        yield
+        with random_state_kept():
+            restore_host_generators(kept.generators)
+            yield
     finally:
-        _set_generators(generators)
         for holder, name, buffer in now:
             holder[name] = buffer
-
-
-def _set_generators(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
