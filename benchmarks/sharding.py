@@ -5,8 +5,9 @@
 
 Each job runs as a whole, one thread per worker; the kinds of sharding alternate. Memory is what no file backs
 (RssAnon) on rank 0, the largest seen after a step, when the C library has given back what it keeps of freed
-memory. What is saved is compared with the formula, in multiples of the parameters' size P. Times mean
-something where every worker has a core.
+memory; other jobs than those for the times, since getting that memory again takes time. What is saved is
+compared with the formula, in multiples of the parameters' size P. Times mean something where every worker has
+a core.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hvdtrain
@@ -42,9 +43,10 @@ class Run:
 
 
 class Watch(hvdtrain.Callback):
-    """Keeps times of steps and the memory after each."""
+    """Keeps times of steps, or the memory after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_of_memory: bool) -> None:
+        self._is_of_memory = is_of_memory
         self.seconds: list[float] = []
         self.bytes = 0
         self._before = time.perf_counter()
@@ -53,10 +55,9 @@ class Watch(hvdtrain.Callback):
         now = time.perf_counter()
         self.seconds.append(now - self._before)
         self._before = now
-        if step.step > SKIPPED:
+        if self._is_of_memory:
             release_unused()
             self.bytes = max(self.bytes, anonymous_bytes())
-            self._before = time.perf_counter()
 
 
 def anonymous_bytes() -> int:
@@ -66,8 +67,8 @@ def anonymous_bytes() -> int:
 
 
 def train(framework: str, shard: str, steps: int, channels: int, run_dir: str) -> Run:
-    """Train as one of several workers."""
-    watch = Watch()
+    """Train as one of several workers; with few steps, to look at memory."""
+    watch = Watch(is_of_memory=steps <= SKIPPED)
     hvdtrain.train(
         "synthetic",
         framework=framework,
@@ -86,7 +87,7 @@ def train(framework: str, shard: str, steps: int, channels: int, run_dir: str) -
     parameters = 12 * OPTIONS["layers"] * channels**2 * 4
     if not watch.seconds:  # callbacks are rank 0's
         return Run(0.0, 0, parameters)
-    return Run(statistics.median(watch.seconds[SKIPPED:]), watch.bytes, parameters)
+    return Run(statistics.median(watch.seconds[SKIPPED:] or [0.0]), watch.bytes, parameters)
 
 
 def saved(shard: str, workers: int, framework: str) -> float:
@@ -101,8 +102,11 @@ def measured(framework: str, controller: str, workers: int, args: argparse.Names
     found: dict[str, list[Run]] = {kind: [] for kind in KINDS}
     for kind in KINDS * args.repeat:
         with tempfile.TemporaryDirectory() as folder:
-            words = (framework, kind, args.steps, args.channels, f"{folder}/run")
-            found[kind].append(hvdtrain.launch(train, np=workers, args=words, controller=controller))
+            job = {"np": workers, "controller": controller}
+            timed = (framework, kind, args.steps, args.channels, f"{folder}/run")
+            seconds = hvdtrain.launch(train, args=timed, **job).seconds
+            looked_at = (framework, kind, SKIPPED, args.channels, f"{folder}/memory")
+            found[kind].append(replace(hvdtrain.launch(train, args=looked_at, **job), seconds=seconds))
     return found
 
 

@@ -107,13 +107,16 @@ class ActivityMark:
         It is in the user's code if the innermost frame of the stack that is no library's is not hvdtrain's.
         """
         frames = sys._current_frames()
-        if found := _user_code(frames.get(self.thread_id or 0)):
-            return found
-        # a graph of TensorFlow runs functions of Python in threads of its own, and so is data read ahead
-        is_reading = self.current.name == READING_DATA
-        callers = (_GRAPH_CALLS, _OWN_FOLDER + "data/") if is_reading else (_GRAPH_CALLS,)
-        others = (frame for frame in frames.values() if _is_called_by(frame, callers))
-        return next(filter(None, map(_user_code, others)), "")
+        try:
+            if found := _user_code(frames.get(self.thread_id or 0)):
+                return found
+            # a graph of TensorFlow runs functions of Python in threads of its own, and so is data read ahead
+            is_reading = self.current.name == READING_DATA
+            callers = (_GRAPH_CALLS, _OWN_FOLDER + "data/") if is_reading else (_GRAPH_CALLS,)
+            others = (frame for frame in frames.values() if _is_called_by(frame, callers))
+            return next(filter(None, map(_user_code, others)), "")
+        finally:
+            frames.clear()  # this frame is among them: the cycle would keep what their functions hold
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self.thread_id or 0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hvdtrain.backends.portable.buckets import MOST_BYTES
 from hvdtrain.backends.portable.shards import LEAST_BYTES, MOST_BUCKETS
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
@@ -177,9 +178,9 @@ def saving_bytes(plan: MemoryPlan, config: Config) -> int:
 
 
 def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
-    """Return what the exchange takes beside the gradients: a tensor of all of them, or the library's buffers.
+    """Return what the exchange takes beside the gradients: the tensor that joins some, and its sum.
 
-    With sharded state, also the bucket that is gathered.
+    With sharded state, also the bucket that is gathered. If gradients are compressed, all of them are joined.
 
     Args:
         plan: the job's memory.
@@ -189,7 +190,8 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     if workers == 1:
         return 0
     whole = plan.trained_bytes
-    return whole if config.shard == "none" else whole + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
+    joined = min(whole, 2 * MOST_BYTES) if config.compression == "none" else whole
+    return joined if config.shard == "none" else joined + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
 
 
 def mebibytes(size: int) -> str:

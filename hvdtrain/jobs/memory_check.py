@@ -59,8 +59,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     if device is not None:
         return plan_memory(session, model, MeasuredMemory(memory.activations, per_sample, None, device.peak))
     peak, resident = peak_bytes(), resident_bytes()
-    # the dry run has kept a copy of the parameters beside its gradients
-    known = resident + plan.parts["parameters"] + plan.parts["gradients"] + memory.activations
+    known = resident + plan.parts["gradients"] + memory.activations
     batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
     measured = MeasuredMemory(
         memory.activations,

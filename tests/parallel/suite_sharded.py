@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
+from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -182,6 +183,16 @@ def test_a_worker_may_have_no_part(started, shard, options):
     expected = gathered(started)
     trained(started, shard, task=Tiny(), ema_decay=0.9, **options)
     assert_equal(gathered(started), expected, 1e-2 if "compression" in options else 1e-5)
+
+
+def test_large_gradients_are_summed_in_pieces(started):
+    """The sums are those of sharded gradients, which travel in another way."""
+    MESSAGES.clear()
+    trained(started, "none", task=Large(), steps=1)
+    assert sum("hvdtrain.gradients." in name for name in MESSAGES) == 2
+    expected = gathered(started)
+    trained(started, "gradients", task=Large(), steps=1)
+    assert_equal(gathered(started), expected, 0.0 if started.workers.size == 2 else 1e-5)
 
 
 @SHARDED

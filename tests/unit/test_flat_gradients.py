@@ -39,6 +39,13 @@ def test_buckets_are_about_equal_and_not_too_small(sizes, expected):
     assert divide(by_name, are_several=False) == ([list(by_name)] if sizes else [])
 
 
+def test_buckets_are_not_too_large():
+    sizes = {str(place): 20 * MIB for place in range(5)} | {"5": 70 * MIB, "6": MIB}
+    found = divide(sizes, are_several=False)
+    assert found == [["0", "1"], ["2"], ["3", "4"], ["5"], ["6"]]
+    assert divide(sizes, are_several=True) == found
+
+
 def given():
     random = np.random.RandomState(0)
     return {name: np.asarray(random.rand(*shape), np.float32) for name, shape in SHAPES.items()}

@@ -1,7 +1,9 @@
 """The rules by which a worker counts as stopped, stalled or gone, and who is named."""
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -182,3 +184,21 @@ def test_the_place_in_the_users_code_is_told_after_a_while():
     assert late.user_code.startswith("test_liveness.py, line ")
     assert late.user_code.endswith("in test_the_place_in_the_users_code_is_told_after_a_while")
     assert "test_liveness.py" in stack
+
+
+def test_looking_at_user_code_keeps_nothing_of_the_functions_that_run():
+    """A cycle of frames would keep their tensors, of the size of the model, until garbage is collected."""
+
+    class Large:
+        pass
+
+    def compute():
+        large = Large()
+        ActivityMark().user_code()
+        return weakref.ref(large)
+
+    gc.disable()
+    try:
+        assert compute()() is None
+    finally:
+        gc.enable()

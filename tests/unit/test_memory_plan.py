@@ -1,6 +1,7 @@
 """The memory that a job is said to need, and the error of one that runs out of it."""
 
 import resource
+from dataclasses import replace
 
 import pytest
 
@@ -208,8 +209,12 @@ def test_a_checkpoint_takes_copies_and_the_larger_file():
         assert saving_bytes(found, config) == copies * parameters, fields
 
 
-def test_workers_exchange_a_copy_of_the_gradients():
+def test_workers_exchange_copies_of_some_gradients():
     config = Config(framework="torch", shard="optimizer")
+    large = replace(plan(), trained_bytes=1 << 30)
+    assert exchange_bytes(large, Config(framework="torch"), 2) == 64 * MEBIBYTE
+    assert exchange_bytes(large, Config(framework="torch", compression="fp16"), 2) == 1 << 30
+    assert exchange_bytes(large, config, 2) == (64 + 128) * MEBIBYTE
     assert exchange_bytes(plan(), config, 1) == 0
     assert exchange_bytes(plan(), Config(framework="torch"), 2) == 4 * NUMBERS
     assert exchange_bytes(plan(), config, 2) == 2 * 4 * NUMBERS, "and the bucket that is gathered"

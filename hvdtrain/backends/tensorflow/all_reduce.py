@@ -17,10 +17,11 @@ Variable = Any
 
 
 class AllReduce:
-    """One all-reduce for all gradients of one type, which stand side by side in memory.
+    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
-    On a GPU there are up to four: the graph begins one when its gradients are computed. What is added in
-    which order depends on nothing but the parameters and the workers, so a run repeats bit by bit.
+    On a GPU there are up to four for fewer, too, and the graph begins one when its gradients are computed. On
+    a CPU, one is joined when the one before is reduced, so that memory holds the copies of one alone. What is
+    added in which order depends on nothing but the parameters and the workers, so a run repeats bit by bit.
 
     With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
     divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
@@ -59,10 +60,21 @@ class AllReduce:
         overlaps = bool(tf.config.get_visible_devices("GPU")) if self._overlaps is None else self._overlaps
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
-        for number, bucket in enumerate(make_buckets(given, overlaps)):
+        buckets = make_buckets(given, overlaps)
+        are_large = len(buckets) > 1 and not overlaps
+        before: list[Tensor] = []
+        for number, bucket in enumerate(buckets):
             name = f"hvdtrain.gradients.{self.label}{number}"
             self._note_message(name, [int(index) - len(gradients) for index in bucket.names])
-            sums |= bucket.parted(self._reduce(bucket.joined(given), name))
+            with tf.control_dependencies(before):
+                flat = bucket.joined(given)
+            total = self._reduce(flat, name)
+            parts = bucket.parted(total)
+            if are_large:
+                before = [total]
+                # a part of a larger tensor could not be multiplied in place, and all are multiplied at once
+                parts = {name: tf.raw_ops.DeepCopy(x=part) for name, part in parts.items()}
+            sums |= parts
         for name, gradient in given.items():
             if name not in sums:  # its shape is only known when the graph runs
                 sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{self.label}{name}")

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.python.eager import context as eager
+
+from hvdtrain.backends.tensorflow.functions import native
 
 Layer = Any
 
@@ -50,13 +51,14 @@ def _as_array(value: Any) -> Any:
 def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
     """Return a context after which a model and the random generators of both libraries are as they were.
 
-    The copies lie in the host's memory.
+    The copies lie in the host's memory. Those of variables that lie there take none until these change.
 
     Args:
         model: the model.
         others: more variables that are to be as they were.
     """
-    before = [(variable, np.array(variable.numpy())) for variable in (*model.variables, *others)]
+    with tf.device("CPU"):
+        before = [(variable, tf.identity(native(variable))) for variable in (*model.variables, *others)]
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seeds = None if generator is None else generator.state.numpy()
     operations = eager.context()._rng.getstate()  # what random operations outside of a graph draw from

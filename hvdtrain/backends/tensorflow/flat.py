@@ -62,8 +62,8 @@ def make_buckets(gradients: Mapping[str, Tensor], are_several: bool) -> list[Buc
 
     Args:
         gradients: dense ones, by name, in the order of the model.
-        are_several: whether those of one type may have several buckets, of which the first are reduced
-            while the backward pass computes the others.
+        are_several: whether small buckets are divided, too, so that the first are reduced while the backward
+            pass computes the others.
     """
     kinds: dict[Any, dict[str, Tensor]] = {}
     for name, gradient in reversed(list(gradients.items())):

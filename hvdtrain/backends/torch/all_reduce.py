@@ -20,12 +20,12 @@ Wait = Callable[[], torch.Tensor]
 
 
 class AllReduce:
-    """One all-reduce for all gradients of one type, which stand side by side in memory.
+    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
-    On a GPU there are up to four: those whose gradients are complete are begun while the backward pass
-    computes the others. What is added in which order depends on nothing but the parameters and the workers,
-    so a run repeats bit by bit. Gradients that are sparse in the first step, on any worker, are reduced one
-    by one.
+    On a GPU there are up to four for fewer, too: those whose gradients are complete are begun while the
+    backward pass computes the others. What is added in which order depends on nothing but the parameters and
+    the workers, so a run repeats bit by bit. Gradients that are sparse in the first step, on any worker, are
+    reduced one by one.
 
     With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
     divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
@@ -78,18 +78,10 @@ class AllReduce:
 
         In the first step, begin to agree with the other workers on which gradients are sparse, nothing else.
         """
-        given = dict(zip(self._parameters, gradients, strict=True))
-        if self._buckets is None:
-            self._sparse = self._sparse or agree_on_sparse(
-                given, f"hvdtrain.sparse.{self._first_name}", self._group
-            )
-            return
-        for number, bucket in enumerate(self._buckets):
-            if number not in self._begun:
-                self._begin(number, [given[name] for name in bucket.parameters])
+        self._start(dict(zip(self._parameters, gradients, strict=True)))
 
-    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Begin what no backward pass has completed, and wait for all.
+    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
 
         The sums are parts of the memory that is lent to the gradients of the next step.
         """
@@ -98,7 +90,7 @@ class AllReduce:
         return self._finish(gradients, None)
 
     def finish_with(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+        self, gradients: list[torch.Tensor], vector: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Collective. As ``finish``; return the sum of a short vector, too, which travels with gradients.
 
@@ -115,17 +107,29 @@ class AllReduce:
         """Return how gradients travel, for the plan."""
         return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
 
-    def _finish(self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None) -> list[torch.Tensor]:
+    def _start(self, given: dict[str, torch.Tensor]) -> None:
+        """Begin as ``start``; take what is begun out of the mapping, so that its memory can be freed."""
+        if self._buckets is None:
+            self._sparse = self._sparse or agree_on_sparse(
+                given, f"hvdtrain.sparse.{self._first_name}", self._group
+            )
+            return
+        for number, bucket in enumerate(self._buckets):
+            if number not in self._begun:
+                self._begin(number, [given.pop(name) for name in bucket.parameters])
+
+    def _finish(self, gradients: list[torch.Tensor], vector: torch.Tensor | None) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients, and sum a vector in place."""
         given = dict(zip(self._parameters, gradients, strict=True))
+        gradients.clear()
         try:
             if self._buckets is None:
-                self.start(gradients)
+                self._start(given)
                 assert self._sparse is not None
                 self._make_buckets(self._sparse(), vector)
             assert self._buckets is not None
             self._vector = vector
-            self.start(gradients)
+            self._start(given)
             sums: dict[str, torch.Tensor] = {}
             for bucket in self._buckets:
                 sums |= dict(zip(bucket.parameters, bucket.parts, strict=True))

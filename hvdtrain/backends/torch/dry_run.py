@@ -1,7 +1,7 @@
 """What a dry run needs in PyTorch; ``tensorflow/dry_run.py`` does the same for Keras."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -47,16 +47,16 @@ def _as_array(tensor: torch.Tensor) -> Any:
 def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Return a context after which a model and PyTorch's random generators are as they were.
 
-    The copies lie in the host's memory.
+    The copies lie in the host's memory. Those of tensors that lie there take none before one of both changes.
 
     Args:
         model: the model.
         device: where it computes.
         others: more tensors that are to be as they were.
     """
-    more = [(tensor, tensor.detach().cpu().clone()) for tensor in others]
+    more = [(tensor, _kept(tensor)) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
-        (tensors, name, tensor, tensor.detach().cpu().clone())
+        (tensors, name, tensor, _kept(tensor))
         for module in model.modules()
         for tensors in (cast(dict[str, Any], module._parameters), module._buffers)
         for name, tensor in tensors.items()
@@ -68,12 +68,21 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
             yield
         finally:
             with torch.no_grad():
-                for tensors, name, tensor, value in places:
-                    tensors[name] = tensor.copy_(value)
-                for tensor, value in more:
-                    tensor.copy_(value)
+                for tensors, name, tensor, _ in places:
+                    tensors[name] = tensor
+                for tensor, value in [*more, *(place[2:] for place in places)]:
+                    if torch._C._data_address(tensor) != torch._C._data_address(value):  # type: ignore[attr-defined]
+                        tensor.copy_(value)
             for module, phase in phases:
                 module.training = phase
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can."""
+    if tensor.device.type == "cpu":
+        with suppress(RuntimeError):  # if something else, such as numpy, has allocated the memory
+            return torch._lazy_clone(tensor.detach())
+    return tensor.detach().cpu().clone()
 
 
 def last_activation(model: nn.Module) -> str:

@@ -15,34 +15,37 @@ _LINE = 64  # bytes
 class Bucket:
     """The gradients of some parameters of one type, side by side in one tensor.
 
-    While autograd adds to the parts, no gradient is copied and memory holds each of them once.
+    While autograd adds to the parts, no gradient is copied and memory holds each of them once. The tensor is
+    made when it is first used, so that the gradients of the first step can be joined bucket by bucket.
 
     Args:
         parameters: by name.
 
     Attributes:
         parameters: by name.
-        flat: the tensor that is reduced.
+        flat: the tensor that is reduced; without numbers before it is used.
         parts: of it, that of each parameter, shaped and laid out as the parameter.
         room: of it, what stands behind the parts, for a vector that travels with the gradients.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.parameters = dict(parameters)
-        self.flat = self.room = torch.empty(0)
+        first = next(iter(self.parameters.values()))
+        self.flat = self.room = torch.empty(0, dtype=first.dtype, device=first.device)
         self.parts: list[torch.Tensor] = []
         self._small: torch.Tensor | None = None
-        self._allocate(0)
 
     @torch.no_grad()
     def make_room(self, numbers: int) -> None:
         """Have room for a vector. If there was none of its length, the parts are other tensors afterwards."""
-        if len(self.room) != numbers:
+        if not self.parts or len(self.room) != numbers:
             self._allocate(numbers)
 
     @torch.no_grad()
     def lend(self) -> None:
         """Make every part zero, and a parameter's gradient, to which the next backward pass adds."""
+        if not self.parts:
+            self._allocate(0)
         self._leave_to_others()
         self.flat.zero_()
         for parameter, part in zip(self.parameters.values(), self.parts, strict=True):
@@ -52,8 +55,11 @@ class Bucket:
     def take_in(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Copy those gradients that are not parts of it already; zeros for None.
 
-        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew.
+        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew. What
+        was copied and is a parameter's gradient is replaced by the part, so that nothing keeps its memory.
         """
+        if not self.parts:
+            self._allocate(0)
         moved = self._moved()
         others = [i for i, part in enumerate(self.parts) if i in moved or gradients[i] is not part]
         if not others:
@@ -69,6 +75,10 @@ class Bucket:
         for i in others:
             if i not in given:
                 self.parts[i].zero_()
+        parameters = list(self.parameters.values())
+        for i in given:
+            if parameters[i].grad is gradients[i]:
+                parameters[i].grad = self.parts[i]
 
     @torch.no_grad()
     def as_fp16(self, factor: float) -> torch.Tensor:
@@ -80,14 +90,14 @@ class Bucket:
         return self._small.copy_(self.flat)
 
     def _allocate(self, numbers: int) -> None:
-        first = next(iter(self.parameters.values()))
+        kind = self.flat.dtype, self.flat.device
         self.flat = self.room = torch.empty(0)  # frees the memory before
         self.parts = []
         self._begins = [0]
         for parameter in self.parameters.values():
             self._begins.append(self._begins[-1] + -(-parameter.numel() // _ALIGNED) * _ALIGNED)
         end = self._begins.pop()
-        self.flat = flat_zeros(end + numbers, first.dtype, first.device)
+        self.flat = flat_zeros(end + numbers, *kind)
         self.room = self.flat[end:]
         self._shapes = [(p.shape, _strides(p)) for p in self.parameters.values()]
         self.parts = [self._part(i) for i in range(len(self._shapes))]
@@ -124,8 +134,8 @@ def make_buckets(parameters: Mapping[str, torch.Tensor], are_several: bool) -> l
 
     Args:
         parameters: dense ones, by name, in the order of the model.
-        are_several: whether those of one type may have several buckets, of which the first are reduced
-            while the backward pass computes the others.
+        are_several: whether small buckets are divided, too, so that the first are reduced while the backward
+            pass computes the others.
     """
     kinds: dict[tuple[torch.dtype, torch.device], dict[str, torch.Tensor]] = {}
     for name, parameter in reversed(list(parameters.items())):

@@ -1,6 +1,6 @@
 """How PyTorch's gradients are summed over workers: one class for each way, chosen from a table."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -34,21 +34,22 @@ class GradientReducer(Protocol):
         """
         ...
 
-    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """Collective. Return the sum of each gradient over workers; the tensors given may be overwritten.
 
         Args:
-            gradients: one for each attached parameter, in the same order.
+            gradients: one for each attached parameter, in the same order. The list may be emptied, so that
+                memory of gradients is freed that are copied.
         """
         ...
 
     def finish_with(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+        self, gradients: list[torch.Tensor], vector: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Collective. As ``finish``; sum a short vector in place, too, uncompressed, and return it.
 
         Args:
-            gradients: one for each attached parameter, in the same order.
+            gradients: as for ``finish``.
             vector: what else a step sums; it may have another length in each step.
         """
         ...

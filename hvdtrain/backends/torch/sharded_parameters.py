@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.portable.shards import ShardedBucket, shard
+from hvdtrain.backends.torch.all_reduce import wait_for_all
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.config import Config
+
+_LARGE = 1 << 15  # numbers: from there on, a message costs less than the copies of joining
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +131,19 @@ class ShardedParameters:
     def gather(self, values: Callable[[OwnSegment], torch.Tensor], name: str) -> None:
         """Collective. Set every parameter, from what each worker has for its segments.
 
+        Over MPI, large segments go from their owners' parameters into those of the others without a copy.
+        Over Gloo, whose broadcasts send several times as much, buckets are joined and gathered.
+
         Args:
             values: returns the values of a segment.
             name: of the messages.
         """
+        if self.workers.controller == "MPI":
+            for segment in self.segments:
+                if (value := values(segment)) is not segment.tensor:
+                    segment.tensor.copy_(value)
+            self._spread(name)
+            return
         for bucket in self.buckets:
             flat = hvd.allgather(bucket.part_of(values), name=f"hvdtrain.{name}.{bucket.number}")
             torch._foreach_copy_([entry.tensor.detach() for entry in bucket.entries], bucket.views(flat))
@@ -174,6 +188,30 @@ class ShardedParameters:
             begin = self.workers.rank * bucket.layout.part
             for segment in bucket.segments:
                 take(segment, segment.in_part(flat[begin : begin + bucket.layout.part]))
+
+    def _spread(self, name: str) -> None:
+        """Collective. Give every worker the segments of the others, in the parameters' own memory."""
+        under_way: list[Any] = []
+        small: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
+        for bucket in self.buckets:
+            entries = {entry.path: entry.tensor for entry in bucket.entries}
+            for rank, segments in enumerate(bucket.layout.segments):
+                for segment in segments:
+                    memory = memory_of(entries[segment.name])[segment.begin : segment.end]
+                    if segment.length >= _LARGE:
+                        message = f"hvdtrain.{name}.{segment.name}.{segment.begin}"
+                        under_way.append(hvd.broadcast_async_(memory, rank, name=message))
+                    else:
+                        kind = small.setdefault(
+                            (memory.dtype, memory.device), [[] for _ in range(self.workers.size)]
+                        )
+                        kind[rank].append(memory)
+        wait_for_all([partial(hvd.synchronize, handle) for handle in under_way])
+        for number, ((dtype, device), ranks) in enumerate(small.items()):
+            own = ranks[self.workers.rank] or [torch.empty(0, dtype=dtype, device=device)]
+            flat = hvd.allgather(torch.cat(own), name=f"hvdtrain.{name}.small.{number}")
+            places = [memory for memories in ranks for memory in memories]
+            torch._foreach_copy_(places, list(flat.split([len(place) for place in places])))
 
     @property
     def _entries(self) -> list[Entry]:

@@ -65,7 +65,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
     """The update of a step in which every worker gets the sum of its part of the gradients alone.
 
     Once a backward pass has completed the gradients of a bucket, each worker sends every other one its part
-    of them and drops them. What it receives it adds up, in the order of ranks.
+    of them and drops them. It adds up what it receives, in the order of ranks, when it sends the next bucket.
 
     Args:
         compression: how gradients travel: "none", "fp16" or "bf16".
@@ -208,7 +208,10 @@ class ShardedGradientsUpdate(ShardedUpdate):
                 factor = float(size)  # of parts of a mean over all workers, fp16 would lose digits
             flat = (flat.mul_(factor) if factor != 1 else flat).to(self._half).view(torch.int16)
         handle = hvd.alltoall_async(flat, name=_name_of(bucket))
+        others = list(self._sent)
         self._sent[bucket.number] = partial(self._sum, handle, bucket, factor)
+        for other in others:  # each takes the memory of its bucket twice
+            self._receive(self._shards.buckets[other])
 
     def _sum(self, handle: Any, bucket: Bucket, factor: float) -> torch.Tensor:
         received, _ = hvd.synchronize(handle)

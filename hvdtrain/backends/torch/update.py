@@ -112,6 +112,7 @@ class Update:
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Sum the gradients and the step's vector over workers; return the vector."""
         self._clock.ready()
+        self._seen = [], []  # the reducer may give the parameters others, and these be freed
         reduced, vector = self._reducer.finish_with(self._gradients(), vector)
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):

@@ -42,6 +42,7 @@ def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], Non
     """
     numbers = sum(torch.Size(shape).numel() for shape in shapes)
     bucket = Bucket({"all": torch.empty(numbers, device=_device(on_gpu))})
+    bucket.lend()
     bucket.flat.normal_(std=GRADIENT)
 
     def encode() -> None:
