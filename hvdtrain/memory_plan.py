@@ -32,6 +32,7 @@ class MeasuredMemory:
         batches: what batches take that are read ahead.
         saving: what a checkpoint takes while it is written.
         exchange: what the exchange between workers takes beside the gradients.
+        largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
     """
 
     activations: int
@@ -44,6 +45,7 @@ class MeasuredMemory:
     batches: int = 0
     saving: int = 0
     exchange: int = 0
+    largest: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,11 @@ class MemoryPlan:
         return f"{size / 1024:,.0f} KiB a sample" if size < MEBIBYTE else f"{mebibytes(round(size))} a sample"
 
     def describe_largest(self) -> str:
-        """Return what the plan's parts and the largest parameters take, in words."""
-        tensors = ", ".join(f"{name} ({mebibytes(size)})" for name, size in self.largest)
-        return f"The job takes {self.describe()}. Its largest parameters: {tensors}."
+        """Return what the plan's parts, the largest parameters and the largest activations take, in words."""
+        text = f"The job takes {self.describe()}. Its largest parameters: {_listed(self.largest)}."
+        return (
+            text if self.measured is None else f"{text} {describe_activations(self.measured.largest)}".strip()
+        )
 
     def exceeds(self, limit_bytes: int) -> str:
         """Return that the parts alone do not fit into a limit, in words; empty if they do."""
@@ -192,6 +196,19 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     whole = plan.trained_bytes
     joined = min(whole, 2 * MOST_BYTES) if config.compression == "none" else whole
     return joined if config.shard == "none" else joined + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
+
+
+def describe_activations(largest: Sequence[tuple[str, int]]) -> str:
+    """Return which tensors of the passes are the largest, in words; empty if none is known.
+
+    Args:
+        largest: what they are and how many, and bytes of each.
+    """
+    return f"The largest tensors of a micro-batch, each: {_listed(largest)}." if largest else ""
+
+
+def _listed(sizes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({mebibytes(size)})" for name, size in sizes)
 
 
 def mebibytes(size: int) -> str:

@@ -93,11 +93,13 @@ class StepMemory:
             parameters: what the backward pass needs of the forward pass, and what both need meanwhile.
         compiling: roughly, what the framework takes beside tensors when it compiles the step.
         idle: what the framework keeps of freed memory for tensors that are made later.
+        largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
     """
 
     activations: int
     compiling: int = 0
     idle: int = 0
+    largest: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class DryRun:
         error: the exception that ended the computation, or None.
         note: what the user should know of the computation, in words; empty if nothing.
         memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
+            After an error, it has the largest tensors alone.
     """
 
     outputs: Any

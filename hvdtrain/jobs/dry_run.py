@@ -125,10 +125,11 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
         one = Pass.of(what, batch, result, name if is_named else "", ignored)
         done.append(replace(one, named_metrics=metrics if is_named else {}))
-        if result.error is not None and (
-            lack := lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
-        ):
-            raise lack from result.error
+        if result.error is not None:
+            largest = result.memory.largest if result.memory else ()
+            lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
+            if lack is not None:
+                raise lack from result.error
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]

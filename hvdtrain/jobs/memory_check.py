@@ -57,7 +57,8 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         per_sample = (memory.activations - found.half.activations) / (samples - half)
     device = session.backend.device_memory()
     if device is not None:
-        return plan_memory(session, model, MeasuredMemory(memory.activations, per_sample, None, device.peak))
+        measured = MeasuredMemory(memory.activations, per_sample, None, device.peak, largest=memory.largest)
+        return plan_memory(session, model, measured)
     peak, resident = peak_bytes(), resident_bytes()
     known = resident + plan.parts["gradients"] + memory.activations
     batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
@@ -72,6 +73,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(plan, config) if session.backend.workers.rank == 0 else 0,
         exchange=exchange_bytes(plan, config, session.backend.workers.size),
+        largest=memory.largest,
     )
     return plan_memory(session, model, measured)
 

@@ -1,5 +1,6 @@
 """Jobs that run out of memory, by a real limit on the address space, and what is logged of the peak."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from support import pool
 from support.jobs import FRAMEWORKS, run
 
+# the outputs of the first layer, and the gradient of the loss with respect to them
+LARGEST = {"torch": r"addmm \(64, 65536\) float32 \(16.0 MiB\)", "tf": r"\(64, 65536\) float32 \(16.0 MiB\)"}
 TASKS = Path(__file__).with_name("memory_tasks.py")
 
 
@@ -27,6 +30,7 @@ def test_a_lack_of_memory_is_named_with_what_helps(framework, task, where, tmp_p
     assert where in result.output
     assert "out of memory" in result.output
     assert "Its largest parameters: model/first/kernel" in result.output
+    assert re.search(rf"The largest tensors of a micro-batch, each: .*{LARGEST[framework]}", result.output)
     assert "--batch-size 32 --accumulate 2" in result.output
     assert "Traceback" not in result.output
 

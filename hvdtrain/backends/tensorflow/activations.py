@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from hvdtrain.backends.base import StepMemory
+from hvdtrain.backends.largest import largest_tensors
 
 Tensor = Any
 
@@ -56,6 +57,7 @@ class ActivationMeter:
     def __init__(self, is_cpu: bool) -> None:
         self._device = "CPU:0" if is_cpu else "GPU:0"
         self._operations: list[Operation] = []
+        self._made: dict[int, tuple[str, int]] = {}  # by the number of a tensor, what it is, and bytes
         self._results: set[int] = set()
         self._kept = 0
 
@@ -81,7 +83,12 @@ class ActivationMeter:
             activations=most_bytes(self._operations, self._results),
             compiling=_STEP_BYTES + _OPERATION_BYTES * len(self._operations),
             idle=max(0, self._kept - self._current),
+            largest=self.largest(),
         )
+
+    def largest(self) -> Sequence[tuple[str, int]]:
+        """Return the largest tensors that were made, without the gradients of the parameters."""
+        return largest_tensors(made for number, made in self._made.items() if number not in self._results)
 
     def _note(  # noqa: PLR0917 - as TensorFlow calls it
         self,
@@ -98,6 +105,10 @@ class ActivationMeter:
             if name in _OF_SHAPES:
                 taken = []
             self._operations.append(Operation(name, taken, [(made._id, _size(made)) for made in outputs]))
+            if name not in _ALIASES and name != _READ:
+                for made in outputs:
+                    text = f"{name} {tuple(made.shape)} {made.dtype.name}"
+                    self._made[made._id] = text, _size(made)
 
 
 def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:

@@ -35,6 +35,7 @@ from hvdtrain.backends.base import (
     OwnRates,
     PendingState,
     PortableState,
+    StepMemory,
 )
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, sample_values
@@ -269,7 +270,8 @@ class TensorFlowBackend:
             self._called = called
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
-        return DryRun(recorder.outputs, values, last, error, note, meter.found())
+        memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
+        return DryRun(recorder.outputs, values, last, error, note, memory)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS

@@ -1,7 +1,7 @@
 """What a micro-batch takes of memory in PyTorch; ``tensorflow/activations.py`` finds the same for Keras."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.backends.base import StepMemory
+from hvdtrain.backends.largest import largest_tensors
 
 
 class ActivationMeter:
@@ -41,7 +42,11 @@ class ActivationMeter:
 
     def found(self) -> StepMemory:
         """Return the most that was taken at once, without the gradients of the parameters."""
-        return StepMemory(activations=self._mode.peak_bytes())
+        return StepMemory(activations=self._mode.peak_bytes(), largest=self.largest())
+
+    def largest(self) -> Sequence[tuple[str, int]]:
+        """Return the largest tensors that were made, without the gradients of the parameters."""
+        return largest_tensors(self._mode.made())
 
 
 class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -58,6 +63,7 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks: dict[int, tuple[weakref.ref[Any], int]] = {}  # those that are there
         self._changes: list[int] = []  # bytes, of blocks that come, and go
         self._gradients: set[int] = set()  # places in the list above
+        self._made: dict[int, tuple[str, int]] = {}  # by these places, what a block was made as, and bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -70,7 +76,7 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = function(*args, **(kwargs or {}))
         for tensor in pytree.tree_iter(made):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-                self._take(tensor.untyped_storage())
+                self._take(tensor, function)
         return made
 
     def take_gradient(self, parameter: torch.Tensor) -> None:
@@ -90,13 +96,20 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 most = max(most, taken)
         return most
 
-    def _take(self, block: torch.UntypedStorage) -> None:
+    def made(self) -> Iterator[tuple[str, int]]:
+        """Yield of each block what it was made as, and its bytes, without gradients of parameters."""
+        yield from (made for place, made in self._made.items() if place not in self._gradients)
+
+    def _take(self, tensor: torch.Tensor, function: Any) -> None:
+        block = tensor.untyped_storage()
         key = block._cdata
         if key in self._known or key in self._blocks:
             return
         place, size = len(self._changes), block.nbytes()
         self._blocks[key] = weakref.ref(block, partial(self._gone, key, place, size)), place
         self._changes.append(size)
+        name, kind = function.overloadpacket.__name__, str(tensor.dtype).removeprefix("torch.")
+        self._made[place] = f"{name} {tuple(tensor.shape)} {kind}", size
 
     def _gone(self, key: int, place: int, size: int, _: Any) -> None:
         del self._blocks[key]

@@ -27,6 +27,7 @@ from hvdtrain.backends.base import (
     OwnRates,
     PendingState,
     PortableState,
+    StepMemory,
 )
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
@@ -221,7 +222,9 @@ class TorchBackend:
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state."""
-        recorder, values, error, memory = Recorder(self.model), {}, None, None
+        recorder, values, error = Recorder(self.model), {}, None
+        meter: ActivationMeter | None = None
+        memory: StepMemory | None = None
         try:
             with peer_errors(), state_kept(self.model, self._device), recorder:
                 wrapped = self._wrap(batch)
@@ -232,6 +235,8 @@ class TorchBackend:
             raise
         except Exception as raised:
             error = raised
+            if meter is not None:
+                memory = StepMemory(0, largest=meter.largest())
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         note = describe_not_applied(skipped)
         return DryRun(recorder.outputs, values, last_activation(self.model), error, note, memory)
