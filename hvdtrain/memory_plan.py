@@ -8,6 +8,7 @@ from hvdtrain.backends.portable.buckets import MOST_BYTES
 from hvdtrain.backends.portable.shards import LEAST_BYTES, MOST_BUCKETS
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.wire_types import travels
 
 MEBIBYTE = 1 << 20
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
@@ -17,6 +18,7 @@ _LARGEST = 3  # tensors that a message names
 _MADE_BY_STEPS = ("gradients", "compression")  # what is not there when the model is built
 
 
+@travels
 @dataclass(frozen=True)
 class MeasuredMemory:
     """What a worker has measured before its first step, in bytes.
@@ -48,6 +50,7 @@ class MeasuredMemory:
     largest: Sequence[tuple[str, int]] = ()
 
 
+@travels
 @dataclass(frozen=True)
 class MemoryPlan:
     """What a worker of a job keeps while it trains, in bytes.
@@ -59,6 +62,7 @@ class MemoryPlan:
         remedies: what would take less memory, the most effective first, in words.
         trained_bytes: what the trained parameters take.
         measured: what was measured; None before that.
+        stage: the stage of a split model, from 1, whose worker it is; 0 if the model is not split.
     """
 
     parts: Mapping[str, int]
@@ -66,6 +70,7 @@ class MemoryPlan:
     remedies: Sequence[str]
     trained_bytes: int = 0
     measured: MeasuredMemory | None = None
+    stage: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -104,7 +109,8 @@ class MemoryPlan:
             if self.measured.peak > sum(self.parts.values()):
                 rest += f"; {mebibytes(self.measured.peak)} were taken until now"
         parts = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        return f"{mebibytes(self.total_bytes)} per worker: {parts}{rest}"
+        whose = f"on a worker of stage {self.stage}, which takes most" if self.stage else "per worker"
+        return f"{mebibytes(self.total_bytes)} {whose}: {parts}{rest}"
 
     def _per_sample(self) -> str:
         size = 0.0 if self.measured is None else self.measured.per_sample
@@ -169,8 +175,9 @@ def memory_plan(
 def saving_bytes(plan: MemoryPlan, config: Config) -> int:
     """Return what saving a checkpoint takes on rank 0: copies of all state.
 
-    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more. Pages of the
-    temporary file that sharded state is gathered in count like a copy while it is read.
+    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more, unless the model
+    is split: then each array is laid out by itself. Pages of the temporary file in which state is gathered
+    that is sharded, or that stages have, count like a copy while it is read.
 
     Args:
         plan: the job's memory.
@@ -178,7 +185,8 @@ def saving_bytes(plan: MemoryPlan, config: Config) -> int:
     """
     parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
     state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
-    return parameters + state + (max(parameters, state) if config.framework == "torch" else 0)
+    is_laid_out = config.framework == "torch" and config.stages == 1
+    return parameters + state + (max(parameters, state) if is_laid_out else 0)
 
 
 def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:

@@ -69,7 +69,8 @@ class Session:
         saver: what writes checkpoints.
         profile: what records the steps that the config asks for.
         readers: the processes that read samples, if there are any.
-        memory: what the model, its gradients and its optimizer take; None before it is known.
+        memory: what this worker takes of memory; None before it is known.
+        heaviest: what the worker takes that takes most; None before it is known.
         memory_peak: the most memory that a worker has had.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
         generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
@@ -98,6 +99,7 @@ class Session:
     profile: Profile = field(default_factory=NoProfile)
     readers: Readers | None = None
     memory: MemoryPlan | None = None
+    heaviest: MemoryPlan | None = None
     memory_peak: MemoryPeak = field(default_factory=MemoryPeak)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     generation: int = 0

@@ -14,7 +14,13 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import measured_plan, memory_limit, notes_on_memory, plan_memory
+from hvdtrain.jobs.memory_check import (
+    heaviest_plan,
+    measured_plan,
+    memory_limit,
+    notes_on_memory,
+    plan_memory,
+)
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_plan import describe_model
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
@@ -81,6 +87,7 @@ def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData, model: ModelIn
         found = dry_run(session, task_data.task, memory)
         memory = measured_plan(session, model, found, peak)
         notes = notes_on_memory(memory, backend)
+        memory = heaviest_plan(session, memory)
         return memory, replace(found, notes=(*notes, *found.notes))
 
 

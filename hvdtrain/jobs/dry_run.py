@@ -70,8 +70,10 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
 
 def _half(session: Session) -> StepMemory | None:
     """Return what half a micro-batch takes of memory; None if it cannot be computed alone. Local."""
-    plan = session.plan()
-    if session.config.sync_batch_norm or plan.batch.micro_batch < 2:  # the former has collectives
+    plan, config = session.plan(), session.config
+    if (
+        config.sync_batch_norm or config.stages > 1 or plan.batch.micro_batch < 2
+    ):  # the first two have collectives
         return None
     batch = session.train_batch(plan, session.state.progress)
     return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory

@@ -1,5 +1,8 @@
 """The memory of a job: its plan, what a dry run adds to it, and whether that fits."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.host.memory import limit_bytes, peak_bytes, release_unused, resident_bytes
 from hvdtrain.jobs.dry_run import Dry
@@ -10,28 +13,51 @@ from hvdtrain.session import Session
 def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:
     """Return the memory that each worker takes. Local: no collective.
 
-    Of a split model, it is that of the stage that takes most.
+    Of a split model, it is that of this worker's stage.
 
     Args:
         session: the run.
         model: what is known of the model.
         measured: what was measured before the first step; None before that: then the plan is without it.
     """
+    stages = model.stage_shapes
+    if not stages:
+        return _plan_of(session, model, model.parameter_shapes, measured)
+    stage = session.backend.workers.rank % len(stages)
+    return replace(_plan_of(session, model, stages[stage], measured), stage=stage + 1)
+
+
+def _plan_of(
+    session: Session,
+    model: ModelInfo,
+    shapes: Mapping[str, Sequence[int]],
+    measured: MeasuredMemory | None = None,
+) -> MemoryPlan:
+    """Return the memory that a worker takes which has the parameters of these shapes."""
     workers = session.backend.workers
-    plans = [
-        memory_plan(
-            shapes,
-            session.config,
-            workers=workers.size,
-            is_elastic=workers.is_elastic,
-            frozen_parameters=model.frozen_parameters,
-            micro_batch=session.plan().batch.micro_batch,
-            has_own_optimizer=model.own_rates is not None,
-            measured=measured,
-        )
-        for shapes in model.stage_shapes or (model.parameter_shapes,)
-    ]
-    return max(plans, key=lambda plan: plan.total_bytes)
+    return memory_plan(
+        shapes,
+        session.config,
+        workers=workers.size,
+        is_elastic=workers.is_elastic,
+        frozen_parameters=model.frozen_parameters,
+        micro_batch=session.plan().batch.micro_batch,
+        has_own_optimizer=model.own_rates is not None,
+        measured=measured,
+    )
+
+
+def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
+    """Collective if the model is split. Return the plan of the worker that takes most; else this worker's.
+
+    Args:
+        session: the run.
+        plan: this worker's.
+    """
+    if session.config.stages == 1:
+        return plan
+    plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)
+    return max(plans, key=lambda one: one.total_bytes)
 
 
 def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
@@ -61,6 +87,9 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         return plan_memory(session, model, measured)
     peak, resident = peak_bytes(), resident_bytes()
     known = resident + plan.parts["gradients"] + memory.activations
+    # rank 0 gathers the state of all stages
+    everything = {name: shape for one in model.stage_shapes for name, shape in one.items()}
+    whole = _plan_of(session, model, everything) if everything else plan
     batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
     measured = MeasuredMemory(
         memory.activations,
@@ -71,8 +100,8 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         compiling=memory.compiling,
         idle=memory.idle,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
-        saving=saving_bytes(plan, config) if session.backend.workers.rank == 0 else 0,
-        exchange=exchange_bytes(plan, config, session.backend.workers.size),
+        saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
+        exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
         largest=memory.largest,
     )
     return plan_memory(session, model, measured)

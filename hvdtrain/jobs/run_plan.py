@@ -69,7 +69,7 @@ def describe_plan(
         "stops early": _stops_early(config),
         "precision": _precision(config),
         "gradients": model.reduction,
-        "memory": "" if session.memory is None else session.memory.describe(),
+        "memory": "" if session.heaviest is None else session.heaviest.describe(),
         "sharded": sharding_plan.describe(config, session.backend.workers.size),
         "stages": stages_plan.describe(config, session.backend.workers.size, model.stages),
         "local steps": local_steps_plan.describe(config, plan),

@@ -17,7 +17,7 @@ from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import measured_plan, notes_on_memory, plan_memory
+from hvdtrain.jobs.memory_check import heaviest_plan, measured_plan, notes_on_memory, plan_memory
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.jobs.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -176,6 +176,7 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     # its batches need not stay in memory
     found = dry_run(session, run.task_data.task, session.memory)
     session.memory = measured_plan(session, run.model, found, peak)
+    session.heaviest = heaviest_plan(session, session.memory)
     return [*notes_on_memory(session.memory, session.backend), *found.notes]
 
 

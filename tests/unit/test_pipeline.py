@@ -9,6 +9,7 @@ import pytest
 from hvdtrain.backends.pipeline.cutting import cut, given_cuts
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.nested import pack, unpack
+from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.schedule import bubble, one_forward_one_backward
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
@@ -42,6 +43,25 @@ def test_fewer_blocks_than_stages_are_refused():
         cut([1, 1], 3)
     with pytest.raises(TaskError, match="the model has one block"):
         given_cuts([1], 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "messages"),
+    [
+        (0, 1, 0),
+        (1, 1, 0),
+        (2, 1, 0),
+        (0, 4, 3),  # outputs that MPI may not have taken
+        (0, 40, 7),
+        (1, 4, 1 + 6),  # and what it was given for one micro-batch more
+        (1, 40, 1 + 6),
+        (2, 4, 3),
+    ],
+)
+def test_messages_under_way_take_memory(stage, micro_batches, messages):
+    pipeline = Pipeline(Layout(stage, 3, 3), None)
+    pipeline.message_bytes = 10
+    assert pipeline.kept_bytes(micro_batches) == 10 * messages
 
 
 @pytest.mark.parametrize("cuts", [[0], [5], [3, 2], [1, 1], [], [1, 2, 3]])

@@ -24,7 +24,7 @@ _FAILED = -1  # in place of a description's length: the sender cannot go on
 _HEAD_TAG, _TEXT_TAG, _DATA_TAG = 71, 72, 73
 _PIECE_BYTES = 1 << 30  # of one message of MPI, whose lengths are 32-bit numbers
 _BUSY_TRIES, _PAUSE_SECONDS = 100, 5e-5  # of a wait, which soon ends or takes as long as a pass
-_MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
+MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Message:
 
     description: Any
     buffers: Sequence[Bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
 
 
 class Messenger:
@@ -74,7 +79,7 @@ class Messenger:
             for piece in _pieces(buffer)
         ]
         self._requests.append((requests, (head, text, message.buffers)))
-        while len(self._requests) > _MOST_UNSENT:
+        while len(self._requests) > MOST_UNSENT:
             self._wait_for_oldest()
 
     def receive(self, source: int) -> Message:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.messages import Message, Messenger
+from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
 from hvdtrain.backends.pipeline.schedule import one_forward_one_backward
 
 
@@ -45,11 +45,15 @@ class Pipeline:
     Args:
         layout: the place of this worker.
         messenger: what passes messages between workers.
+
+    Attributes:
+        message_bytes: the size of the largest message of training so far.
     """
 
     def __init__(self, layout: Layout, messenger: Messenger) -> None:
         self.layout = layout
         self.messenger = messenger
+        self.message_bytes = 0
 
     def train(self, stage: Stage, micro_batches: int) -> None:
         """Collective in the replica. Do the forward and backward passes of a step.
@@ -63,11 +67,13 @@ class Pipeline:
         with self._told_of_failure():
             for what, place in one_forward_one_backward(layout.stage, layout.stages, micro_batches):
                 if what == "forward":
-                    received = self._from_before()
+                    received = self._noted(self._from_before())
                     if layout.is_last:
                         waiting[place] = received
                     else:
-                        self.messenger.send(stage.forward(place, received), layout.rank + 1)
+                        outputs = stage.forward(place, received)
+                        self._noted(outputs)
+                        self.messenger.send(outputs, layout.rank + 1)
                 elif layout.is_last:
                     self._back(stage.compute_loss(place, waiting.pop(place)))
                 else:
@@ -84,6 +90,26 @@ class Pipeline:
             outputs = stage.evaluate(self._from_before())
             if outputs is not None:
                 self.messenger.send(outputs, self.layout.rank + 1)
+
+    def kept_bytes(self, micro_batches: int) -> int:
+        """Return what messages take at most in a step, beyond those of a step with one micro-batch.
+
+        They are what the stage was given for micro-batches that are under way, and what was sent and is kept
+        until MPI has taken it.
+
+        Args:
+            micro_batches: number of micro-batches of the step.
+        """
+        layout = self.layout
+        given = 0 if layout.is_first else min(layout.stages - layout.stage, micro_batches) - 1
+        each = 2 - layout.is_first - layout.is_last
+        sent = min(MOST_UNSENT, micro_batches * each) - each
+        return self.message_bytes * (given + max(0, sent))
+
+    def _noted(self, message: Message | None) -> Message | None:
+        if message is not None:
+            self.message_bytes = max(self.message_bytes, message.nbytes)
+        return message
 
     def _from_before(self) -> Message | None:
         return None if self.layout.is_first else self.messenger.receive(self.layout.rank - 1)

@@ -107,16 +107,20 @@ class Staged:
     _stages: list[str]
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
+    _accumulate: int
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state.
 
-        The first replica's other workers are told what its last stage has found.
+        The first replica's other workers are told what its last stage has found. What it took of memory is
+        that of the worker's own stage, with what messages take while several micro-batches are under way.
         """
         found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
-        found = replace(found, memory=None)  # of a whole step, it is that of several micro-batches under way
         if found.error is not None:
             return found
+        if (memory := found.memory) is not None:
+            kept = self._pipeline.kept_bytes(self._accumulate)
+            found = replace(found, memory=replace(memory, activations=memory.activations + kept))
         last = self.layout.stages - 1
         told = self.workers.broadcast_object(_told_of(found) if self.layout.rank == last else None, last)
         if self.layout.is_last:
@@ -150,6 +154,7 @@ class Staged:
         check_stages(task, config, self.workers)
         self.layout = Layout.of(self.workers, config.stages)
         self._pipeline = Pipeline(self.layout, Messenger())
+        self._accumulate = config.accumulate
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self._forms: dict[bool, Form] = {}
 

@@ -59,9 +59,11 @@ class ActivationMeter:
         self._operations: list[Operation] = []
         self._made: dict[int, tuple[str, int]] = {}  # by the number of a tensor, what it is, and bytes
         self._results: set[int] = set()
+        self._of_graph: int | None = None
         self._kept = 0
 
     def __enter__(self) -> None:
+        tf.config.experimental.reset_memory_stats(self._device)
         self._current = tf.config.experimental.get_memory_info(self._device)["current"]
         op_callbacks.add_op_callback(self._note)
 
@@ -74,15 +76,26 @@ class ActivationMeter:
         parts = tf.nest.flatten(list(gradients), expand_composites=True)
         self._results = {part._id for part in parts if hasattr(part, "_id")}
 
+    def take_graph(self, gradients: Iterable[Tensor]) -> None:
+        """Let the memory be what TensorFlow counts for graphs that run within the context.
+
+        Args:
+            gradients: those of the variables, which do not count.
+        """
+        self._of_graph = sum(map(_size, gradients))
+
     def found(self) -> StepMemory | None:
         """Return what the graph of these operations takes; None if they were done in a graph, or not done."""
+        taken = max(0, self._kept - self._current)
+        if self._of_graph is not None:
+            return StepMemory(max(0, taken - self._of_graph), compiling=_STEP_BYTES, idle=taken)
         made = {number for operation in self._operations for number, _ in operation.outputs}
         if not self._results & made:
             return None
         return StepMemory(
             activations=most_bytes(self._operations, self._results),
             compiling=_STEP_BYTES + _OPERATION_BYTES * len(self._operations),
-            idle=max(0, self._kept - self._current),
+            idle=taken,
             largest=self.largest(),
         )
 

@@ -338,6 +338,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         passes.begin(batch, training=training)
         if training:
             self._pipeline.train(passes, 1)
+            meter.take_graph(passes.gradients or ())
         else:
             self._pipeline.evaluate(passes)
             if self.layout.is_last:
