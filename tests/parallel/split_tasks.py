@@ -258,3 +258,35 @@ class RegularizedAtTheEnd(Plain):
         last = keras.layers.Dense(10, kernel_regularizer="l2")
         layers = [keras.layers.Flatten(), keras.layers.Dense(32, activation="tanh"), last]
         return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+class DropsOut(Plain):
+    """A loss that is proportional to the first kernel, with dropout in the first stage."""
+
+    def torch_model(self):
+        from torch import nn
+
+        first, last = nn.Linear(64, 32, bias=False), nn.Linear(32, 4, bias=False)
+        return nn.Sequential(nn.Flatten(), first, nn.Dropout(0.5), last)
+
+    def torch_loss(self, model, batch):
+        return model(batch["inputs"]).mean(-1), {}
+
+    def tf_model(self):
+        import keras
+
+        dense = [keras.layers.Dense(size, use_bias=False) for size in (32, 4)]
+        layers = [keras.layers.Flatten(), dense[0], keras.layers.Dropout(0.5), dense[1]]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+    def tf_loss(self, model, batch):
+        import keras
+
+        return keras.ops.mean(model(batch["inputs"]), -1), {}
+
+
+class NoPair(DropsOut):
+    """A loss that does not return what it must, which the last stage alone finds."""
+
+    def torch_loss(self, model, batch):
+        return model(batch["inputs"]).mean()

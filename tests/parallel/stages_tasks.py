@@ -23,6 +23,17 @@ class Mlp(Digits):
         return mlp.tf_model((8, 8, 1), 10, (32,) * 5)
 
 
+class Spectral(Digits):
+    """Dense layers of Keras whose kernels are divided by what their forward passes move."""
+
+    def tf_model(self):
+        import keras
+
+        dense = [keras.layers.Dense(16, name=f"dense{number}") for number in range(3)]
+        layers = [keras.layers.SpectralNormalization(layer, name=f"norm_of_{layer.name}") for layer in dense]
+        return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *layers])
+
+
 class ResNet(Digits):
     """ResNet-18 with SiLU."""
 

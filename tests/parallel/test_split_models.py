@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from support.jobs import FRAMEWORKS
 from test_stages import ALL, STAY, TOLERANCE, difference, evaluated, refused, trained
 
+RATE = 0.01
+PLAIN_SGD = (
+    *("--optimizer", "sgd", "--momentum", "0", "--set", "weight_decay=0", "--set", "clip_norm=null"),
+    *("--learning-rate", str(RATE), "--lr-schedule", "constant", "--warmup-epochs", "0"),
+    *("--steps", "3", "--save-every", "1", "--keep-last", "9"),
+)
 TASKS = Path(__file__).with_name("split_tasks.py")
 
 
@@ -30,12 +39,28 @@ def test_a_loss_draws_the_same_in_the_first_stage_and_in_the_last(name):
     assert set(evaluated(found, "same")) == {1.0}
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_backward_pass_draws_what_the_forward_pass_drew(framework):
+    """The sum of weights times their gradients is then the loss."""
+    found = trained(framework, 2, 2, *task("DropsOut"), *PLAIN_SGD, accumulate=3)
+    kernels = [first_kernel(found.folder / "checkpoints" / f"step-{step:08}") for step in (1, 2, 3)]
+    for before, after, loss in zip(kernels, kernels[1:], found.losses[1:], strict=True):
+        gradient = (before - after) / RATE
+        assert float((gradient * before).sum()) == pytest.approx(loss, rel=1e-3)
+
+
+def first_kernel(checkpoint: Path) -> np.ndarray:
+    arrays = load_file(checkpoint / "model.safetensors")
+    return next(array.astype(np.float64) for array in arrays.values() if array.shape == (64, 32))
+
+
 @pytest.mark.parametrize(
     ("framework", "name", "said"),
     [
         ("torch", "WrongOfSequential", "the blocks compute other outputs than the model"),
         ("torch", "OwnForward", "the blocks compute other outputs than the model"),
         ("torch", "Asks", "the loss uses the model's factor"),
+        ("torch", "NoPair", ": torch_loss must return (loss per sample, {metric: value per sample})"),
         ("tf", "LossDraws", "tf_loss draws random numbers"),
         ("tf", "RegularizedAtTheEnd", "losses of their own"),
     ],

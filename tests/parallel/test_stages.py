@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, run, started
-from support.pool import GROUPS, shared_run
+from support.pool import GROUPS, command, shared_run
 from support.pool import train as trained_in_pool
 
 TASKS = str(Path(__file__).with_name("stages_tasks.py"))
@@ -195,6 +195,15 @@ def test_a_checkpoint_of_stages_is_evaluated_whole(framework, tmp_path):
 )
 def test_what_cannot_be_split_is_refused_with_the_reason(framework, name, options, said, tmp_path):
     assert said in refused(tmp_path, framework, name, *options)
+
+
+def test_what_keras_layers_move_late_is_said(tmp_path):
+    words = ["--framework", "tf", *BASE, *task("Spectral"), "--stages", "2", *STAY, "--accumulate", "2"]
+    made = command(2, MPI, "tf", *words, "--check", cwd=tmp_path)
+    assert made.returncode == 0, made.output
+    assert "note" in made.output
+    assert "the forward passes of stage 1 move sequential/norm_of_dense0/" in made.output
+    assert "values up to 2 micro-batches old" in made.output
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -7,6 +7,7 @@ from typing import Protocol
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
 from hvdtrain.backends.pipeline.schedule import one_forward_one_backward
+from hvdtrain.errors import HvdtrainError
 
 
 class Stage(Protocol):
@@ -123,7 +124,9 @@ class Pipeline:
         """Return a context whose exceptions let the neighbouring stages know that this one ends."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, HvdtrainError):
+                error.everywhere = False  # other stages compute something else, and do not say it
             rank, own = self.layout.rank, self.layout.ranks_of_replica()
             self.messenger.send_failure([one for one in (rank - 1, rank + 1) if one in own])
             raise

@@ -108,6 +108,7 @@ class Staged:
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
     _accumulate: int
+    _dry_note: str
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state.
@@ -118,6 +119,7 @@ class Staged:
         found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
         if found.error is not None:
             return found
+        found = replace(found, note=found.note or self._dry_note)
         if (memory := found.memory) is not None:
             kept = self._pipeline.kept_bytes(self._accumulate)
             found = replace(found, memory=replace(memory, activations=memory.activations + kept))
@@ -155,6 +157,7 @@ class Staged:
         self.layout = Layout.of(self.workers, config.stages)
         self._pipeline = Pipeline(self.layout, Messenger())
         self._accumulate = config.accumulate
+        self._dry_note = ""
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self._forms: dict[bool, Form] = {}
 

@@ -444,6 +444,9 @@ class _GraphBlock:
             else:
                 own = {found[-1]: values[self._key(found)] for found in step.inputs}
                 arguments, named = step.arguments.fill_in(own)
+                # a default of False, such as Dropout's, stands there as if it had been given
+                if "training" in getattr(step.operation, "_call_context_args", ()):
+                    named = {name: value for name, value in named.items() if name != "training"}
                 outputs = step.operation(*arguments, **named)
             for found, output in zip(step.outputs, keras.tree.flatten(outputs), strict=True):
                 values[found] = output

@@ -337,8 +337,16 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         passes = self._passes
         passes.begin(batch, training=training)
         if training:
+            others = self._not_of_batch_norms()
+            before = [variable.numpy() for variable in others]
             self._pipeline.train(passes, 1)
             meter.take_graph(passes.gradients or ())
+            moved = [
+                v.path for v, old in zip(others, before, strict=True) if not np.array_equal(v.numpy(), old)
+            ]
+            self._dry_note = (
+                "" if self.layout.is_last or self._accumulate == 1 else _moves(moved, self.layout)
+            )
         else:
             self._pipeline.evaluate(passes)
             if self.layout.is_last:
@@ -348,6 +356,25 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             return {}
         rows, weights = passes.last_values
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
+
+    def _not_of_batch_norms(self) -> list[Any]:
+        """Return the variables that a forward pass may move, without the statistics of batch norm."""
+        norms = find_batch_norms(self.model).values()
+        left_out = {id(variable) for layer in norms for variable in layer.variables}
+        left_out |= {id(variable) for variable in self.model.trainable_variables}
+        left_out |= {id(state) for state in self._seed_states}
+        return [variable for variable in self.model.variables if id(variable) not in left_out]
+
+
+def _moves(paths: Sequence[str], layout: Layout) -> str:
+    """Return what follows for a stage before the last from what its forward passes move; empty if nothing."""
+    if not paths:
+        return ""
+    return (
+        f"the forward passes of stage {layout.stage + 1} move {', '.join(paths[:3])}"
+        f"{' and others' if len(paths) > 3 else ''}; outputs in training that depend on it are computed with "
+        f"values up to {layout.stages - layout.stage} micro-batches old, which is not the curve of one worker"
+    )
 
 
 def _micro_batches(batch: TensorFlowBatch) -> int:
