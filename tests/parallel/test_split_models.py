@@ -44,7 +44,7 @@ def test_a_backward_pass_draws_what_the_forward_pass_drew(framework):
     """The sum of weights times their gradients is then the loss."""
     found = trained(framework, 2, 2, *task("DropsOut"), *PLAIN_SGD, accumulate=3)
     kernels = [first_kernel(found.folder / "checkpoints" / f"step-{step:08}") for step in (1, 2, 3)]
-    for before, after, loss in zip(kernels, kernels[1:], found.losses[1:], strict=True):
+    for before, after, loss in zip(kernels[:-1], kernels[1:], found.losses[1:], strict=True):
         gradient = (before - after) / RATE
         assert float((gradient * before).sum()) == pytest.approx(loss, rel=1e-3)
 
