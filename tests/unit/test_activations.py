@@ -1,5 +1,7 @@
 """What a micro-batch takes of memory: known sizes, in both frameworks, and what a graph really takes."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -138,3 +140,19 @@ def test_what_is_computed_in_a_graph_alone_is_not_known():
     with meter:
         tf.function(traced, autograph=False)()
     assert meter.found() is None
+
+
+def test_an_allocator_that_does_not_count_is_no_error():
+    """As that of a CPU with TF_ENABLE_ONEDNN_OPTS=0; here, that of a GPU that is not there."""
+    step = tensorflow_step(8)
+    with (meter := TensorFlowMeter(is_cpu=False)):
+        meter.take_gradients(step())
+    assert meter.found().activations > meter.found().idle == 0
+    meter.take_graph(step())
+    assert meter.found() is None
+
+
+def test_the_largest_tensors_are_named_without_gradients():
+    found = tensorflow_memory(tensorflow_step(64)).largest
+    assert [size for _, size in found] == sorted((size for _, size in found), reverse=True)
+    assert all(re.fullmatch(r"(\d+ x )?\w+ \(64.*\) float32", text) for text, _ in found)

@@ -63,13 +63,12 @@ class ActivationMeter:
         self._kept = 0
 
     def __enter__(self) -> None:
-        tf.config.experimental.reset_memory_stats(self._device)
-        self._current = tf.config.experimental.get_memory_info(self._device)["current"]
+        self._current, _ = _counted(self._device, reset=True)
         op_callbacks.add_op_callback(self._note)
 
     def __exit__(self, *_: object) -> None:
         op_callbacks.remove_op_callback(self._note)
-        self._kept = tf.config.experimental.get_memory_info(self._device)["peak"]
+        _, self._kept = _counted(self._device)
 
     def take_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Leave out the gradients of the variables, which are what the operations are for."""
@@ -88,6 +87,8 @@ class ActivationMeter:
         """Return what the graph of these operations takes; None if they were done in a graph, or not done."""
         taken = max(0, self._kept - self._current)
         if self._of_graph is not None:
+            if not self._kept:
+                return None
             return StepMemory(max(0, taken - self._of_graph), compiling=_STEP_BYTES, idle=taken)
         made = {number for operation in self._operations for number, _ in operation.outputs}
         if not self._results & made:
@@ -122,6 +123,20 @@ class ActivationMeter:
                 for made in outputs:
                     text = f"{name} {tuple(made.shape)} {made.dtype.name}"
                     self._made[made._id] = text, _size(made)
+
+
+def _counted(device: str, reset: bool = False) -> tuple[int, int]:
+    """Return the bytes that a device's tensors have, and the most that they have had since the last reset.
+
+    Both are 0 if its allocator does not count, as on a CPU with ``TF_ENABLE_ONEDNN_OPTS=0``.
+    """
+    try:
+        if reset:
+            tf.config.experimental.reset_memory_stats(device)
+        found = tf.config.experimental.get_memory_info(device)
+    except ValueError:
+        return 0, 0
+    return found["current"], found["peak"]
 
 
 def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:
