@@ -86,8 +86,8 @@ def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData, model: ModelIn
         memory, peak = plan_memory(session, model), peak_bytes()
         found = dry_run(session, task_data.task, memory)
         memory = measured_plan(session, model, found, peak)
-        notes = notes_on_memory(memory, backend)
         memory = heaviest_plan(session, memory)
+        notes = notes_on_memory(memory, backend)
         return memory, replace(found, notes=(*notes, *found.notes))
 
 

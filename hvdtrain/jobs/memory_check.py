@@ -114,7 +114,12 @@ def memory_limit(backend: Backend) -> int | None:
 
 
 def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
-    """Return a note if what is planned does not fit into this worker's memory; empty otherwise. Local."""
+    """Return a note if what is planned does not fit into a worker's memory; empty otherwise. Local.
+
+    Args:
+        plan: the job's memory, of the worker that takes most.
+        backend: the backend, whose worker's limit counts.
+    """
     limit = memory_limit(backend)
     text = "" if limit is None else plan.exceeds(limit)
     return [f"{text}; {'; '.join(plan.remedies)}"] if text else []

@@ -177,7 +177,7 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     found = dry_run(session, run.task_data.task, session.memory)
     session.memory = measured_plan(session, run.model, found, peak)
     session.heaviest = heaviest_plan(session, session.memory)
-    return [*notes_on_memory(session.memory, session.backend), *found.notes]
+    return [*notes_on_memory(session.heaviest, session.backend), *found.notes]
 
 
 def open_services(

@@ -285,6 +285,16 @@ class DropsOut(Plain):
         return keras.ops.mean(model(batch["inputs"]), -1), {}
 
 
+class TrainsOtherwise(DropsOut):
+    """Blocks that leave the dropout out, which the model has in training alone."""
+
+    def torch_blocks(self, model):
+        return [model[0], model[1], model[3]]
+
+    def tf_blocks(self, model):
+        return [layer for layer in model.layers if not layer.name.startswith("dropout")]
+
+
 class NoPair(DropsOut):
     """A loss that does not return what it must, which the last stage alone finds."""
 

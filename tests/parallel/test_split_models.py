@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.jobs import FRAMEWORKS
-from test_stages import ALL, STAY, TOLERANCE, difference, evaluated, refused, trained
+from support.pool import command
+from test_stages import ALL, BASE, MPI, STAY, TOLERANCE, difference, evaluated, refused, trained
 
 RATE = 0.01
 PLAIN_SGD = (
@@ -47,6 +48,15 @@ def test_a_backward_pass_draws_what_the_forward_pass_drew(framework):
     for before, after, loss in zip(kernels[:-1], kernels[1:], found.losses[1:], strict=True):
         gradient = (before - after) / RATE
         assert float((gradient * before).sum()) == pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("name", "is_noted"), [("TrainsOtherwise", True), ("DropsOut", False)])
+def test_blocks_that_differ_in_training_are_noted(framework, name, is_noted, tmp_path):
+    words = ["--framework", framework, *BASE, *task(name), "--stages", "2", "--check"]
+    made = command(2, MPI, framework, *words, cwd=tmp_path)
+    assert made.returncode == 0, made.output
+    assert ("in training, the blocks compute other outputs than the model" in made.output) == is_noted
 
 
 def first_kernel(checkpoint: Path) -> np.ndarray:

@@ -32,7 +32,7 @@ class Blocks:
         blocks: the blocks, in order.
         call: returns what the model is called with for a micro-batch; None if there is none, or if the
             parameters have no values.
-        check: checks that the blocks compute what the model does, if that is not known.
+        check: checks that the blocks compute what the model does, if that is not known; notes what differs.
         seconds: returns how long the forward pass of each block takes for a micro-batch, and both passes.
         sizes: returns the bytes of each block's parameters.
     """
@@ -108,7 +108,6 @@ class Staged:
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
     _accumulate: int
-    _dry_note: str
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state.
@@ -119,7 +118,8 @@ class Staged:
         found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
         if found.error is not None:
             return found
-        found = replace(found, note=found.note or self._dry_note)
+        if training:
+            found = replace(found, note="; ".join(filter(None, [found.note, *self._notes])))
         if (memory := found.memory) is not None:
             kept = self._pipeline.kept_bytes(self._accumulate)
             found = replace(found, memory=replace(memory, activations=memory.activations + kept))
@@ -157,7 +157,7 @@ class Staged:
         self.layout = Layout.of(self.workers, config.stages)
         self._pipeline = Pipeline(self.layout, Messenger())
         self._accumulate = config.accumulate
-        self._dry_note = ""
+        self._notes: list[str] = []  # on what is not as on one worker
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self._forms: dict[bool, Form] = {}
 
@@ -242,6 +242,14 @@ class FirstCall(BaseException):
 def raise_call(*arguments: Any, **named: Any) -> NoReturn:
     """Raise what a model is called with: it stands for the model."""
     raise FirstCall(arguments, named)
+
+
+def differs_in_training() -> str:
+    """Return the note on blocks that do something else than their model in training alone."""
+    return (
+        "in training, the blocks compute other outputs than the model for the first batch, with the same "
+        "random numbers; unless they draw them in another order, the curve is not that of the model"
+    )
 
 
 def has_no_part(name: str, model_has_it: bool) -> Exception:

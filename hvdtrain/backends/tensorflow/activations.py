@@ -63,12 +63,12 @@ class ActivationMeter:
         self._kept = 0
 
     def __enter__(self) -> None:
-        self._current, _ = _counted(self._device, reset=True)
+        self._current = _counted(self._device, reset=True)[0]
         op_callbacks.add_op_callback(self._note)
 
     def __exit__(self, *_: object) -> None:
         op_callbacks.remove_op_callback(self._note)
-        _, self._kept = _counted(self._device)
+        self._kept = _counted(self._device)[1]
 
     def take_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Leave out the gradients of the variables, which are what the operations are for."""

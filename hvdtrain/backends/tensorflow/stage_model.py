@@ -13,7 +13,14 @@ from keras.src.models.functional import Functional
 from hvdtrain.backends.activation_checkpointing import MARK
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, uses_another_stage, wrong_blocks
-from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
+from hvdtrain.backends.pipeline.staged import (
+    FirstCall,
+    differs_in_training,
+    has_no_part,
+    no_call,
+    raise_call,
+)
+from hvdtrain.backends.tensorflow.dry_run import state_kept
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors
@@ -197,23 +204,29 @@ def _not_here(*_: Any, **__: Any) -> NoReturn:
 
 def check_blocks(
     blocks: Sequence[Any], model: keras.Model, arguments: Sequence[Any], named: Mapping[str, Any]
-) -> None:
-    """Check that blocks compute what their model does, in evaluation.
+) -> str:
+    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
 
     Raises:
-        TaskError: If they do not.
+        TaskError: If they compute something else in evaluation.
     """
-    with phase_of_layers(training=False):
-        expected = tf.nest.flatten(model(*arguments, **named, training=False))
-        try:
-            found = tf.nest.flatten(_called(blocks, arguments, named))
-        except TaskError:
-            raise
-        except Exception as error:
-            raise wrong_blocks("tf", f"the blocks cannot be called one after the other: {error}") from error
-    same = len(expected) == len(found) and all(map(_is_close, expected, found))
-    if not same:
-        raise wrong_blocks("tf", "the blocks compute other outputs than the model for the first batch")
+    for training in (False, True):
+        with state_kept(model), phase_of_layers(training):
+            expected = tf.nest.flatten(model(*arguments, **named, training=training))
+        with state_kept(model), phase_of_layers(training):
+            try:
+                found = tf.nest.flatten(_called(blocks, arguments, named))
+            except TaskError:
+                raise
+            except Exception as error:
+                problem = f"the blocks cannot be called one after the other: {error}"
+                raise wrong_blocks("tf", problem) from error
+        same = len(expected) == len(found) and all(map(_is_close, expected, found))
+        if not same and training:
+            return differs_in_training()
+        if not same:
+            raise wrong_blocks("tf", "the blocks compute other outputs than the model for the first batch")
+    return ""
 
 
 def seconds_of(

@@ -208,7 +208,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         model = make_model(task, config.model_copy(update={"sync_batch_norm": False}), self._batch_norm)
         blocks = blocks_of(task, model)
         self._form = form_of(model)
-        division = self._division(model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
+        division = self._division(model, blocks, batch)
         firsts = division.firsts(config, self.workers)
         stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
@@ -233,9 +233,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._called = None
         return tensors
 
-    def _division(
-        self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
-    ) -> Blocks:
+    def _division(self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None) -> Blocks:
         """Return what divides the blocks of a model."""
 
         def call() -> Call | None:
@@ -252,8 +250,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             return once
 
         def check(call: Call) -> None:
-            if is_given:
-                check_blocks(blocks, model, *call)
+            self._notes.append(check_blocks(blocks, model, *call))
 
         return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
@@ -344,9 +341,8 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             moved = [
                 v.path for v, old in zip(others, before, strict=True) if not np.array_equal(v.numpy(), old)
             ]
-            self._dry_note = (
-                "" if self.layout.is_last or self._accumulate == 1 else _moves(moved, self.layout)
-            )
+            if not self.layout.is_last and self._accumulate > 1:
+                self._notes.append(_moves(moved, self.layout))
         else:
             self._pipeline.evaluate(passes)
             if self.layout.is_last:

@@ -12,10 +12,18 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import cannot_be_cut, uses_another_stage, wrong_blocks
-from hvdtrain.backends.pipeline.staged import FirstCall, has_no_part, no_call, raise_call
+from hvdtrain.backends.pipeline.staged import (
+    FirstCall,
+    differs_in_training,
+    has_no_part,
+    no_call,
+    raise_call,
+)
+from hvdtrain.backends.torch.dry_run import state_kept
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.block import Block
 from hvdtrain.errors import TaskError
+from hvdtrain.seeding import random_state_kept
 
 _REPEATS = 3  # of which the fastest is taken
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
@@ -190,27 +198,32 @@ class _ElsewhereParameter(nn.Parameter):
 
 def check_blocks(
     blocks: Sequence[Any], model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> None:
-    """Check that blocks compute what their model does, in evaluation.
+) -> str:
+    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
 
     Raises:
-        TaskError: If they do not.
+        TaskError: If they compute something else in evaluation.
     """
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            expected = pytree.tree_leaves(model(*copies(arguments), **copies(named)))
-            found = pytree.tree_leaves(StageModel(blocks)(*copies(arguments), **copies(named)))
-    except TaskError:
-        raise
-    except Exception as error:
-        raise wrong_blocks("torch", f"the blocks cannot be called one after the other: {error}") from error
-    finally:
-        model.train(training)
-    same = len(expected) == len(found) and all(map(_is_close, expected, found))
-    if not same:
-        raise wrong_blocks("torch", "the blocks compute other outputs than the model for the first batch")
+
+    def outputs(training: bool, computed: Callable[..., Any]) -> list[Any]:
+        with state_kept(model, torch.device("cpu")), random_state_kept(), torch.no_grad():
+            model.train(training)
+            return pytree.tree_leaves(computed(*copies(arguments), **copies(named)))
+
+    for training in (False, True):
+        try:
+            expected, found = outputs(training, model), outputs(training, StageModel(blocks))
+        except TaskError:
+            raise
+        except Exception as error:
+            problem = f"the blocks cannot be called one after the other: {error}"
+            raise wrong_blocks("torch", problem) from error
+        same = len(expected) == len(found) and all(map(_is_close, expected, found))
+        if not same and training:
+            return differs_in_training()
+        if not same:
+            raise wrong_blocks("torch", "the blocks compute other outputs than the model for the first batch")
+    return ""
 
 
 def seconds_of(

@@ -205,7 +205,7 @@ class TorchStagedBackend(Staged, TorchBackend):
 
         def check(call: Call) -> None:
             if blocks_are_given or type(model).forward is not torch.nn.Sequential.forward:
-                check_blocks(blocks, model, *call)
+                self._notes.append(check_blocks(blocks, model, *call))
 
         return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
