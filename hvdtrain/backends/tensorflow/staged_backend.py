@@ -208,7 +208,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         model = make_model(task, config.model_copy(update={"sync_batch_norm": False}), self._batch_norm)
         blocks = blocks_of(task, model)
         self._form = form_of(model)
-        division = self._division(model, blocks, batch)
+        division = self._division(model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
         firsts = division.firsts(config, self.workers)
         stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
@@ -233,7 +233,9 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._called = None
         return tensors
 
-    def _division(self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None) -> Blocks:
+    def _division(
+        self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
+    ) -> Blocks:
         """Return what divides the blocks of a model."""
 
         def call() -> Call | None:
@@ -250,7 +252,8 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             return once
 
         def check(call: Call) -> None:
-            self._notes.append(check_blocks(blocks, model, *call))
+            if is_given:
+                self._notes.append(check_blocks(blocks, model, *call))
 
         return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
