@@ -60,15 +60,17 @@ class ActivationMeter:
         self._made: dict[int, tuple[str, int]] = {}  # by the number of a tensor, what it is, and bytes
         self._results: set[int] = set()
         self._of_graph: int | None = None
-        self._kept = 0
+        self._taken: int | None = None  # None if the device's allocator does not count
 
     def __enter__(self) -> None:
-        self._current = _counted(self._device, reset=True)[0]
+        self._before = _counted(self._device, reset=True)
         op_callbacks.add_op_callback(self._note)
 
     def __exit__(self, *_: object) -> None:
         op_callbacks.remove_op_callback(self._note)
-        self._kept = _counted(self._device)[1]
+        after = _counted(self._device)
+        if self._before is not None and after is not None:
+            self._taken = max(0, after["peak"] - self._before["current"])
 
     def take_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Leave out the gradients of the variables, which are what the operations are for."""
@@ -85,18 +87,18 @@ class ActivationMeter:
 
     def found(self) -> StepMemory | None:
         """Return what the graph of these operations takes; None if they were done in a graph, or not done."""
-        taken = max(0, self._kept - self._current)
         if self._of_graph is not None:
-            if not self._kept:
+            if self._taken is None:
                 return None
-            return StepMemory(max(0, taken - self._of_graph), compiling=_STEP_BYTES, idle=taken)
+            activations = max(0, self._taken - self._of_graph)
+            return StepMemory(activations, compiling=_STEP_BYTES, idle=self._taken)
         made = {number for operation in self._operations for number, _ in operation.outputs}
         if not self._results & made:
             return None
         return StepMemory(
             activations=most_bytes(self._operations, self._results),
             compiling=_STEP_BYTES + _OPERATION_BYTES * len(self._operations),
-            idle=taken,
+            idle=self._taken or 0,
             largest=self.largest(),
         )
 
@@ -125,18 +127,18 @@ class ActivationMeter:
                     self._made[made._id] = text, _size(made)
 
 
-def _counted(device: str, reset: bool = False) -> tuple[int, int]:
+def _counted(device: str, reset: bool = False) -> dict[str, int] | None:
     """Return the bytes that a device's tensors have, and the most that they have had since the last reset.
 
-    Both are 0 if its allocator does not count, as on a CPU with ``TF_ENABLE_ONEDNN_OPTS=0``.
+    None if its allocator does not count, as on a CPU with ``TF_ENABLE_ONEDNN_OPTS=0``.
     """
     try:
         if reset:
             tf.config.experimental.reset_memory_stats(device)
-        found = tf.config.experimental.get_memory_info(device)
+        found: dict[str, int] = tf.config.experimental.get_memory_info(device)
     except ValueError:
-        return 0, 0
-    return found["current"], found["peak"]
+        return None
+    return found
 
 
 def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:
