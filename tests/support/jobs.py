@@ -96,6 +96,7 @@ class started:  # noqa: N801 - used as a statement
     def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
         started.count += 1
         self._mark = uuid.uuid4().hex
+        self._seen: set[int] = set()
         self.since = time.time()
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         # mpirun does not start if one that was killed left files and had the same process id
@@ -132,7 +133,17 @@ class started:  # noqa: N801 - used as a statement
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.process.wait()
+        self.await_ends()
         shutil.rmtree(self._mpi_files, ignore_errors=True)
+
+    def await_ends(self) -> None:
+        """Wait until the processes that were seen are gone with all that they held, as locks of files.
+
+        One that is ending has no environment any more, by which ``pids`` knows it, while its files are open.
+        """
+        deadline = time.monotonic() + _HELPERS_SECONDS
+        while any(map(is_running, self._seen)) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def wait(self, timeout: float) -> Result:
         try:
@@ -164,13 +175,18 @@ class started:  # noqa: N801 - used as a statement
                         found.append(int(folder.name))
                 except OSError:
                     pass
+        self._seen.update(found)
         return found
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs; one that ended may wait for an init that never asks for it."""
+    """Whether a process runs; one that ended may wait for an init that never asks for it.
+
+    It runs while any of its threads does, as these hold its files.
+    """
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
 

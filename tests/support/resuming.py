@@ -116,6 +116,7 @@ def kill(job: started) -> None:
     while (pids := job.pids()) and time.monotonic() < deadline:
         _send(signal.SIGKILL, pids)
         time.sleep(0.01)
+    job.await_ends()
 
 
 @contextlib.contextmanager
