@@ -20,6 +20,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 import hvdtrain
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.host.memory import release_unused
@@ -69,8 +71,8 @@ class Peak(threading.Thread):
 
 def anonymous_bytes() -> int:
     """Return how much memory of this process no file backs."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def enter_cgroup(folder: Path, limit: int) -> None:

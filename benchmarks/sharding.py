@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+import psutil
 
 import hvdtrain
 from hvdtrain.host.memory import release_unused
@@ -62,8 +63,8 @@ class Watch(hvdtrain.Callback):
 
 def anonymous_bytes() -> int:
     """Return how much memory of this process no file backs."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def train(framework: str, shard: str, steps: int, channels: int, run_dir: str) -> Run:

@@ -1,7 +1,9 @@
 """The blocks of a split model, as a task gives them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+Part = TypeVar("Part")
 
 
 class Block:
@@ -29,3 +31,14 @@ class Block:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Compute the block."""
         return self.function(*arguments, **named)
+
+
+def parts_of(block: Any, kind: type[Part]) -> list[Part]:
+    """Return the modules or layers of a block, whatever kind of block it is.
+
+    Args:
+        block: a module, a layer, a function or a ``Block``.
+        kind: the framework's class of modules or layers.
+    """
+    found = block.parts if isinstance(block, Block) else [block]
+    return [part for part in found if isinstance(part, kind)]

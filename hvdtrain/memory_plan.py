@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvdtrain.backends.portable.buckets import MOST_BYTES
-from hvdtrain.backends.portable.shards import LEAST_BYTES, MOST_BUCKETS
+from hvdtrain.backends.portable import buckets, shards
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.wire_types import travels
@@ -202,8 +201,8 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     if workers == 1:
         return 0
     whole = plan.trained_bytes
-    joined = min(whole, 2 * MOST_BYTES) if config.compression == "none" else whole
-    return joined if config.shard == "none" else joined + min(whole, max(LEAST_BYTES, whole // MOST_BUCKETS))
+    joined = min(whole, 2 * buckets.MOST_BYTES) if config.compression == "none" else whole
+    return joined if config.shard == "none" else joined + min(whole, shards.MOST_BYTES)
 
 
 def describe_activations(largest: Sequence[tuple[str, int]]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 _OWN_PAGES, _ALL_PAGES, _PEAK = ("RssAnon", "RssShmem"), "VmRSS", "VmHWM"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 _SHARE = 0.9  # of what is free when the search begins
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -47,6 +48,18 @@ def resident_bytes() -> int:
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     return 0
+
+
+def keep_freed() -> None:
+    """Let the C library keep up to 128 MiB of freed memory for what is allocated next; only glibc can do so.
+
+    It decides by itself otherwise, from the blocks that have been freed, and may give the same memory back to
+    the system and take it anew in each step, page by page.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc allows
+        library.mallopt(_TRIM_THRESHOLD, 128 << 20)
 
 
 def release_unused() -> None:

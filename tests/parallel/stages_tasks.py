@@ -78,6 +78,20 @@ class Gpt(Tokens):
         return gpt.tf_model(17, 16, 3, 2, 16, self.dropout)
 
 
+class WithoutMemory(Gpt):
+    """A GPT that is divided only if its parameters have no memory."""
+
+    def torch_blocks(self, model):
+        assert all(parameter.is_meta for parameter in model.parameters())
+        return super().torch_blocks(model)
+
+    def tf_blocks(self, model):
+        from hvdtrain.backends.tensorflow.stage_model import blocks_of
+
+        assert all(variable._value is None for variable in model.variables)
+        return blocks_of(None, model)
+
+
 class Bert(Tokens):
     """A BERT, between whose blocks two tensors lead, of which one are booleans."""
 

@@ -77,6 +77,14 @@ def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
     np.testing.assert_allclose(evaluated(found, "accuracy"), evaluated(expected, "accuracy"), rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_model_that_is_made_without_memory_draws_the_curve_of_one_worker(framework):
+    """The task's blocks fail if parameters have memory."""
+    options = (*ALL, "--set", "initial_parameters=portable")
+    found = trained(framework, 2, 2, *task("WithoutMemory"), *options, "--set", "stage_balance=memory")
+    assert difference(found, trained(framework, 1, 1, *task("Gpt"), *options)) < TOLERANCE
+
+
 @pytest.mark.parametrize(("framework", "workers", "stages"), [("torch", 3, 3), ("tf", 4, 2)])
 def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
     options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")

@@ -20,6 +20,7 @@ OWN_FILES = {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
         "state_broadcast.py",
+        "functional_blocks.py",  # PyTorch's models are no graphs
     },
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
@@ -31,10 +32,13 @@ OWN_NAMES = {
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry"},
     "torch/stage_model.py": {
-        *("parameters_without_memory", "give_memory"),  # Keras makes no variable without
+        "give_memory",  # on a device, where TensorFlow's variables are made anyway
         "copies",  # nothing changes a tensor of TensorFlow
     },
-    "tensorflow/stage_model.py": {"check_it_draws_nothing"},  # PyTorch's generators are set
+    "tensorflow/stage_model.py": {
+        "give_memory",
+        "check_it_draws_nothing",  # PyTorch's generators are set
+    },
     "torch/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/model_state.py": {"walk"},
     "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables

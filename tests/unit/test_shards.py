@@ -44,7 +44,7 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
     [
         ([3 * MEBI, MEBI, 1, 3 * MEBI], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
         ([20 * MEBI, 5], [["0"], ["1"]]),  # or one parameter
-        ([10 * MEBI] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),  # or an eighth
+        ([2 * MEBI] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),
         ([], []),
     ],
 )

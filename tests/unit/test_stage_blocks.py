@@ -1,4 +1,4 @@
-"""The blocks into which Keras models are divided compute as the model does, in training and in evaluation."""
+"""Blocks of models: what Keras models are divided into computes as they do; models without memory."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import torch
 
+from hvdtrain.backends.tensorflow import stage_model as tf_stages
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.stage_model import StageModel, blocks_of
+from hvdtrain.backends.torch import stage_model as torch_stages
 
 LAYERS = {
     "dropout": lambda: keras.layers.Dropout(0.5),
@@ -42,3 +45,37 @@ def test_layers_of_a_functional_model_train_and_evaluate(model, name):
         trained = stage.call(inputs).numpy()
     moved = any((v.numpy() != old).any() for v, old in zip(whole.variables, before, strict=True))
     assert moved or np.abs(trained - evaluated).max() > 0.1
+
+
+def test_a_keras_model_is_made_without_memory_and_its_values_are_those_of_any_other():
+    keras.utils.set_random_seed(3)
+    expected = nested(LAYERS["dropout"]()).get_weights()
+    keras.utils.set_random_seed(3)
+    with tf_stages.parameters_without_memory() as are_changed:
+        model = nested(LAYERS["dropout"]())
+    assert not are_changed()
+    nested(LAYERS["dropout"]())  # at its end Keras gives memory to what waits for it
+    assert [variable._value for variable in model.variables] == [None] * len(model.variables)
+    first, *others = blocks_of(SimpleNamespace(), model)
+    tf_stages.give_memory([first])
+    assert [variable._value is None for variable in model.weights] == [False] * 2 + [True] * 4
+    tf_stages.give_memory(others)
+    for found, value in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_a_value_that_a_keras_model_is_given_while_it_has_no_memory_is_known():
+    with tf_stages.parameters_without_memory() as are_changed:
+        model = sequential(LAYERS["batch norm"]())
+        assert not are_changed()
+        model.layers[1].moving_mean.assign(np.ones(8))
+    assert are_changed()
+
+
+def test_a_model_of_pytorch_is_made_without_memory():
+    with torch_stages.parameters_without_memory():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    torch_stages.give_memory(list(model)[:1], torch.device("cpu"))
+    assert [p.is_meta for p in model.parameters()] == [False] * 2 + [True] * 4
+    assert model[1].running_var.tolist() == [1, 1, 1]

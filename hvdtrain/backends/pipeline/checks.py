@@ -1,12 +1,19 @@
 """What a split model does not go with, in either framework, and what is said of it."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
+
+Outputs = Callable[[bool], Sequence[Any]]
+
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
 
 CAN_BE_CUT = {
     "torch": "an nn.Sequential is divided into its modules",
@@ -71,6 +78,51 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
         "function uses.",
         everywhere=True,
     )
+
+
+def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
+    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
+
+    Args:
+        framework: "torch" or "tf".
+        of_model: computes the model for the first batch, in training or in evaluation, from equal random
+            states; returns its outputs one after the other, as arrays of numpy where they are tensors.
+        of_blocks: computes the blocks likewise.
+
+    Raises:
+        TaskError: If they compute something else in evaluation, or cannot be computed.
+    """
+    for training in (False, True):
+        expected = of_model(training)
+        try:
+            found = of_blocks(training)
+        except TaskError:
+            raise
+        except Exception as error:
+            problem = f"the blocks cannot be called one after the other: {error}"
+            raise wrong_blocks(framework, problem) from error
+        same = len(expected) == len(found) and all(map(_is_close, expected, found))
+        if not same and training:
+            return (
+                "in training, the blocks compute other outputs than the model for the first batch, with the "
+                "same random numbers; unless they draw them in another order, the curve is not that of the "
+                "model"
+            )
+        if not same:
+            raise wrong_blocks(
+                framework, "the blocks compute other outputs than the model for the first batch"
+            )
+    return ""
+
+
+def _is_close(expected: Any, found: Any) -> bool:
+    if not (isinstance(expected, np.ndarray) and isinstance(found, np.ndarray)):
+        return bool(expected == found)
+    if expected.shape != found.shape:
+        return False
+    one, other = expected.astype(np.float64), found.astype(np.float64)
+    scale = max(float(np.abs(one).max(initial=0.0)), 1e-30)
+    return np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * scale, equal_nan=True)
 
 
 def uses_another_stage() -> TaskError:

@@ -244,14 +244,6 @@ def raise_call(*arguments: Any, **named: Any) -> NoReturn:
     raise FirstCall(arguments, named)
 
 
-def differs_in_training() -> str:
-    """Return the note on blocks that do something else than their model in training alone."""
-    return (
-        "in training, the blocks compute other outputs than the model for the first batch, with the same "
-        "random numbers; unless they draw them in another order, the curve is not that of the model"
-    )
-
-
 def has_no_part(name: str, model_has_it: bool) -> Exception:
     """Return the error of a loss that uses something of the model but its call.
 

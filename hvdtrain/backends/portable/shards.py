@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 16  # numbers: vector units then compute what a part begins with as they do in a whole parameter
-LEAST_BYTES = 16 << 20
-MOST_BUCKETS = 8
+MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,16 @@ class ShardedBucket:
 def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list[ShardedBucket]:
     """Divide parameters of one type into buckets, and each bucket among the workers.
 
-    A bucket has at most 16 MiB or an eighth of all parameters, whichever is more, unless it is one larger
-    parameter. Parameters and parts begin at multiples of ``ALIGNMENT``; what stands between is padding. The
-    result depends on nothing but the arguments, so that all workers come to the same.
+    A bucket has at most 16 MiB, unless it is one larger parameter. Parameters and parts begin at multiples of
+    ``ALIGNMENT``; what stands between is padding. The result depends on nothing but the arguments, so that
+    all workers come to the same.
 
     Args:
         sizes: how many numbers each parameter has, by its name, in the order of the buckets.
         workers: the number of workers.
         number_bytes: size of a number.
     """
-    most = max(LEAST_BYTES // number_bytes, -(-sum(map(_aligned, sizes.values())) // MOST_BUCKETS))
+    most = MOST_BYTES // number_bytes
     buckets: list[dict[str, int]] = []
     length = 0
     for name, size in sizes.items():

@@ -16,6 +16,7 @@ from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged, several_calls
 from hvdtrain.backends.pipeline.state import check_one_owner
+from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -38,7 +39,9 @@ from hvdtrain.backends.tensorflow.stage_model import (
     check_it_draws_nothing,
     form_of,
     free_others,
+    give_memory,
     owners_of,
+    parameters_without_memory,
     seconds_of,
 )
 from hvdtrain.backends.tensorflow.stage_passes import StagePasses
@@ -50,6 +53,7 @@ from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.order import mix
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import ConfigError, TaskError
 
@@ -205,13 +209,14 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             )
         self._precision = config.precision
         self._batch_norm = BatchNormSync(self._traced_workers)
-        model = make_model(task, config.model_copy(update={"sync_batch_norm": False}), self._batch_norm)
-        blocks = blocks_of(task, model)
+        model, blocks, is_whole = self._whole_model(task, config)
         self._form = form_of(model)
-        division = self._division(model, blocks, batch, is_given=hasattr(task, "tf_blocks"))
+        seen = batch if is_whole else None
+        division = self._division(model, blocks, seen, is_given=hasattr(task, "tf_blocks"))
         firsts = division.firsts(config, self.workers)
         stages = division.of_stages(firsts)
         own = stages[self.layout.stage]
+        give_memory(own)
         whole = ModelState(model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in whole.trainable_fields()}
         owners = owners_of(whole.fields, stages)
@@ -232,6 +237,27 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         self._called = None
         return tensors
+
+    def _whole_model(self, task: Any, config: Config) -> tuple[keras.Model, list[Any], bool]:
+        """Return the task's model, its blocks and whether its variables have their values.
+
+        With ``stage_balance`` memory and initial values by name, it is made without memory for variables, if
+        these values are known of all parameters.
+        """
+        config = config.model_copy(update={"sync_batch_norm": False})
+        if config.stage_balance == "memory" and config.initial_parameters == "portable":
+            try:
+                with parameters_without_memory() as are_changed:
+                    model = make_model(task, config, self._batch_norm)
+                    blocks = blocks_of(task, model)
+                fields = list(ModelState(model, Renaming(task, "tf")).trainable_fields())
+            except Exception:  # it uses values of variables; another error is raised below
+                fields = []
+            if fields and not are_changed() and all(has_initial_value(f.name, f.shape) for f in fields):
+                return model, blocks, False
+            keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
+        model = make_model(task, config, self._batch_norm)
+        return model, blocks_of(task, model), True
 
     def _division(
         self, model: keras.Model, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool

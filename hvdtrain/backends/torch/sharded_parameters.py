@@ -67,6 +67,20 @@ class Bucket:
             segment.in_part(part).copy_(values(segment))
         return part
 
+    def take_gradients(self) -> torch.Tensor:
+        """Return a vector with the gradients of the bucket, zeros for none; the parameters lose them."""
+        first, length = self.entries[0].tensor, self.layout.length
+        flat = torch.empty(length, dtype=first.dtype, device=first.device)
+        ends = [*self.layout.begins.values(), length][1:]
+        for entry, view, end in zip(self.entries, self.views(flat), ends, strict=True):
+            gradient, entry.tensor.grad = entry.tensor.grad, None
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            flat[self.layout.begins[entry.path] + entry.tensor.numel() : end].zero_()  # padding
+        return flat
+
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters' places in a vector with the whole bucket, laid out as the parameters."""
         return [

@@ -20,6 +20,7 @@ from hvdtrain.backends.torch.sharded_parameters import (
 from hvdtrain.backends.torch.update import Update
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
+from hvdtrain.host.memory import keep_freed
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -80,9 +81,10 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._is_in_pass = False
         self._reached: set[str] = set()  # by the backward passes of this step
         self._missing: list[set[str]] = []  # of each bucket, what the backward pass has not completed
-        self._sent: dict[int, Callable[[], torch.Tensor]] = {}  # waits for what a bucket receives
+        self._sent: dict[int, Callable[[], None]] = {}  # waits for what a bucket receives
         self._sums: list[torch.Tensor] = []  # of each bucket, this worker's part
         super().__init__(shards, *arguments, **options)
+        keep_freed()  # of dropped gradients, which the next step would take anew
 
     def begin(self, reduces: bool = True) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
@@ -196,12 +198,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
     def _send(self, bucket: Bucket) -> None:
         """Begin to send the gradients of a bucket, and drop them."""
         self._receive(bucket)  # of the micro-batch before
-        flat = bucket.zeros(bucket.layout.length)
-        for entry, view in zip(bucket.entries, bucket.views(flat), strict=True):
-            gradient = entry.tensor.grad
-            if gradient is not None:
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-                entry.tensor.grad = None
+        flat = bucket.take_gradients()
         factor, size = 1.0, self._shards.workers.size
         if self._half is not None and flat.dtype == torch.float32:
             if self._half == torch.float16 and self.loss_scale is None:
@@ -213,20 +210,19 @@ class ShardedGradientsUpdate(ShardedUpdate):
         for other in others:  # each takes the memory of its bucket twice
             self._receive(self._shards.buckets[other])
 
-    def _sum(self, handle: Any, bucket: Bucket, factor: float) -> torch.Tensor:
+    def _sum(self, handle: Any, bucket: Bucket, factor: float) -> None:
+        """Wait for what a bucket receives, and add it to this worker's part of the gradients."""
         received, _ = hvd.synchronize(handle)
         kind = bucket.entries[0].tensor.dtype
         if self._half is not None and received.dtype == torch.int16:
             received = received.view(self._half)
-        parts = received.view(self._shards.workers.size, bucket.layout.part)
-        total: torch.Tensor = parts[0].to(kind, copy=True)
-        for part in parts[1:]:
-            total += part
-        return total.div_(factor) if factor != 1 else total
+        total = self._sums[bucket.number]
+        for part in received.view(self._shards.workers.size, bucket.layout.part):
+            total += part.to(kind) if factor == 1 else part.to(kind).div_(factor)
 
     def _receive(self, bucket: Bucket) -> None:
         if (wait := self._sent.pop(bucket.number, None)) is not None:
-            self._sums[bucket.number] += wait()
+            wait()
 
 
 def _dense(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
