@@ -35,8 +35,10 @@ JOBS = {
     (4, "optimizer", 1): 2.5,
     (2, "gradients", 1): 2.0,
     (4, "gradients", 1): 1.5,
-    (2, "none", 2): None,
+    (2, "none", 2): 2.0,
 }
+# so that each worker makes the parameters of its stage alone
+WITHOUT_MEMORY = {"stage_balance": "memory", "initial_parameters": "portable"}
 
 
 class Watch(hvdtrain.Callback):
@@ -101,9 +103,8 @@ def train(framework, job, limit, folder, options) -> dict[str, int]:
         optimizer="adamw",
         shard=shard,
         stages=stages,
-        accumulate=4 if stages > 1 else 1,
+        **({"accumulate": 4, "batch_size": 2, **WITHOUT_MEMORY} if stages > 1 else {"batch_size": 8}),
         steps=steps,
-        batch_size=2 if stages > 1 else 8,
         device="cpu",
         threads=1,
         log_every=1,
