@@ -78,6 +78,7 @@ class Messenger:
             for buffer in message.buffers
             for piece in _pieces(buffer)
         ]
+        self._free_what_is_sent()
         self._requests.append((requests, (head, text, message.buffers)))
         while len(self._requests) > MOST_UNSENT:
             self._wait_for_oldest()
@@ -137,6 +138,10 @@ class Messenger:
         """Wait until everything is sent."""
         while self._requests:
             self._wait_for_oldest()
+
+    def _free_what_is_sent(self) -> None:
+        while self._requests and all(request.Test() for request in self._requests[0][0]):
+            self._requests.popleft()
 
     def _wait_for_oldest(self) -> None:
         requests, _ = self._requests.popleft()
