@@ -11,6 +11,8 @@ from hvdtrain.wire_types import travels
 
 MEBIBYTE = 1 << 20
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
+# roughly, by jobs of six models: five operations for each slot of each parameter, as the others of a step
+_COMPILED_SLOT_BYTES = 150_000
 _SLOTS = {"adamw": 2, "lamb": 2}  # tensors that an optimizer keeps for each parameter
 _SHOWN = MEBIBYTE // 20  # what takes less is 0.0 MiB
 _LARGEST = 3  # tensors that a message names
@@ -60,6 +62,7 @@ class MemoryPlan:
         largest: the largest parameters, name and bytes.
         remedies: what would take less memory, the most effective first, in words.
         trained_bytes: what the trained parameters take.
+        trained_arrays: how many they are.
         measured: what was measured; None before that.
         stage: the stage of a split model, from 1, whose worker it is; 0 if the model is not split.
     """
@@ -68,6 +71,7 @@ class MemoryPlan:
     largest: Sequence[tuple[str, int]]
     remedies: Sequence[str]
     trained_bytes: int = 0
+    trained_arrays: int = 0
     measured: MeasuredMemory | None = None
     stage: int = 0
 
@@ -167,7 +171,7 @@ def memory_plan(
     remedies = _remedies(config, micro_batch, trained, measured)
     if may_divide:
         remedies += [*_sharding(config, trained, workers), *_splitting(config, trained, workers)]
-    plan = MemoryPlan(parts, largest, remedies, trained)
+    plan = MemoryPlan(parts, largest, remedies, trained, len(sizes))
     return plan if measured is None else plan.with_measured(measured, remedies)
 
 
@@ -203,6 +207,17 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     whole = plan.trained_bytes
     joined = min(whole, 2 * buckets.MOST_BYTES) if config.compression == "none" else whole
     return joined if config.shard == "none" else joined + min(whole, shards.MOST_BYTES)
+
+
+def update_bytes(plan: MemoryPlan, config: Config) -> int:
+    """Return roughly what TensorFlow takes to compile the update of a step, which has many small operations.
+
+    Args:
+        plan: the job's memory.
+        config: the resolved config.
+    """
+    slots = _slots(config) + (config.ema_decay is not None)
+    return plan.trained_arrays * slots * _COMPILED_SLOT_BYTES if config.framework == "tf" else 0
 
 
 def describe_activations(largest: Sequence[tuple[str, int]]) -> str:

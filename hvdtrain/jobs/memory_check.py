@@ -6,7 +6,14 @@ from dataclasses import replace
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.host.memory import limit_bytes, peak_bytes, release_unused, resident_bytes
 from hvdtrain.jobs.dry_run import Dry
-from hvdtrain.memory_plan import MeasuredMemory, MemoryPlan, exchange_bytes, memory_plan, saving_bytes
+from hvdtrain.memory_plan import (
+    MeasuredMemory,
+    MemoryPlan,
+    exchange_bytes,
+    memory_plan,
+    saving_bytes,
+    update_bytes,
+)
 from hvdtrain.session import Session
 
 
@@ -97,7 +104,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         resident,
         peak,
         workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
-        compiling=memory.compiling,
+        compiling=memory.compiling + update_bytes(plan, config) if memory.compiling else 0,
         idle=memory.idle,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,

@@ -10,7 +10,14 @@ from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.host import memory as host_memory
 from hvdtrain.host.memory import limit_bytes, peak_bytes
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
-from hvdtrain.memory_plan import MEBIBYTE, MeasuredMemory, exchange_bytes, memory_plan, saving_bytes
+from hvdtrain.memory_plan import (
+    MEBIBYTE,
+    MeasuredMemory,
+    exchange_bytes,
+    memory_plan,
+    saving_bytes,
+    update_bytes,
+)
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
 NUMBERS = 1024 * 256 + 256 + 256 * 16
@@ -207,6 +214,13 @@ def test_a_checkpoint_takes_copies_and_the_larger_file():
         config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
         found = memory_plan(SHAPES, config, micro_batch=16, workers=2)
         assert saving_bytes(found, config) == copies * parameters, fields
+
+
+def test_compiling_an_update_takes_memory_for_each_slot_of_each_parameter():
+    config = Config(framework="tf", optimizer="adamw", ema_decay=0.9)
+    many = memory_plan({str(i): (2,) for i in range(200)}, config, micro_batch=1)
+    assert update_bytes(many, config) == 3 * update_bytes(many, Config(framework="tf")) == 200 * 450_000
+    assert update_bytes(many, Config(framework="torch")) == 0
 
 
 def test_workers_exchange_copies_of_some_gradients():

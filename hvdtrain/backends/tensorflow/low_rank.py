@@ -262,7 +262,7 @@ class LowRank:
             vectors: the other sums of the step.
         """
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
-        with tf.control_dependencies([*sent, *vectors]):
+        with tf.control_dependencies([tf.group(*sent, *vectors)]):
             for matrix, error, q in zip(self._all, errors, factors, strict=True):
                 matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
                 matrix.q.assign(tf.where(is_finite, q, matrix.q.read_value()))

@@ -144,7 +144,8 @@ class StepOptimizer(NotCalled):
         if samples.learning_rate is None:
             return
         clipped = list(gradients) if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)
-        with tf.control_dependencies(clipped):  # parameters change after every reduction has succeeded
+        # parameters change after every reduction has succeeded
+        with tf.control_dependencies([tf.group(*clipped)]):
             self._optimizer.learning_rate.assign(self.learning_rate)
             self._apply(clipped, self.variables)
 
