@@ -34,6 +34,7 @@ class MeasuredMemory:
         idle: what the framework keeps for tensors that are made later, and is part of what is resident.
         batches: what batches take that are read ahead.
         saving: what a checkpoint takes while it is written.
+        saves_in_file: whether that is in pages of a temporary file, which the system can take back.
         exchange: what the exchange between workers takes beside the gradients.
         largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
     """
@@ -47,6 +48,7 @@ class MeasuredMemory:
     idle: int = 0
     batches: int = 0
     saving: int = 0
+    saves_in_file: bool = False
     exchange: int = 0
     largest: Sequence[tuple[str, int]] = ()
 
@@ -63,6 +65,7 @@ class MemoryPlan:
         remedies: what would take less memory, the most effective first, in words.
         trained_bytes: what the trained parameters take.
         trained_arrays: how many they are.
+        most_needed: what a worker of the job cannot do without, if it is known and more than this one's.
         measured: what was measured; None before that.
         stage: the stage of a split model, from 1, whose worker it is; 0 if the model is not split.
     """
@@ -72,8 +75,17 @@ class MemoryPlan:
     remedies: Sequence[str]
     trained_bytes: int = 0
     trained_arrays: int = 0
+    most_needed: int = 0
     measured: MeasuredMemory | None = None
     stage: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the worker cannot do without: not the pages of a file, which the system takes back."""
+        if self.measured is None:
+            return max(self.most_needed, sum(self.parts.values()))
+        in_file = self.parts.get("saving", 0) if self.measured.saves_in_file else 0
+        return max(self.most_needed, sum(self.parts.values()) - in_file, self.measured.peak)
 
     @property
     def total_bytes(self) -> int:
@@ -111,6 +123,8 @@ class MemoryPlan:
             rest = "; besides the framework, on the GPU" if self.measured.resident is None else ""
             if self.measured.peak > sum(self.parts.values()):
                 rest += f"; {mebibytes(self.measured.peak)} were taken until now"
+        if self.measured and self.measured.saves_in_file and "saving" in sizes:
+            sizes["saving"] += " in pages of a file"
         parts = ", ".join(f"{name} {size}" for name, size in sizes.items())
         whose = f"on a worker of stage {self.stage}, which takes most" if self.stage else "per worker"
         return f"{mebibytes(self.total_bytes)} {whose}: {parts}{rest}"
@@ -128,12 +142,12 @@ class MemoryPlan:
 
     def exceeds(self, limit_bytes: int) -> str:
         """Return that the parts alone do not fit into a limit, in words; empty if they do."""
-        if self.total_bytes <= limit_bytes:
+        if self.needed_bytes <= limit_bytes:
             return ""
         what = "parameters, gradients and optimizer take" if self.measured is None else "the job needs about"
         on_device = self.measured is not None and self.measured.resident is None
         whose = "its GPU has" if on_device else "each worker of this host may take"
-        return f"{what} {mebibytes(self.total_bytes)} per worker, and {whose} {mebibytes(limit_bytes)}"
+        return f"{what} {mebibytes(self.needed_bytes)} per worker, and {whose} {mebibytes(limit_bytes)}"
 
 
 def memory_plan(
@@ -306,9 +320,9 @@ def _remedies(
             f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, {less}"
         )
     if not config.checkpoint_activations:
-        most = "" if measured is None else f", less than {mebibytes(measured.activations)} less"
+        most = "" if measured is None else f", at most {mebibytes(measured.activations)} less"
         remedies.append(
-            f"--checkpoint-activations: those of repeated blocks are computed twice and not kept{most}"
+            f"--checkpoint-activations: those of repeated blocks are computed anew, and not kept{most}"
         )
     if config.precision == "fp32":
         about = "" if measured is None else f", up to {mebibytes(measured.activations // 2)} less"

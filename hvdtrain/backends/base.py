@@ -71,6 +71,7 @@ class ModelInfo:
         groups: the parameter groups of the config, in words.
         stages: what each stage of a split model has, in words.
         stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
+        stage_cuts: the first block of each stage but the first.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -82,6 +83,7 @@ class ModelInfo:
     frozen_parameters: int = 0
     stages: tuple[str, ...] = ()
     stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    stage_cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

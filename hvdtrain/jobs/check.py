@@ -10,6 +10,7 @@ from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import open_console
 from hvdtrain.host.memory import peak_bytes
+from hvdtrain.jobs import stages_plan
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.dry_run import Dry, dry_run
 from hvdtrain.jobs.dry_run_checks import Pass
@@ -103,6 +104,8 @@ def _describe(
 ) -> str:
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
+    split = stages_plan.describe(job.config, backend.workers.size, model.stages)
+    lines += [("" if number else "stages", line.strip()) for number, line in enumerate(split.splitlines())]
     lines += [line for one in found.passes for line in _describe_pass(one)]
     lines += [
         ("memory", memory.describe()),

@@ -64,7 +64,8 @@ def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
     if session.config.stages == 1:
         return plan
     plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)
-    return max(plans, key=lambda one: one.total_bytes)
+    most_needed = max(one.needed_bytes for one in plans)
+    return replace(max(plans, key=lambda one: one.total_bytes), most_needed=most_needed)
 
 
 def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
@@ -110,6 +111,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
         exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
         largest=memory.largest,
+        saves_in_file=config.stages > 1 or (config.shard != "none" and session.backend.workers.size > 1),
     )
     return plan_memory(session, model, measured)
 

@@ -59,6 +59,7 @@ from hvdtrain.jobs.failures import (
 )
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.stage_cuts import with_cuts_before
 from hvdtrain.jobs.stream_plan import check_streams, notes_on_streams
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.reporting.report import SilentReport
@@ -379,7 +380,8 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     _check_plan(job.config, backend, task_data)  # before anything is written
     check_metrics(job.config, task_data.task, task_data.eval_data)
     batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
-    model = build_together(job.config, task_data.task, backend, batch)
+    config = with_cuts_before(job.config, backend.workers)
+    model = build_together(config, task_data.task, backend, batch)
     return _with_call_note(job.config, task_data, backend), model, hosts
 
 

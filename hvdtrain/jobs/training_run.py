@@ -25,6 +25,7 @@ from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, op
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
+from hvdtrain.jobs.stage_cuts import with_cuts_of
 from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_store
 from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
 from hvdtrain.jobs.unused_options import notes_on_options
@@ -99,7 +100,8 @@ def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLo
         lock: what locks the run directory.
     """
     task_data, model, hosts = open_together(job, backend)
-    job = replace(job, config=with_learning_rate(job.config, model.own_rates))
+    config = with_cuts_of(job.config, model)
+    job = replace(job, config=with_learning_rate(config, model.own_rates))
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)
 

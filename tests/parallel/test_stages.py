@@ -25,6 +25,7 @@ ALL = (  # whatever a step may do at once
     *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
 )
 SHAPES = [(2, 2), (3, 3), (4, 2)]  # workers and stages
+BY_MEMORY = ("--set", "stage_balance=memory")
 STAY = ("--set", "stage_cuts=[2]")  # where measured times would cut elsewhere from run to run
 
 
@@ -164,6 +165,23 @@ def test_a_run_goes_on_with_other_stages_and_in_the_other_framework(framework):
         np.testing.assert_allclose(evaluated(found)[-1], evaluated(whole)[-1], rtol=1e-4)
 
 
+def test_a_run_keeps_its_cuts(tmp_path):
+    """Measured ones may be others in each job, and with them what dropout draws."""
+    words = [*task("Gpt"), *BASE, "--framework", "torch", "--stages", "2", "--accumulate", "2"]
+    words += ["--run-dir", "run", "--steps", "2", "--save-every", "1"]
+    found = command(2, MPI, "torch", *words, *BY_MEMORY, cwd=tmp_path)
+    assert found.returncode == 0, found.output
+    cuts = re.search(r"\nstage_cuts:\n- (\d+)\n", (tmp_path / "run" / "config.yaml").read_text())
+    assert f"stage 2: blocks {cuts[1]} to" in found.output
+    other = {"1": "2"}.get(cuts[1], "1")
+    again = [*words[:-4], "--steps", "3", "--resume", "auto"]
+    found = command(2, MPI, "torch", *again, "--set", f"stage_cuts=[{other}]", cwd=tmp_path)
+    assert f"stage 2: blocks {other} to" in found.output
+    again[again.index("3")] = "4"
+    found = command(2, MPI, "torch", *again, *BY_MEMORY, cwd=tmp_path)
+    assert f"stage 2: blocks {other} to" in found.output, found.output
+
+
 def test_sharded_then_whole_in_the_other_framework_then_split(tmp_path):
     options = (*task("Mlp"), *ALL, "--save-every", "4")
     expected = trained("torch", 1, 1, *options)
@@ -212,17 +230,20 @@ def test_what_keras_layers_move_late_is_said(tmp_path):
     assert "note" in made.output
     assert "the forward passes of stage 1 move sequential/norm_of_dense0/" in made.output
     assert "values up to 2 micro-batches old" in made.output
+    assert re.search(
+        r"\n  stages +1 replica of 2 stages; .*\n +stage 1: .*\n +stage 2: blocks? 2", made.output
+    )
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_block_that_uses_another_stages_weights_fails(framework, tmp_path):
     output = refused(tmp_path, framework, "Unnamed", "--set", "stage_cuts=[3]")
-    assert "fails" in output or "another stage" in output
+    assert re.search(r"a block of the model uses \S+/kernel of a block of another stage", output), output
 
 
 def test_workers_must_be_a_multiple_of_the_stages(tmp_path):
     said = refused(tmp_path, "torch", "Mlp", workers=3)
-    assert "stages 2 divides the workers into replicas of 2 each, and there are 3 workers" in said
+    assert "stages 2 divides the workers into replicas of 2 each, and the job has 3 workers" in said
 
 
 def test_gloo_is_refused_with_the_reason(tmp_path):

@@ -33,6 +33,7 @@ OWN_NAMES = {
     "torch/model_state.py": {"Entry"},
     "torch/stage_model.py": {
         "give_memory",  # on a device, where TensorFlow's variables are made anyway
+        "is_plain",  # variables of Keras stay the same ones
         "copies",  # nothing changes a tensor of TensorFlow
     },
     "tensorflow/stage_model.py": {

@@ -23,9 +23,9 @@ SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel
 NUMBERS = 1024 * 256 + 256 + 256 * 16
 
 
-def plan(**fields):
+def plan(measured=None, **fields):
     config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
-    return memory_plan(SHAPES, config, micro_batch=16)
+    return memory_plan(SHAPES, config, micro_batch=16, measured=measured)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_gpu_has_tensors_and_not_the_framework():
 def test_remedies_have_figures_when_activations_are_known():
     remedies = measured_plan().remedies
     assert remedies[0].endswith("micro-batches of half the size, 28.0 MiB less")
-    assert remedies[1].endswith("not kept, less than 64.0 MiB less")
+    assert remedies[1].endswith("not kept, at most 64.0 MiB less")
     assert remedies[2].endswith("most activations take half of it, up to 32.0 MiB less")
 
 
@@ -214,6 +214,22 @@ def test_a_checkpoint_takes_copies_and_the_larger_file():
         config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
         found = memory_plan(SHAPES, config, micro_batch=16, workers=2)
         assert saving_bytes(found, config) == copies * parameters, fields
+
+
+def test_pages_of_a_file_are_shown_and_not_compared_with_the_limit():
+    measured = MeasuredMemory(0, 0.0, resident=2 * MEBIBYTE, saving=64 * MEBIBYTE)
+    in_memory = plan(measured=measured)
+    in_file = plan(measured=replace(measured, saves_in_file=True))
+    assert in_file.total_bytes == in_memory.total_bytes == in_memory.needed_bytes
+    assert in_file.needed_bytes == in_memory.needed_bytes - 64 * MEBIBYTE
+    assert in_memory.exceeds(32 * MEBIBYTE)
+    assert not in_file.exceeds(32 * MEBIBYTE)
+    assert (
+        replace(in_file, most_needed=33 * MEBIBYTE)
+        .exceeds(32 * MEBIBYTE)
+        .startswith("the job needs about 33")
+    )
+    assert "saving 64.0 MiB in pages of a file" in in_file.describe()
 
 
 def test_compiling_an_update_takes_memory_for_each_slot_of_each_parameter():

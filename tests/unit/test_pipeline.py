@@ -120,7 +120,7 @@ def test_places_of_workers():
     assert layout.ranks_of_stages([0, 2]) == [0, 2, 3, 5]
     assert layout.ranks_of_replica() == [3, 4, 5]
     assert layout.describe() == "stage 2 of 3 of replica 1"
-    with pytest.raises(ConfigError, match="there are 6 workers"):
+    with pytest.raises(ConfigError, match="the job has 6 workers"):
         Layout.of(workers, 4)
 
 

@@ -12,6 +12,8 @@ from hvdtrain.backends.tensorflow import stage_model as tf_stages
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.stage_model import StageModel, blocks_of
 from hvdtrain.backends.torch import stage_model as torch_stages
+from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
+from hvdtrain.config import Config
 
 LAYERS = {
     "dropout": lambda: keras.layers.Dropout(0.5),
@@ -70,6 +72,34 @@ def test_a_value_that_a_keras_model_is_given_while_it_has_no_memory_is_known():
         assert not are_changed()
         model.layers[1].moving_mean.assign(np.ones(8))
     assert are_changed()
+
+
+@pytest.mark.parametrize("kind", ["plain", "hook", "attribute", "late hook", "subclass"])
+def test_a_model_of_pytorch_whose_parameters_have_more_than_numbers_is_made_whole(kind):
+    """What stands in the place of a parameter without memory would not have it."""
+
+    class Own(torch.nn.Parameter):
+        pass
+
+    def make():
+        layer = torch.nn.Linear(2, 3)
+        if kind == "hook":
+            layer.weight.register_hook(lambda gradient: gradient * 0)
+        elif kind == "late hook":
+            layer.bias.register_post_accumulate_grad_hook(lambda _: None)
+        elif kind == "attribute":
+            layer.weight.has_decay = False
+        elif kind == "subclass":
+            layer.weight = Own(torch.ones(3, 2))
+        return torch.nn.Sequential(layer, torch.nn.Linear(3, 4))
+
+    config = Config(framework="torch", stage_balance="memory", initial_parameters="portable")
+    task = SimpleNamespace(torch_model=make)
+    model, blocks, is_whole = TorchStagedBackend._whole_model(None, task, config)
+    assert len(blocks) == 2
+    assert is_whole == (kind not in ("plain", "subclass"))
+    metas = [parameter.is_meta for parameter in model.parameters()]
+    assert metas == [False if is_whole else not isinstance(p, Own) for p in model.parameters()]
 
 
 def test_a_model_of_pytorch_is_made_without_memory():

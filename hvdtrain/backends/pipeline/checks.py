@@ -10,6 +10,7 @@ from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.user_errors import where_raised
 
 Outputs = Callable[[bool], Sequence[Any]]
 
@@ -99,7 +100,7 @@ def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
         except TaskError:
             raise
         except Exception as error:
-            problem = f"the blocks cannot be called one after the other: {error}"
+            problem = f"the blocks cannot be called one after the other: {where_raised(error, own_only=True)}"
             raise wrong_blocks(framework, problem) from error
         same = len(expected) == len(found) and all(map(_is_close, expected, found))
         if not same and training:
@@ -125,9 +126,13 @@ def _is_close(expected: Any, found: Any) -> bool:
     return np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * scale, equal_nan=True)
 
 
-def uses_another_stage() -> TaskError:
-    """Return the error of a block that computes with what a block of another stage has."""
+def uses_another_stage(path: str) -> TaskError:
+    """Return the error of a block that computes with what a block of another stage has.
+
+    Args:
+        path: its portable path.
+    """
     return TaskError(
-        "a block of the model uses weights of a block of another stage, which this worker does not have",
+        f"a block of the model uses {path} of a block of another stage, which this worker does not have",
         "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
     )

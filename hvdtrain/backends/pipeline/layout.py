@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hvdtrain.agreement import Workers
 from hvdtrain.errors import ConfigError
+from hvdtrain.words import counted
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ class Layout:
         """
         if workers.size % stages:
             raise ConfigError(
-                f"stages {stages} divides the workers into replicas of {stages} each, and there are "
-                f"{workers.size} workers",
-                f"Start a multiple of {stages} workers, or choose a number of stages that divides "
-                f"{workers.size}.",
+                f"stages {stages} divides the workers into replicas of {stages} each, and the job has "
+                f"{counted(workers.size, 'worker')}",
+                f"Start a multiple of {stages} workers, or choose a number of stages that divides theirs.",
                 everywhere=True,
             )
         return cls(workers.rank, workers.size, stages)

@@ -18,7 +18,8 @@ from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import ExchangeError, TaskError
+from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
+from hvdtrain.user_errors import where_raised
 
 Form = tuple[tuple[str, ...], tuple[str, ...]]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -53,6 +54,17 @@ class Blocks:
         check_enough(len(self.blocks), config.stages)
 
         def choose() -> list[int]:
+            try:
+                return cuts()
+            except HvdtrainError:
+                raise
+            except Exception as error:  # of the task's code
+                where = where_raised(error, own_only=True)
+                problem = f"the first batch of the training data fails in the model's blocks: {where}"
+                remedy = "With stages, a block can use what the one before returns, and nothing else of it."
+                raise TaskError(problem, remedy) from error
+
+        def cuts() -> list[int]:
             call = self.call()
             if call is not None:
                 self.check(call)
@@ -105,6 +117,7 @@ class Staged:
     _groups: StageGroups
     _batch_norms: int
     _stages: list[str]
+    _firsts: list[int]
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
     _accumulate: int
@@ -163,9 +176,12 @@ class Staged:
 
     def _told(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of this worker's stage with what is known of the whole model."""
-        shapes = tuple(self._stage_shapes)
         return replace(
-            info, batch_norm_layers=self._batch_norms, stages=tuple(self._stages), stage_shapes=shapes
+            info,
+            batch_norm_layers=self._batch_norms,
+            stages=tuple(self._stages),
+            stage_shapes=tuple(self._stage_shapes),
+            stage_cuts=tuple(self._firsts[1:]),
         )
 
     def _computed(self, evaluation: EvaluationMetrics, collectives: Any) -> dict[str, float]:

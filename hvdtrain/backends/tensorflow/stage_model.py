@@ -143,7 +143,7 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if not hasattr(task, "tf_blocks"):
+    if getattr(task, "tf_blocks", None) is None:
         functional = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
         if isinstance(functional, Functional):
             return divided(functional)
@@ -188,11 +188,11 @@ def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
     for field in whole.fields:
         if id(field.variable) not in own:
             field.variable._value = None
-            field.variable._initializer = _not_here
+            field.variable._initializer = partial(_not_here, field.path)
 
 
-def _not_here(*_: Any, **__: Any) -> NoReturn:
-    raise uses_another_stage()
+def _not_here(path: str, *_: Any, **__: Any) -> NoReturn:
+    raise uses_another_stage(path)
 
 
 def check_blocks(

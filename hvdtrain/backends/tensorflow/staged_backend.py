@@ -211,10 +211,11 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._batch_norm = BatchNormSync(self._traced_workers)
         model, blocks, is_whole = self._whole_model(task, config)
         self._form = form_of(model)
+        owners_of(ModelState(model, Renaming(task, "tf")).fields, [blocks])  # each parameter is in one
         seen = batch if is_whole else None
-        division = self._division(model, blocks, seen, is_given=hasattr(task, "tf_blocks"))
-        firsts = division.firsts(config, self.workers)
-        stages = division.of_stages(firsts)
+        division = self._division(model, blocks, seen, is_given=getattr(task, "tf_blocks", None) is not None)
+        self._firsts = division.firsts(config, self.workers)
+        stages = division.of_stages(self._firsts)
         own = stages[self.layout.stage]
         give_memory(own)
         whole = ModelState(model, Renaming(task, "tf"))
@@ -227,7 +228,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         )
         self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
         self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
-        self._stages = describe_stages(firsts, len(blocks), self._stage_shapes)
+        self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
         if config.sync_batch_norm:

@@ -27,8 +27,10 @@ from hvdtrain.backends.pipeline.staged import (
 from hvdtrain.backends.torch.dry_run import state_kept
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.block import parts_of
+from hvdtrain.errors import TaskError
 from hvdtrain.seeding import random_state_kept
 
+_PATH = "hvdtrain_path"  # attribute of a tensor of another stage
 _REPEATS = 3  # of which the fastest is taken
 
 
@@ -118,7 +120,7 @@ def blocks_of(task: Any, model: nn.Module) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if not hasattr(task, "torch_blocks"):
+    if getattr(task, "torch_blocks", None) is None:
         if isinstance(model, nn.Sequential):
             return list(model)
         raise cannot_be_cut("torch", f"a {type(model).__name__}")
@@ -173,6 +175,7 @@ def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:
         if not entry.tensor.is_meta:
             entry.tensor.requires_grad_(False)
             entry.tensor.data = torch.empty(0, dtype=entry.tensor.dtype)
+        vars(entry.tensor)[_PATH] = entry.path
         is_parameter = isinstance(entry.tensor, nn.Parameter)
         entry.tensor.__class__ = _ElsewhereParameter if is_parameter else _Elsewhere
 
@@ -181,16 +184,23 @@ class _Elsewhere(torch.Tensor):
     """A tensor of another stage: whatever is computed with it fails."""
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise uses_another_stage()
+    def __torch_function__(cls, _: Any, __: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise _used_here(args, kwargs)
 
 
 class _ElsewhereParameter(nn.Parameter):
     """A parameter of another stage: whatever is computed with it fails."""
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise uses_another_stage()
+    def __torch_function__(cls, _: Any, __: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise _used_here(args, kwargs)
+
+
+def _used_here(args: Any, kwargs: Any) -> TaskError:
+    own = next(
+        t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, _Elsewhere | _ElsewhereParameter)
+    )
+    return uses_another_stage(vars(own)[_PATH])
 
 
 def check_blocks(
@@ -262,14 +272,14 @@ def parameters_without_memory() -> Iterator[None]:
     """Return a context in which modules are made whose parameters have shapes and no memory.
 
     A parameter has memory until the module that it belongs to has registered it, so that a model takes as
-    much as its largest parameter. Buffers are made as always.
+    much as its largest parameter. Buffers are made as always, and so are parameters that are not plain.
     """
     register = nn.Module.register_parameter
 
     def without_memory(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(module, name, param)
         own = module._parameters[name]
-        if own is not None and not own.is_meta:
+        if own is not None and not own.is_meta and is_plain(own):
             module._parameters[name] = nn.Parameter(own.to("meta"), requires_grad=own.requires_grad)
 
     nn.Module.register_parameter = without_memory  # type: ignore[method-assign,assignment]
@@ -277,6 +287,12 @@ def parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def is_plain(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter has nothing but numbers, not even a hook: another can take its place."""
+    has_hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    return type(parameter) is nn.Parameter and not has_hooks and not vars(parameter)
 
 
 def give_memory(blocks: Sequence[Any], device: torch.device) -> None:

@@ -36,6 +36,7 @@ from hvdtrain.backends.torch.stage_model import (
     form_of,
     free_others,
     give_memory,
+    is_plain,
     owners_of,
     parameters_without_memory,
     seconds_of,
@@ -139,10 +140,11 @@ class TorchStagedBackend(Staged, TorchBackend):
         model, blocks, is_whole = self._whole_model(task, config)
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
+        owners_of(ModelState(model, Renaming(task, "torch")).fields, [blocks])  # each parameter is in one
         seen = batch if is_whole else None
-        division = self._division(model, blocks, seen, hasattr(task, "torch_blocks"))
-        firsts = division.firsts(config, self.workers)
-        stages = division.of_stages(firsts)
+        division = self._division(model, blocks, seen, getattr(task, "torch_blocks", None) is not None)
+        self._firsts = division.firsts(config, self.workers)
+        stages = division.of_stages(self._firsts)
         own = stages[self.layout.stage]
         give_memory(own, self._device)
         whole = ModelState(model, Renaming(task, "torch"))
@@ -156,7 +158,7 @@ class TorchStagedBackend(Staged, TorchBackend):
         check_one_owner({e.path: self._owners[e.path] for e in whole.entries if not _is_parameter(e)})
         self._groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
         self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
-        self._stages = describe_stages(firsts, len(blocks), self._stage_shapes)
+        self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
         free_others(whole, own)
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
@@ -181,7 +183,11 @@ class TorchStagedBackend(Staged, TorchBackend):
             except (TaskError, NotImplementedError, RuntimeError):  # it uses values of parameters
                 fields = []
             drawn = [field for field in fields if any(tensor.is_meta for tensor in field.tensors)]
-            if fields and all(has_initial_value(field.name, field.shape) for field in drawn):
+            if (
+                fields
+                and all(has_initial_value(field.name, field.shape) for field in drawn)
+                and all(is_plain(parameter) for parameter in model.parameters() if parameter.is_meta)
+            ):
                 return model, blocks, False
             torch.manual_seed(mix(config.seed, 0) >> 1)
         model = make_model(task)
