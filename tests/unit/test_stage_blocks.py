@@ -11,6 +11,7 @@ import torch
 from hvdtrain.backends.tensorflow import stage_model as tf_stages
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.stage_model import StageModel, blocks_of
+from hvdtrain.backends.tensorflow.staged_backend import TensorFlowStagedBackend
 from hvdtrain.backends.torch import stage_model as torch_stages
 from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
 from hvdtrain.config import Config
@@ -72,6 +73,29 @@ def test_a_value_that_a_keras_model_is_given_while_it_has_no_memory_is_known():
         assert not are_changed()
         model.layers[1].moving_mean.assign(np.ones(8))
     assert are_changed()
+
+
+@pytest.mark.parametrize("sets_a_value", [False, True])
+def test_a_keras_model_that_is_made_again_has_the_names_of_one_that_is_made_once(sets_a_value):
+    made = []
+
+    def make():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8), keras.layers.BatchNormalization()]
+        )
+        if sets_a_value:
+            model.layers[1].moving_mean.assign(np.full(8, 3.0))
+        made.append(model)
+        return model
+
+    config = Config(framework="tf", stage_balance="memory", initial_parameters="portable")
+    keras.utils.clear_session()
+    backend, task = SimpleNamespace(_batch_norm=None), SimpleNamespace(tf_model=make)
+    model, _, is_whole = TensorFlowStagedBackend._whole_model(backend, task, config)
+    assert (is_whole, len(made)) == (sets_a_value, 1 + sets_a_value)
+    assert [layer.name for layer in model.layers] == ["dense", "batch_normalization"]
+    if is_whole:
+        assert model.layers[1].moving_mean.numpy().tolist() == [3.0] * 8
 
 
 @pytest.mark.parametrize("kind", ["plain", "hook", "attribute", "late hook", "subclass"])

@@ -256,6 +256,8 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
                 fields = []
             if fields and not are_changed() and all(has_initial_value(f.name, f.shape) for f in fields):
                 return model, blocks, False
+            # it is made again with the same names of layers and the same seed
+            keras.utils.clear_session(free_memory=False)
             keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         model = make_model(task, config, self._batch_norm)
         return model, blocks_of(task, model), True

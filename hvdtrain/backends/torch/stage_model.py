@@ -197,10 +197,9 @@ class _ElsewhereParameter(nn.Parameter):
 
 
 def _used_here(args: Any, kwargs: Any) -> TaskError:
-    own = next(
-        t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, _Elsewhere | _ElsewhereParameter)
-    )
-    return uses_another_stage(vars(own)[_PATH])
+    leaves = pytree.tree_leaves((args, kwargs))
+    paths = (vars(leaf)[_PATH] for leaf in leaves if isinstance(leaf, _Elsewhere | _ElsewhereParameter))
+    return uses_another_stage(next(paths, "weights"))
 
 
 def check_blocks(
