@@ -224,7 +224,7 @@ class Config(BaseModel):
     stage_cuts: tuple[int, ...] | None = Field(
         None,
         description="The first block of each stage but the first, blocks being counted from 0; if not given, "
-        "stage_balance decides.",
+        "those of the checkpoint that is resumed, and in a new run stage_balance decides.",
     )
     sync_every: int | None = Field(
         None,
