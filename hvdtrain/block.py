@@ -1,6 +1,6 @@
 """The blocks of a split model, as a task gives them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Part = TypeVar("Part")
@@ -42,3 +42,12 @@ def parts_of(block: Any, kind: type[Part]) -> list[Part]:
     """
     found = block.parts if isinstance(block, Block) else [block]
     return [part for part in found if isinstance(part, kind)]
+
+
+def called_in_order(blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return the outputs of the last of some blocks; the first one is given the arguments."""
+    first, *others = blocks
+    value = first(*arguments, **named)
+    for block in others:
+        value = block(value)
+    return value

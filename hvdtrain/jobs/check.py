@@ -105,7 +105,7 @@ def _describe(
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
     split = stages_plan.describe(job.config, backend.workers.size, model.stages)
-    lines += [("" if number else "stages", line.strip()) for number, line in enumerate(split.splitlines())]
+    lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
     lines += [line for one in found.passes for line in _describe_pass(one)]
     lines += [
         ("memory", memory.describe()),

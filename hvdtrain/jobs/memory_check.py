@@ -105,7 +105,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         resident,
         peak,
         workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
-        compiling=memory.compiling + update_bytes(plan, config) if memory.compiling else 0,
+        compiling=memory.compiling + update_bytes(plan, config),
         idle=memory.idle,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,

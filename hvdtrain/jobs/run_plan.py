@@ -52,7 +52,7 @@ def describe_plan(
     lines = {
         "workers": _workers(session, hosts) + elastic_plan.workers(session),
         "starts from": start.origin,
-        "weights": start.weights.replace("\n", f"\n  {'':<{_WIDTH}} "),
+        "weights": _indented(start.weights),
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
         "data": found or _data(session),
@@ -71,7 +71,7 @@ def describe_plan(
         "gradients": model.reduction,
         "memory": "" if session.heaviest is None else session.heaviest.describe(),
         "sharded": sharding_plan.describe(config, session.backend.workers.size),
-        "stages": stages_plan.describe(config, session.backend.workers.size, model.stages),
+        "stages": _indented(stages_plan.describe(config, session.backend.workers.size, model.stages)),
         "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
@@ -80,6 +80,11 @@ def describe_plan(
     }
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
+
+
+def _indented(text: str) -> str:
+    """Return a text of several lines as the plan shows it, behind a name."""
+    return text.replace("\n", f"\n  {'':<{_WIDTH}} ")
 
 
 def describe_model(model: ModelInfo) -> str:

@@ -10,7 +10,7 @@ _LOW = 0.2  # part of a step in which a stage waits, from which on more micro-ba
 
 
 def describe(config: Config, workers: int, stages: Sequence[str]) -> str:
-    """Return how the model is divided, and how long the stages wait; empty if it is not.
+    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not.
 
     Args:
         config: the resolved config.
@@ -28,9 +28,8 @@ def describe(config: Config, workers: int, stages: Sequence[str]) -> str:
         if idle > _LOW and config.accumulate < more
         else ""
     )
-    lines = [
+    first = (
         f"{replicas} of {config.stages} stages; with {micro_batches} in a step, each stage waits {idle:.0%} "
-        f"of it if all take equally long{advice}",
-        *stages,
-    ]
-    return "\n".join([lines[0], *(f"  {'':<14} {line}" for line in lines[1:])])
+        f"of it if all take equally long{advice}"
+    )
+    return "\n".join([first, *stages])

@@ -52,6 +52,16 @@ def check_stages(task: Any, config: Config, workers: Workers) -> None:
     raise ConfigError(f"stages {config.stages} cannot be used with {refused}", remedy, everywhere=True)
 
 
+def gives_blocks(task: Any, framework: str) -> bool:
+    """Return whether a task says what the blocks of its model are.
+
+    Args:
+        task: the task.
+        framework: "torch" or "tf".
+    """
+    return getattr(task, FRAMEWORKS[framework].blocks_method, None) is not None
+
+
 def cannot_be_cut(framework: str, found: str) -> TaskError:
     """Return the error of a model that cannot be divided into blocks.
 

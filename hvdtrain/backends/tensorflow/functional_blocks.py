@@ -1,13 +1,13 @@
 """Functional models of Keras divided into blocks at the places where few tensors lead on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 from keras.src.models.functional import Functional
 
 from hvdtrain.backends.activation_checkpointing import MARK
-from hvdtrain.block import Block, parts_of
+from hvdtrain.block import Block, called_in_order, parts_of
 
 Tensor = Any
 Key = tuple[Any, ...]
@@ -49,15 +49,6 @@ def divided(model: Functional) -> list[Any]:
             blocks.append(Block(graph, *layers.values()))
             begin, entering = place + 1, list(known)
     return _without_idle(blocks)
-
-
-def called_in_order(blocks: Sequence[Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return the outputs of the last of some blocks; the first one is given the arguments."""
-    first, *others = blocks
-    value = first(*arguments, **named)
-    for block in others:
-        value = block(value)
-    return value
 
 
 class _Step(NamedTuple):

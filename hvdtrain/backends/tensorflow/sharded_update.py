@@ -73,8 +73,8 @@ class ShardedGradientsUpdate(ShardedUpdate):
         by_path = {field.path: gradient for field, gradient in zip(self._fields, gradients, strict=True)}
         parts = [self._sum(bucket, by_path) for bucket in self._shards.buckets]
         vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        self._reduced = [tf.group(*parts, vector)]
-        self._clock.reduced(self._reduced)
+        self._waits_for = [*parts, vector]
+        self._clock.reduced(self._waits_for)
         return parts, vector
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:

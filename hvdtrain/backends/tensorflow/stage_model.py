@@ -17,6 +17,7 @@ from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
     cannot_be_cut,
     check_outputs,
+    gives_blocks,
     uses_another_stage,
     wrong_blocks,
 )
@@ -27,11 +28,11 @@ from hvdtrain.backends.pipeline.staged import (
     raise_call,
 )
 from hvdtrain.backends.tensorflow.dry_run import state_kept
-from hvdtrain.backends.tensorflow.functional_blocks import called_in_order, divided
+from hvdtrain.backends.tensorflow.functional_blocks import divided
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors
-from hvdtrain.block import parts_of
+from hvdtrain.block import called_in_order, parts_of
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -143,7 +144,7 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if getattr(task, "tf_blocks", None) is None:
+    if not gives_blocks(task, "tf"):
         functional = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
         if isinstance(functional, Functional):
             return divided(functional)

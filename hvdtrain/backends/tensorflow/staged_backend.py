@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
+from hvdtrain.backends.pipeline.checks import gives_blocks
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
@@ -211,14 +212,14 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._batch_norm = BatchNormSync(self._traced_workers)
         model, blocks, is_whole = self._whole_model(task, config)
         self._form = form_of(model)
-        owners_of(ModelState(model, Renaming(task, "tf")).fields, [blocks])  # each parameter is in one
+        whole = ModelState(model, Renaming(task, "tf"))
+        owners_of(whole.fields, [blocks])  # each parameter is in one
         seen = batch if is_whole else None
-        division = self._division(model, blocks, seen, is_given=getattr(task, "tf_blocks", None) is not None)
+        division = self._division(model, blocks, seen, is_given=gives_blocks(task, "tf"))
         self._firsts = division.firsts(config, self.workers)
         stages = division.of_stages(self._firsts)
         own = stages[self.layout.stage]
         give_memory(own)
-        whole = ModelState(model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in whole.trainable_fields()}
         owners = owners_of(whole.fields, stages)
         self._owners = {field.path: having for field, having in zip(whole.fields, owners, strict=True)}

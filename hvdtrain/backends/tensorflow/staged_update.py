@@ -60,7 +60,7 @@ class StagedUpdate(Update):
         with marked("hvdtrain.metrics"):
             vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         reduced = [by_path[field.path] for field in self._fields]
-        self._reduced = [tf.group(*reduced, vector)]
+        self._waits_for = [*reduced, vector]
         return reduced, vector
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -79,7 +79,7 @@ class StepClock(StepClockBase):
         """Note when the sums over workers have arrived; another note in the same step changes nothing.
 
         Args:
-            tensors: the sums, or an operation that waits for them.
+            tensors: the sums.
         """
         waits, self._is_waiting = self._is_waiting, False
         if waits and self._is_measured:

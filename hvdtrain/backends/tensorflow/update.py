@@ -57,7 +57,7 @@ class Update:
         self._workers = workers
         self._clip_norm = clip_norm
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
-        self._reduced: list[Any] = []  # the operation that ends when all reductions of the step have
+        self._waits_for: list[Tensor] = []
         self._is_finite: Tensor | None = None
         self.begin()
 
@@ -87,8 +87,8 @@ class Update:
         """Collective. Return the sums of the gradients and of the step's vector over workers."""
         self._clock.ready([*gradients, vector])
         reduced, vector = self._reducer.finish_with(gradients, vector)
-        self._reduced = [tf.group(*reduced, vector)] if self._workers.may_reduce else []
-        self._clock.reduced(self._reduced)
+        self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
+        self._clock.reduced(self._waits_for)
         return reduced, vector
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -160,6 +160,6 @@ class Update:
         They wait for one operation: if each waited for each sum, 200 parameters would have a million edges.
         """
         context: AbstractContextManager[Any] = (
-            tf.control_dependencies(self._reduced) if self._reduced else nullcontext()
+            tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
         )
         return context

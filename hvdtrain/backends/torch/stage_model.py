@@ -15,6 +15,7 @@ from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
     cannot_be_cut,
     check_outputs,
+    gives_blocks,
     uses_another_stage,
     wrong_blocks,
 )
@@ -26,7 +27,7 @@ from hvdtrain.backends.pipeline.staged import (
 )
 from hvdtrain.backends.torch.dry_run import state_kept
 from hvdtrain.backends.torch.model_state import Field, ModelState
-from hvdtrain.block import parts_of
+from hvdtrain.block import called_in_order, parts_of
 from hvdtrain.errors import TaskError
 from hvdtrain.seeding import random_state_kept
 
@@ -50,11 +51,7 @@ class StageModel(nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Return the outputs of the last block; the first one is given the arguments."""
-        first, *others = self._calls
-        value = first(*arguments, **named)
-        for block in others:
-            value = block(value)
-        return value
+        return called_in_order(self._calls, arguments, named)
 
     def train(self, mode: bool = True) -> "StageModel":
         """Set whether the stage, and the model that it is of, are in training; return the stage."""
@@ -120,7 +117,7 @@ def blocks_of(task: Any, model: nn.Module) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if getattr(task, "torch_blocks", None) is None:
+    if not gives_blocks(task, "torch"):
         if isinstance(model, nn.Sequential):
             return list(model)
         raise cannot_be_cut("torch", f"a {type(model).__name__}")

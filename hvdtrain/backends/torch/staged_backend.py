@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
+from hvdtrain.backends.pipeline.checks import gives_blocks
 from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
@@ -142,7 +143,7 @@ class TorchStagedBackend(Staged, TorchBackend):
             apply_activation_checkpointing(model)
         owners_of(ModelState(model, Renaming(task, "torch")).fields, [blocks])  # each parameter is in one
         seen = batch if is_whole else None
-        division = self._division(model, blocks, seen, getattr(task, "torch_blocks", None) is not None)
+        division = self._division(model, blocks, seen, gives_blocks(task, "torch"))
         self._firsts = division.firsts(config, self.workers)
         stages = division.of_stages(self._firsts)
         own = stages[self.layout.stage]
