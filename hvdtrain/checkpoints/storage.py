@@ -8,6 +8,7 @@ checkpoint is executed when it is loaded.
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -33,6 +34,22 @@ NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
 _QUARANTINED = "set-aside-"  # not loaded, not deleted
+# of the names of types in the files, those that numpy has
+_NUMPY_KINDS = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
 
 
 @travels
@@ -60,7 +77,7 @@ class Checkpoint:
         ]
 
     def read(self) -> PortableState:
-        """Read the state.
+        """Return the state, whose arrays are mapped from the files: they take memory when they are used.
 
         Raises:
             CorruptCheckpoint: If the files are not in the format that their names say.
@@ -68,7 +85,7 @@ class Checkpoint:
         return {**_read_arrays(self.path / MODEL_FILE), **_read_arrays(self.path / OPTIMIZER_FILE)}
 
     def read_model(self) -> PortableState:
-        """Read the model's part of the state, likewise."""
+        """Return the model's part of the state, likewise."""
         return _read_arrays(self.path / MODEL_FILE)
 
 
@@ -224,19 +241,31 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
 
 
 def _read_arrays(path: Path) -> PortableState:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    """Return the arrays of a file, mapped from it: what is written to them does not reach the file.
+
+    A file of this format has a header, and then the arrays without gaps, which is checked when it is opened.
+    """
+    from safetensors import SafetensorError, safe_open
 
     ACTIVITY.progress()
     try:
-        arrays: PortableState = load_file(path)
-    except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
-        # the last three: of a type that numpy does not have, such as an 8-bit float
+        with safe_open(path, "numpy") as file:
+            parts = [(name, file.get_slice(name)) for name in file.offset_keys()]
+            kinds = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts]
+    except SafetensorError as error:
         raise CorruptCheckpoint(f"{path.name}: {error}") from None
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufc":  # a type that numpy has only because TensorFlow is loaded
-            raise CorruptCheckpoint(f"{path.name}: {name} has the type {array.dtype}")
-    return arrays
+    for name, kind, _ in kinds:
+        if kind not in _NUMPY_KINDS:
+            raise CorruptCheckpoint(f"{path.name}: {name} has the type {kind}")
+    content = np.asarray(np.memmap(path, np.uint8, "c"))
+    arrays: PortableState = {}
+    end = len(content)
+    for name, kind, shape in reversed(kinds):
+        dtype = np.dtype(_NUMPY_KINDS[kind])
+        begin = end - math.prod(shape) * dtype.itemsize
+        arrays[name] = content[begin:end].view(dtype).reshape(shape)
+        end = begin
+    return dict(reversed(arrays.items()))
 
 
 def _write_synced(path: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,18 @@ def test_an_array_without_elements_keeps_its_shape(tmp_path):
 def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, view):
     array = view(np.arange(12, dtype=np.float32).reshape(3, 4))
     np.testing.assert_array_equal(round_trip(tmp_path, {"model/a": array})["model/a"], array)
+
+
+def test_an_array_takes_memory_when_it_is_used_and_can_be_written_to(tmp_path):
+    state = {"model/a": np.zeros((1 << 22, 16), np.float32), "optimizer/step": np.asarray(3)}  # 256 MB
+    path = storage.write(tmp_path, state, make_record())
+    checkpoint = verification.verify(path)
+    before = psutil.Process().memory_info().rss
+    found = checkpoint.read()
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    found["model/a"][0] = 7
+    assert (found["model/a"][0] == 7).all()
+    assert not verification.verify(path).read()["model/a"][0].any()
 
 
 def test_the_state_that_is_written_is_left_alone(tmp_path):
