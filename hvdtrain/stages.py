@@ -4,6 +4,8 @@ from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 
+SPEED_OF_STAGES = "metrics.jsonl has the speed of a training with stages."
+
 
 def replicas(workers: Workers, config: Config) -> int:
     """Return the number of replicas of the model, to which each step's samples are dealt."""
@@ -20,13 +22,14 @@ def speaks_for_replica(workers: Workers, config: Config) -> bool:
     return workers.rank % config.stages == 0
 
 
-def check_not_split(config: Config, command: str, reason: str) -> None:
+def check_not_split(config: Config, command: str, reason: str, remedy: str = "") -> None:
     """Check that a job's model is not split into stages.
 
     Args:
         config: the resolved config.
         command: what cannot be done then.
         reason: why, in words.
+        remedy: what the user may do besides leaving stages out.
 
     Raises:
         ConfigError: If it is.
@@ -34,6 +37,6 @@ def check_not_split(config: Config, command: str, reason: str) -> None:
     if config.stages > 1:
         raise ConfigError(
             f"stages {config.stages}: {command} {reason}",
-            f"Leave stages out for {command}; metrics.jsonl has the speed of a training with stages.",
+            f"Leave stages out for {command}. {remedy}".strip(),
             everywhere=True,
         )

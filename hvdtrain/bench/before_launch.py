@@ -6,7 +6,7 @@ from hvdtrain.backends.adasum import check_adasum_workers
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
-from hvdtrain.stages import check_not_split
+from hvdtrain.stages import SPEED_OF_STAGES, check_not_split
 from hvdtrain.training_plan import batch_plan
 
 _TITLES = {"mpi": "MPI", "gloo": "Gloo"}
@@ -25,7 +25,8 @@ def check_before_launch(config: Config, counts: Iterable[int], controller: str |
         ConfigError: If a worker would have no samples, or Horovod cannot do what the config asks for with
             that number of workers or that controller.
     """
-    check_not_split(config, "bench", "measures what a worker computes by itself, and no stage trains alone")
+    reason = "measures what a worker computes by itself, and no stage trains alone"
+    check_not_split(config, "bench", reason, SPEED_OF_STAGES)
     build = installed_build()
     title = None if controller is None else _TITLES[controller]
     if build is not None and controller is not None:

@@ -126,7 +126,11 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
     values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
     values["initial_parameters"] = "model"  # they are about to be replaced
-    values["parameter_groups"] = []  # options of training's optimizer
+    # training's optimizer and its options: one that keeps nothing
+    values |= {"optimizer": "sgd", "momentum": 0.0, "parameter_groups": []}
+    if _value(given, "stages") not in (None, 1):
+        # each worker makes the parameters of its stage alone
+        values |= {"stage_balance": "memory", "initial_parameters": "portable"}
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]

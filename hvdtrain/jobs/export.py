@@ -38,6 +38,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.object_urls import shown
 from hvdtrain.regular_files import NotAFileError, check_link
 from hvdtrain.seeding import seeded_frameworks
+from hvdtrain.stages import check_not_split
 from hvdtrain.stores.fetched import run_place_of
 
 # how training computed is no part of a model that others serve
@@ -129,6 +130,7 @@ def export_checkpoint(
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
+        check_not_split(job.config, "export", "calls the whole model, which no worker has then")
         output = output or _default_output(found, job.config, format_name)
         _check_output(output, format_name, force)
         with started(job, signals, stays=from_python) as backend:

@@ -38,6 +38,7 @@ from hvdtrain.jobs.stream_plan import check_not_a_stream
 from hvdtrain.object_urls import shown
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
+from hvdtrain.stages import check_not_split
 from hvdtrain.user_errors import where_raised
 from hvdtrain.words import counted
 
@@ -140,6 +141,7 @@ def _started(
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, [_LAYER, *given]), task_class)
+        check_not_split(job.config, "predict", "calls the whole model, which no worker has then")
         if job.config.on_bad_sample == "skip":
             raise UsageError(
                 "on_bad_sample skip: predictions have a row for every sample",

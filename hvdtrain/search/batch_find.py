@@ -24,7 +24,7 @@ from hvdtrain.search.children import python_command
 from hvdtrain.search.job import check_synchronous
 from hvdtrain.search.memory import OUT_OF_MEMORY_CODE
 from hvdtrain.search.options import BatchOptions
-from hvdtrain.stages import check_not_split
+from hvdtrain.stages import SPEED_OF_STAGES, check_not_split
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # beside the measurement: to start, and to compile
 _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|signal 9|SIGKILL|\bKilled\b")
@@ -48,7 +48,8 @@ def run_batch_find(layers: list[Layer], options: BatchOptions, say: Callable[[st
     hosts = hosts if options.hosts else f"localhost:{workers}"
     _, config = settle(layers)  # what is wrong is said before workers are started
     check_synchronous(config, "batch-find")
-    check_not_split(config, "batch-find", "tries sizes with few workers, each of which has the whole model")
+    reason = "tries sizes with few workers, each of which has the whole model"
+    check_not_split(config, "batch-find", reason, SPEED_OF_STAGES)
     own, sizes = batch_size_of(config, workers), sizes_to_try(config, workers)
     limit = options.memory or free_bytes()
     here = max(host.slots for host in parse_host_list(hosts))

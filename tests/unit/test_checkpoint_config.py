@@ -56,6 +56,20 @@ def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
+def test_the_optimizer_is_one_that_keeps_nothing():
+    config = resolved(manifest(optimizer="adamw", momentum=0.8))
+    assert (config.optimizer, config.momentum) == ("sgd", 0.0)
+
+
+def test_in_stages_each_worker_makes_the_parameters_of_its_stage_alone():
+    of_training = {"stages": 2, "stage_cuts": [3], "stage_balance": "time", "initial_parameters": "portable"}
+    config = resolved(manifest(**of_training))
+    assert (config.stages, config.stage_cuts, config.initial_parameters) == (1, None, "model")
+    config = resolved(manifest(**of_training), Layer("options", {"stages": 2}))
+    assert (config.stages, config.stage_cuts) == (2, None)
+    assert (config.stage_balance, config.initial_parameters) == ("memory", "portable")
+
+
 def test_threads_and_processes_are_those_of_this_machine():
     config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000, device="gpu"))
     assert (config.read_workers, config.threads, config.read_threads, config.device) == (0, None, 2, "auto")
