@@ -24,6 +24,8 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 
 PortableState = dict[str, NDArray[Any]]
+# a portable state, or a part of one, that is only read: an array may be fetched when it is asked for
+StateArrays = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -314,6 +316,24 @@ class Backend(Protocol):
 
         Args:
             state: the state on rank 0; not looked at on other ranks.
+
+        Raises:
+            TaskError: On every worker, listing missing, unexpected and misshapen names.
+        """
+        ...
+
+    def weight_shapes(self) -> Shapes:
+        """Return the shapes of the whole model's arrays, by portable name. Collective if it is split."""
+        ...
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
+        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is.
+
+        Everything is checked before anything changes. A moving average starts from these weights.
+
+        Args:
+            weights: the model's part of a portable state on rank 0; not looked at on other ranks.
+            is_part: whether arrays of the model may be missing, which then stay as rank 0 has them.
 
         Raises:
             TaskError: On every worker, listing missing, unexpected and misshapen names.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.backends.portable.ema import share_of_new
 from hvdtrain.config import Config
@@ -238,7 +238,7 @@ def describe_local_steps(config: Config) -> str:
     )
 
 
-def has_outer(state: PortableState) -> bool:
+def has_outer(state: StateArrays) -> bool:
     """Return whether a portable state has the momentum of an outer optimizer."""
     return any(name.startswith(f"{OUTER_PREFIX}/") for name in state)
 

@@ -5,7 +5,6 @@ from hvdtrain.backends.base import Backend, PortableState, Shapes
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
-from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -27,24 +26,18 @@ def load_initial_weights(
     Raises:
         CheckpointError: If what is chosen does not fit the model.
     """
-    pending = backend.gather_state()
-    own = pending.read() if pending is not None else {}
-    expected, shapes = _shapes(own), _shapes(weights or {})
+    expected, shapes = backend.weight_shapes(), _shapes(weights or {})
+    text = remedy = ""
     if choice.is_all:
         remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
-        chosen = weights or {}
-        text = ""
     else:
         selection: Selection = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
-        initial = {name: own[name] for name in expected}
-        chosen = initial | {name: array for name, array in (weights or {}).items() if name in selection.names}
-        remedy, text = "", selection.text
-    of_optimizer = {name: array for name, array in own.items() if storage.is_of_optimizer(name)}
-    state = of_optimizer | chosen if pending is not None else None
+        weights = {name: array for name, array in (weights or {}).items() if name in selection.names}
+        text = selection.text
     try:
-        backend.scatter_state(state)
+        backend.scatter_weights(weights, is_part=not choice.is_all)
     except TaskError as error:
         raise CheckpointError(
             f"checkpoint {found.path}: {error.problem}",

@@ -1,6 +1,7 @@
 """Where a run starts from: nothing, the weights of a checkpoint, or a checkpoint to continue from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ def restore(
         choice = Choice(config.init_only, config.init_skip)
         return replace(point, weights=load_initial_weights(point.source, backend, state, choice))
     else:
-        _scatter(point.source, backend, state)
+        with _misfits_named(point.source):
+            backend.scatter_state(state)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         notes = run_on_rank_zero(workers, lambda: _quarantine_newer(newest))
         point = replace(point, notes=(*point.notes, *notes))
@@ -236,12 +238,8 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
     Raises:
         CheckpointError: If they do not fit the model.
     """
-    pending = backend.gather_state()
-    state = None
-    if pending is not None and weights is not None:
-        own = {name: value for name, value in pending.read().items() if storage.is_of_optimizer(name)}
-        state = own | weights
-    _scatter(found, backend, state)
+    with _misfits_named(found):
+        backend.scatter_weights(weights)
 
 
 def _folder(config: Config) -> Path:
@@ -255,10 +253,11 @@ def _read(found: Checkpoint, weights_only: bool = False) -> PortableState:
         raise CheckpointError(f"checkpoint {found.path} cannot be read: {corruption}") from None
 
 
-def _scatter(found: Checkpoint, backend: Backend, state: PortableState | None) -> None:
-    """Collective. Load a checkpoint's state into every worker."""
+@contextmanager
+def _misfits_named(found: Checkpoint) -> Iterator[None]:
+    """Return a context in which a checkpoint is loaded; the error of one that does not fit names it."""
     try:
-        backend.scatter_state(state)
+        yield
     except TaskError as error:
         raise CheckpointError(
             f"checkpoint {found.path}: {error.problem}",

@@ -775,6 +775,40 @@ def test_a_scattered_state_that_does_not_fit_is_refused_on_every_worker(started)
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
+@pytest.mark.parametrize("part", ["all", "bias"])
+def test_scattered_weights_leave_the_optimizer_as_it_is(started, part):
+    backend = build(started, Linear(), optimizer="adamw")
+    step(backend, global_batch(backend, SAMPLES))
+    before = state_of(backend)
+    shapes = backend.weight_shapes()
+    assert {name: value.shape for name, value in before.items() if name in shapes} == shapes
+    names = {"all": list(shapes), "bias": ["model/dense/bias"]}[part]
+    given = {name: before[name] + 1 for name in names}
+    backend.scatter_weights(given if backend.workers.rank == 0 else None, is_part=part != "all")
+    found = state_of(backend)
+    assert found.keys() == before.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, given.get(name, before[name]), err_msg=name)
+    check_replicas(backend)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"model/other": np.zeros(3)}, "unexpected"), ({"model/dense/bias": np.zeros(4)}, "misshapen")],
+)
+@pytest.mark.parametrize("is_part", [False, True])
+def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, change, said, is_part):
+    backend = build(started, Linear())
+    before = state_of(backend)
+    given = {name: before[name] + 1 for name in backend.weight_shapes()} | change
+    with pytest.raises(TaskError, match=f"{said}: {next(iter(change))}"):
+        backend.scatter_weights(given if backend.workers.rank == 0 else None, is_part)
+    with pytest.raises(TaskError, match="missing: model/dense/kernel"):
+        backend.scatter_weights({"model/dense/bias": given["model/dense/bias"]})
+    for name, value in state_of(backend).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
 @pytest.mark.local
 def test_checksums_tell_parameters_apart(started):
     backend = build(started, Linear())

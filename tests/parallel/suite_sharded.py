@@ -3,18 +3,22 @@
 Run inside a job, one process a worker, with HVDTRAIN_TEST_FRAMEWORK set; ``test_sharded.py`` does so.
 """
 
+import gc
 import os
 import threading
 
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.recording import MESSAGES
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
+from hvdtrain.host.memory import release_unused
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES = 12
@@ -76,19 +80,27 @@ class Net:
 class Large(Net):
     """A net of 50 MB."""
 
+    layers = LAYERS
+
     def torch_model(self):
         from torch import nn
 
-        return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+        return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(self.layers)])
 
     def tf_model(self):
         import keras
 
-        layers = [keras.layers.Dense(WIDTH) for _ in range(LAYERS)]
+        layers = [keras.layers.Dense(WIDTH) for _ in range(self.layers)]
         return keras.Sequential([keras.Input((WIDTH,)), *layers])
 
     def arrays(self):
         return RANDOM.randn(SAMPLES, WIDTH), RANDOM.randn(SAMPLES, WIDTH)
+
+
+class Larger(Large):
+    """A net of 200 MB."""
+
+    layers = 4 * LAYERS
 
 
 class Tiny(Net):
@@ -286,6 +298,26 @@ def test_rank_zero_holds_a_bucket_more_while_it_saves(started, tmp_path):
     if started.workers.rank == 0:
         assert sum(array.nbytes for array in state.values()) > 9 * BUCKET
         assert peak.bytes - before < 3 * BUCKET
+
+
+@SHARDED
+def test_loading_from_files_takes_a_few_buckets_more_on_any_worker(started, shard, tmp_path):
+    trained(started, shard, task=Larger(), steps=1)
+    state = gathered(started, tmp_path)
+    if started.workers.rank == 0:
+        of_model = {name: array for name, array in state.items() if name.startswith("model/")}
+        save_file(of_model, tmp_path / "model.safetensors")
+        of_optimizer = {name: array for name, array in state.items() if name not in of_model}
+        save_file(of_optimizer, tmp_path / "optimizer.safetensors")
+        state = Checkpoint(tmp_path, None).read()
+    gc.collect()
+    release_unused()
+    before = anonymous_bytes()
+    with Peak() as peak:
+        started.scatter_state(state)
+    release_unused()
+    assert peak.bytes - before < 8 * BUCKET
+    assert anonymous_bytes() - before < 2 * BUCKET
 
 
 class Peak:

@@ -52,5 +52,5 @@ def test_the_page_on_checkpoints(tmp_path):
 
 
 def test_the_page_on_larger_models(tmp_path):
-    assert len(hvdtrain_commands(ROOT / "docs" / "larger-models.md")) == 3
+    assert len(hvdtrain_commands(ROOT / "docs" / "larger-models.md")) == 4
     run_page("larger-models.md", tmp_path)

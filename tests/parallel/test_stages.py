@@ -206,6 +206,39 @@ def test_a_checkpoint_of_stages_is_evaluated_whole(framework, tmp_path):
     assert f"{evaluated(found)[-1]:.3f}" in result.stdout
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_checkpoint_is_evaluated_in_stages(framework, tmp_path):
+    """Each worker makes the parameters of its stage alone, and no optimizer's slots."""
+    expected = trained(framework, 1, 1, *task("Gpt"), *ALL)
+    words = ["evaluate", str(expected.folder), *task("Gpt"), "--set", "stages=2", "--output", "found.jsonl"]
+    result = command(4, MPI, framework, *words, cwd=tmp_path)
+    assert result.returncode == 0, result.output[-3000:]
+    found = json.loads((tmp_path / "found.jsonl").read_text())
+    assert (found["workers"], found["averaged_weights"]) == (4, True)
+    np.testing.assert_allclose(found["loss"], evaluated(expected)[-1], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_weights_or_a_part_of_them_start_a_run_with_stages(framework):
+    source = str(trained(framework, 1, 1, *task("Gpt"), *ALL).folder)
+    for choice in ([], ["--init-skip", "*kernel"]):
+        options = (*task("Gpt"), "--steps", "2", "--init", source, *choice)
+        found, expected = (trained(framework, *shape, *options) for shape in ((2, 2), (1, 1)))
+        assert difference(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("predict", ("--output", "found.npz")), ("export", ("--to", "safetensors", "--output", "found"))],
+)
+def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
+    source = str(trained("torch", 1, 1, *task("Gpt"), *ALL).folder)
+    words = ["python", "-m", "hvdtrain", name, source, *task("Gpt"), "--set", "stages=2", *options]
+    result = run([*launcher(2, "mpi"), *words], tmp_path)
+    assert result.returncode == 2, result.output[-3000:]
+    assert f"stages 2: {name} calls the whole model" in result.output
+
+
 @pytest.mark.parametrize(
     ("framework", "name", "options", "said"),
     [

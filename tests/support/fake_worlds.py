@@ -313,6 +313,12 @@ class ElasticNumpyBackend(NumpyBackend):
             self._load(state)
         self.broadcast_state(0)
 
+    def scatter_weights(self, weights, is_part=False):
+        self.workers.barrier()
+        if self.workers.rank == 0:
+            super().scatter_weights(weights, is_part)
+        self.broadcast_state(0)
+
     def broadcast_state(self, root):
         self._before("broadcast_state")
         self._load(self.workers.broadcast_object(self._state() if self.workers.rank == root else None, root))

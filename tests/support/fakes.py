@@ -194,6 +194,14 @@ class FakeBackend:
         run_on_rank_zero(self.workers, lambda: self._load(state))
         self.broadcast_state(0)
 
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self.state.items() if name.startswith("model/")}
+
+    def scatter_weights(self, weights, is_part=False) -> None:
+        own = {name: a for name, a in self.state.items() if is_part or not name.startswith("model/")}
+        run_on_rank_zero(self.workers, lambda: self._load({**own, **weights}))
+        self.broadcast_state(0)
+
     def _load(self, state) -> None:
         shapes = [{name: array.shape for name, array in one.items()} for one in (self.state, state)]
         if shapes[0] != shapes[1]:

@@ -23,6 +23,7 @@ from hvdtrain.backends.base import (
     PendingMetrics,
     PendingState,
     PortableState,
+    Shapes,
 )
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.step_metrics import FINDINGS, StepMetrics
@@ -156,6 +157,13 @@ class NumpyBackend:
     def scatter_state(self, state: PortableState | None) -> None:
         assert state is not None  # this is rank 0
         self._load(state)
+
+    def weight_shapes(self) -> Shapes:
+        return {name: array.shape for name, array in self._state().items() if name.startswith("model/")}
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
+        assert weights is not None  # this is rank 0
+        self._load({**self._state(), **weights})
 
     def broadcast_state(self, root: int) -> None:
         pass

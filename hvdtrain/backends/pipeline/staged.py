@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState
+from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState, Shapes
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
@@ -99,6 +99,14 @@ class StateOfStage(Protocol):
         """Collective. Check rank 0's whole state, and load this worker's part of it."""
         ...
 
+    def weight_shapes(self) -> Shapes:
+        """Return the shapes of the arrays of this worker's part of the model."""
+        ...
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool) -> None:
+        """Collective. Check rank 0's weights, and load this worker's part of them."""
+        ...
+
 
 class Staged:
     """The part of a backend that is the same in both frameworks; it stands before the framework's backend.
@@ -154,6 +162,18 @@ class Staged:
         rest, _ = split_state(state or {})
         own: StateOfStage = self._state
         own.scatter(rest)
+        self.broadcast_state(0)
+
+    def weight_shapes(self) -> Shapes:
+        """Collective. Return the shapes of the whole model's arrays, by portable name."""
+        own: StateOfStage = self._state
+        of_ranks = self.workers.allgather_object(dict(own.weight_shapes()))
+        return {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
+        """Collective. Load this worker's part of rank 0's weights; its optimizer stays as it is."""
+        own: StateOfStage = self._state
+        own.scatter_weights(weights, is_part)
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:

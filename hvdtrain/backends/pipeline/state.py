@@ -1,6 +1,6 @@
 """The state of a split model as one portable state: gathered on rank 0, and given out again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.base import PortableState, Shapes
+from hvdtrain.backends.base import PortableState, Shapes, StateArrays
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Bytes, Messenger
 from hvdtrain.backends.portable.names import check_state
@@ -72,10 +72,10 @@ def gather_arrays(
     if layout.rank:
         for name, array in arrays:
             _send(messenger, name, array)
-        messenger.send_bytes(_length_of(None), 0)
+        _send_end(messenger, 0)
         return None
     for rank in layout.ranks_of_replica()[1:]:
-        while (found := _receive_head(messenger, rank)) is not None:
+        while (found := _receive_words(messenger, rank)) is not None:
             name, dtype, shape = found
             try:
                 array = spool.empty(shape, dtype)
@@ -86,23 +86,64 @@ def gather_arrays(
     return ReadyState(None if error else state, error)
 
 
+class AskedState(Mapping[str, NDArray[Any]]):
+    """A part of rank 0's state, which another worker gets array by array when it asks for one.
+
+    So it needs memory for one array beside what it loads them into.
+
+    Args:
+        names: the portable names of the part.
+        messenger: what passes messages between workers.
+    """
+
+    def __init__(self, names: Iterable[str], messenger: Messenger) -> None:
+        self._names = dict.fromkeys(names)
+        self._messenger = messenger
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        _send_words(self._messenger, name, 0)
+        _, dtype, shape = _receive_words(self._messenger, 0)
+        array = np.empty(shape, dtype)
+        self._messenger.receive_into(_bytes_of(array), 0)
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def end(self) -> None:
+        """Let rank 0 know that this worker asks for nothing more."""
+        _send_end(self._messenger, 0)
+
+
 def scatter_arrays(
     state: PortableState | None,
     expected: Shapes,
     more: Iterable[str],
     own_names: Mapping[str, str],
     *,
+    load: Callable[[StateArrays], None],
+    is_part: bool,
     framework: str,
     workers: Workers,
     messenger: Messenger,
-) -> PortableState:
-    """Collective. Check rank 0's whole state, and return this worker's part of it.
+) -> None:
+    """Collective. Check rank 0's whole state, and let every worker load its part of it.
 
     Args:
         state: the state on rank 0; not looked at on other ranks.
         expected: the shapes of this worker's arrays, by portable name.
         more: names of arrays that this worker takes if the state has them.
         own_names: portable names to the model's own where ``state_names`` makes them differ.
+        load: loads this worker's part.
+        is_part: whether ``expected`` are as ``more``: arrays that the state may have.
         framework: "torch" or "tf".
         workers: the job's workers.
         messenger: what passes messages between workers.
@@ -110,30 +151,31 @@ def scatter_arrays(
     Raises:
         TaskError: On every worker, listing missing, unexpected and misshapen names.
     """
-    wanted = workers.allgather_object((dict(expected), list(more), dict(own_names)))
+    of_ranks = workers.allgather_object((dict(expected), list(more), dict(own_names)))
 
-    def check() -> None:
-        shapes = {name: tuple(shape) for of_rank, *_ in wanted for name, shape in of_rank.items()}
-        names = {name: own for *_, of_rank in wanted for name, own in of_rank.items()}
-        check_state(shapes, state or {}, framework, names)
+    def check() -> list[str]:
+        found = state or {}
+        shapes = {name: tuple(shape) for wanted, *_ in of_ranks for name, shape in wanted.items()}
+        if is_part:
+            shapes = {name: shape for name, shape in shapes.items() if name in found}
+        names = {name: own for *_, owns in of_ranks for name, own in owns.items()}
+        check_state(shapes, found, framework, names)
+        return list(found)
 
-    run_on_rank_zero(workers, check)
+    there = set(run_on_rank_zero(workers, check))
+    names = [name for name in (*expected, *more) if name in there]
     if workers.rank:
-        part: PortableState = {}
-        while (found := _receive_head(messenger, 0)) is not None:
-            name, dtype, shape = found
-            array = np.empty(shape, dtype)
-            messenger.receive_into(_bytes_of(array), 0)
-            part[name] = array
-        return part
+        part = AskedState(names, messenger)
+        try:
+            load(part)
+        finally:
+            part.end()
+        return
     assert state is not None
-    for rank, (shapes, others, _) in enumerate(wanted[1:], 1):
-        for name in (*shapes, *others):
-            if name in state:
-                _send(messenger, name, state[name], rank)
-        messenger.send_bytes(_length_of(None), rank)
-    names = {*wanted[0][0], *wanted[0][1]}
-    return {name: array for name, array in state.items() if name in names}
+    for rank in range(1, workers.size):
+        while (name := _receive_words(messenger, rank)) is not None:
+            _send(messenger, name, state[name], rank)
+    load({name: state[name] for name in names})
 
 
 def check_one_owner(owners: Mapping[str, list[int]]) -> None:
@@ -156,22 +198,30 @@ def check_one_owner(owners: Mapping[str, list[int]]) -> None:
 
 
 def _send(messenger: Messenger, name: str, array: NDArray[Any], to: int = 0) -> None:
-    text = np.frombuffer(wire.encode((name, array.dtype.str, tuple(array.shape))), np.uint8)
-    messenger.send_bytes(_length_of(text), to)
-    messenger.send_bytes(text, to)
+    _send_words(messenger, (name, array.dtype.str, tuple(array.shape)), to)
     messenger.send_bytes(_bytes_of(np.ascontiguousarray(array)), to)
 
 
-def _receive_head(messenger: Messenger, source: int) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return name, type and shape of the next array; None if there is none."""
+def _send_words(messenger: Messenger, words: Any, to: int) -> None:
+    """Send something that travels: a name, or name, type and shape of the array that follows."""
+    text = np.frombuffer(wire.encode(words), np.uint8)
+    messenger.send_bytes(_length_of(text), to)
+    messenger.send_bytes(text, to)
+
+
+def _send_end(messenger: Messenger, to: int) -> None:
+    messenger.send_bytes(_length_of(None), to)
+
+
+def _receive_words(messenger: Messenger, source: int) -> Any:
+    """Return what ``_send_words`` has sent; None at the end."""
     length = np.empty(8, np.uint8)
     messenger.receive_into(length, source)
     if not (size := int(length.view(np.int64)[0])):
         return None
     text = np.empty(size, np.uint8)
     messenger.receive_into(text, source)
-    name, dtype, shape = wire.decode(text.tobytes(), f"rank {source}")
-    return name, dtype, shape
+    return wire.decode(text.tobytes(), f"rank {source}")
 
 
 def _length_of(text: Bytes | None) -> Bytes:

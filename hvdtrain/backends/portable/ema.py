@@ -1,6 +1,6 @@
 """The moving average of the weights: its decay at each step, and its place in the portable state."""
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.names import is_private
 
 PREFIX = "ema"
@@ -26,7 +26,7 @@ def share_of_new(step: int, decay: float) -> float:
     return 1 - min(decay, (1 + step) / (10 + step))
 
 
-def has_ema(state: PortableState) -> bool:
+def has_ema(state: StateArrays) -> bool:
     """Return whether a portable state has a moving average of the weights."""
     return any(_is_ema(name) for name in state)
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hvdtrain.backends.base import PortableState, Shapes
+from hvdtrain.backends.base import Shapes, StateArrays
 from hvdtrain.errors import TaskError
 
 # First parts of names that only one framework reads: what it needs to continue bit by bit although
@@ -130,7 +130,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
 
 
 def check_state(
-    expected: Shapes, found: PortableState, framework: str, own_names: Mapping[str, str] | None = None
+    expected: Shapes, found: StateArrays, framework: str, own_names: Mapping[str, str] | None = None
 ) -> None:
     """Check that a portable state fits.
 

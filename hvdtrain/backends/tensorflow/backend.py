@@ -35,6 +35,7 @@ from hvdtrain.backends.base import (
     OwnRates,
     PendingState,
     PortableState,
+    Shapes,
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
@@ -390,6 +391,15 @@ class TensorFlowBackend:
         run_on_rank_zero(self.workers, lambda: self._load(state or {}))
         self.broadcast_state(0)
         self._state.distribute(state)
+
+    def weight_shapes(self) -> Shapes:
+        """Return the shapes of the model's arrays, by portable name. Local: no collective."""
+        return self._state.weight_shapes()
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
+        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
+        run_on_rank_zero(self.workers, lambda: self._state.load_weights(weights or {}, is_part))
+        self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""

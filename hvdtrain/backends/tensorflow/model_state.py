@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.names import Renaming, check_unique
 from hvdtrain.backends.tensorflow.layouts import children, portable_shape, role
 
@@ -50,7 +50,7 @@ class Field:
         """Copy the variable into a portable array."""
         return _laid_out(_copied(self.variable), self.shape)
 
-    def write(self, state: PortableState) -> None:
+    def write(self, state: StateArrays) -> None:
         """Copy the state's array of this name into the variable."""
         self.variable.assign(np.reshape(state[self.name], tuple(self.variable.shape)))
 

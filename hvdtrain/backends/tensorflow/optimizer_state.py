@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
@@ -71,7 +71,7 @@ class TrainingState:
             [*self.model.fields, *self.ema.fields, *self._outer_fields, *self._slots], state
         )
 
-    def load(self, state: PortableState) -> None:
+    def load(self, state: StateArrays) -> None:
         """Load portable state, having checked all of it.
 
         A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
@@ -84,8 +84,7 @@ class TrainingState:
         fields = [*self.model.fields, *self._slots, *ema_fields, *outer_fields]
         shapes = {field.name: field.shape for field in fields}
         shapes |= dict.fromkeys(self._steps, ())
-        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-        check_state(shapes, state, "tf", own_names)
+        self.check_fits(shapes, state)
         for field in fields:
             field.write(state)
         if not ema_fields:
@@ -94,6 +93,40 @@ class TrainingState:
             self._local.restart()
         for name, count in self._steps.items():
             count.assign(int(state[name]))
+
+    def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
+        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
+
+        A moving average and local steps start anew from it.
+
+        Args:
+            weights: the arrays.
+            is_part: whether arrays may be missing, which then stay as they are.
+
+        Raises:
+            TaskError: If it does not fit.
+        """
+        fields = [field for field in self.model.fields if not is_part or field.name in weights]
+        self.check_fits({field.name: field.shape for field in fields}, weights)
+        for field in fields:
+            field.write(weights)
+        self._restart()
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check that a state has the arrays of these names and shapes.
+
+        Raises:
+            TaskError: If it does not.
+        """
+        check_state(shapes, state, "tf", self.own_names())
+
+    def own_names(self) -> dict[str, str]:
+        """Return portable names of the model's arrays to its own names."""
+        return {field.name: f"model/{field.own}" for field in self.model.fields}
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the model's arrays, by portable name."""
+        return {field.name: field.shape for field in self.model.fields}
 
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all arrays, by portable name.
@@ -115,9 +148,7 @@ class TrainingState:
         """Draw the model's initial values by name, one array after the other."""
         for field in self.model.fields:
             field.write(with_initial_values({field.name: field.read()}, seed))
-        self.ema.restart()
-        if self._local is not None:
-            self._local.restart()
+        self._restart()
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
         """Collective. Copy everything off the device, for rank 0 to read in another thread.
@@ -131,6 +162,12 @@ class TrainingState:
 
     def distribute(self, state: PortableState | None) -> None:
         """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
+
+    def _restart(self) -> None:
+        """Start the moving average and the local steps from the weights."""
+        self.ema.restart()
+        if self._local is not None:
+            self._local.restart()
 
     @property
     def _outer_fields(self) -> list[Field]:

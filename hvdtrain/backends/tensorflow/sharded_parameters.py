@@ -205,7 +205,8 @@ class ShardedParameters:
             flat = hvd.broadcast(tf.constant(given), 0, name=f"hvdtrain.{name}.{bucket.number}")
             begin = self.workers.rank * bucket.layout.part
             for segment in bucket.segments:
-                take(segment, segment.in_part(flat[begin : begin + bucket.layout.part]))
+                # a copy: a variable that is assigned a slice keeps what this is a slice of
+                take(segment, segment.in_part(flat[begin : begin + bucket.layout.part]).numpy())
 
 
 def _joined(pieces: Sequence[tuple[int, Tensor]], length: int, dtype: Any) -> Tensor:
@@ -223,9 +224,11 @@ def _joined(pieces: Sequence[tuple[int, Tensor]], length: int, dtype: Any) -> Te
 
 
 def _own_segment(field: Field, begin: int, end: int, offset: int) -> OwnSegment:
-    values = tf.reshape(native(field.variable), [-1])[begin:end]
+    values = tf.reshape(native(field.variable), [-1])[begin:end].numpy()
     name = f"{field.path.replace('/', '_')}_{begin}"
-    return OwnSegment(field, keras.Variable(values, dtype=values.dtype.name, name=name), begin, end, offset)
+    return OwnSegment(
+        field, keras.Variable(values, dtype=field.variable.dtype, name=name), begin, end, offset
+    )
 
 
 def _check_unconstrained(field: Field) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.named_optimizers import MAIN
 from hvdtrain.backends.portable.ema import PREFIX, has_ema
-from hvdtrain.backends.portable.names import check_state, check_unique
+from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
@@ -65,19 +65,18 @@ class ShardedState(TrainingState):
         if ema.is_kept:
             self._sharded.append(_Slot(PREFIX, True, ema.of))
 
-    def load(self, state: PortableState) -> None:
+    def load(self, state: StateArrays) -> None:
         """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.
 
         Raises:
             TaskError: If the state does not fit.
         """
-        shapes = {field.name: field.shape for field in self.model.fields}
+        shapes = self.weight_shapes()
         for slot in self._sharded:
             if not slot.is_ema or has_ema(state):
                 shapes |= {field.name: field.shape for field in self._fields(slot)}
         shapes |= dict.fromkeys(self._steps, ())
-        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-        check_state(shapes, state, "tf", own_names)
+        self.check_fits(shapes, state)
         for field in self.model.fields:
             field.write(state)
         self.ema.restart()

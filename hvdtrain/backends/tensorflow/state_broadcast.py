@@ -14,7 +14,7 @@ from hvdtrain.backends.tensorflow.functions import native
 Variable = Any
 Bytes = NDArray[np.uint8]
 
-MESSAGE_BYTES = 64 << 20
+MESSAGE_BYTES = 16 << 20  # of which a worker has up to four copies at a time
 
 _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.parameter_groups import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
 from hvdtrain.backends.torch.layouts import SAME, Layout, Rule, left_out, rules
@@ -102,13 +102,13 @@ class Field:
         """Copy the tensors into a portable array."""
         return np.array(next(self.arrays(self.tensors))[1])
 
-    def write(self, state: PortableState) -> None:
+    def write(self, state: StateArrays) -> None:
         """Copy the state's array of this name into the tensors."""
         values = self._own_values(state) or self.layout.from_portable(state[self.name])
         for view, value in zip(self.views(self.tensors), values, strict=True):
             view.copy_(torch.from_numpy(np.array(value, order="C")))
 
-    def _own_values(self, state: PortableState) -> list[Array] | None:
+    def _own_values(self, state: StateArrays) -> list[Array] | None:
         """Return the tensors' values as saved, where the array still follows from them."""
         own = [state.get(name) for name in self.private_names]
         shapes = [tuple(view.shape) for view in self.views(self.tensors)]

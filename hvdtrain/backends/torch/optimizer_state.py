@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
@@ -114,7 +114,7 @@ class TrainingState:
         check_unique((field.name, field.name) for field in slots)
         return TorchSnapshot([*self.model.fields, *self.ema.fields, *self._outer_fields, *slots], state)
 
-    def load(self, state: PortableState) -> None:
+    def load(self, state: StateArrays) -> None:
         """Load portable state, having checked all of it.
 
         A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
@@ -134,11 +134,10 @@ class TrainingState:
                 if part.starts_empty and is_saved and not part.has_slots():
                     made.append(part)
                     part.make_slots()
-            own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
             shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields, *outer_fields]}
             for part in self._parts:
                 shapes |= part.shapes() if part not in emptied else {}
-            check_state(shapes, state, "torch", own_names)
+            self.check_fits(shapes, state)
         except TaskError:
             for part in made:
                 part.clear()
@@ -154,6 +153,40 @@ class TrainingState:
             self._local.restart()
         for part in self._parts:
             part.write_numbers(state)
+
+    def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
+        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
+
+        A moving average and local steps start anew from it.
+
+        Args:
+            weights: the arrays.
+            is_part: whether arrays may be missing, which then stay as they are.
+
+        Raises:
+            TaskError: If it does not fit.
+        """
+        fields = [field for field in self.model.fields if not is_part or field.name in weights]
+        self.check_fits({field.name: field.shape for field in fields}, weights)
+        for field in fields:
+            field.write(weights)
+        self._restart()
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check that a state has the arrays of these names and shapes.
+
+        Raises:
+            TaskError: If it does not.
+        """
+        check_state(shapes, state, "torch", self.own_names())
+
+    def own_names(self) -> dict[str, str]:
+        """Return portable names of the model's arrays to its own names."""
+        return {field.name: f"model/{field.own}" for field in self.model.fields}
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the model's arrays, by portable name."""
+        return {field.name: field.shape for field in self.model.fields}
 
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all arrays, by portable name, if no optimizer starts empty.
@@ -191,9 +224,7 @@ class TrainingState:
         """Draw the model's initial values by name, one array after the other."""
         for field in self.model.fields:
             field.write(with_initial_values({field.name: field.read()}, seed))
-        self.ema.restart()
-        if self._local is not None:
-            self._local.restart()
+        self._restart()
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
         """Collective. Copy everything off the device, for rank 0 to read in another thread.
@@ -233,6 +264,12 @@ class TrainingState:
         """Return whether each optimizer keeps anything yet."""
         return [part.has_slots() for part in self._parts]
 
+    def _restart(self) -> None:
+        """Start the moving average and the local steps from the weights."""
+        self.ema.restart()
+        if self._local is not None:
+            self._local.restart()
+
     @property
     def _outer_fields(self) -> list[Field]:
         return [] if self._local is None else self._local.fields
@@ -266,7 +303,7 @@ class _OptimizerState:
         self._step = f"{self._prefix}step"
         self.starts_empty = not self.has_slots()
 
-    def is_in(self, state: PortableState) -> bool:
+    def is_in(self, state: StateArrays) -> bool:
         """Return whether a state has anything of this optimizer."""
         return any(name.startswith(self._prefix) for name in state)
 
@@ -296,12 +333,14 @@ class _OptimizerState:
             state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
         return state
 
-    def write_numbers(self, state: PortableState) -> None:
+    def write_numbers(self, state: StateArrays) -> None:
         """Set what ``values`` returns."""
         for number in self._numbers():
             number.write(state[number.name].item())
-        for count in self._step_counts():
-            count.write(state.get(count.name, state[self._step]).item())
+        counts = self._step_counts()
+        last = state[self._step].item() if counts else 0
+        for count in counts:
+            count.write(state[count.name].item() if count.name in state else last)
 
     def count_names(self) -> list[str]:
         """Return the names of counts of steps that differ from the others."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.named_optimizers import MAIN
 from hvdtrain.backends.portable.ema import PREFIX, has_ema
-from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
+from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.local_steps import LocalSteps
@@ -75,20 +75,19 @@ class ShardedState(TrainingState):
             self._slots.append(_Slot(PREFIX, True, lambda segment: ema.of_segment[id(segment)]))
         self._entries = [entry for entry in model.entries if entry.trainable]
 
-    def load(self, state: PortableState) -> None:
+    def load(self, state: StateArrays) -> None:
         """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.
 
         Raises:
             TaskError: If the state does not fit.
         """
-        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-        shapes = {field.name: field.shape for field in self.model.fields}
+        shapes = self.weight_shapes()
         for slot in self._slots:
             if not slot.is_ema or has_ema(state):
                 shapes |= {field.name: field.shape for field in self._fields(slot)}
         if self._counts_steps:
             shapes[_STEP] = ()
-        check_state(shapes, state, "torch", own_names)
+        self.check_fits(shapes, state)
         for field in self.model.fields:
             field.write(state)
         self.ema.restart()

@@ -1,6 +1,6 @@
 """The state of one stage of a split model in PyTorch, gathered into a whole and given out again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PendingState, PortableState
+from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
 from hvdtrain.backends.pipeline.groups import StageGroups, group_of
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Messenger
@@ -65,17 +65,38 @@ class StagedState(TrainingState):
             TaskError: On every worker, if it does not fit.
         """
         with_ema = self._workers.broadcast_object(has_ema(state or {}))
-        own_names = {field.name: f"model/{field.own}" for field in self.model.fields}
-        part = scatter_arrays(
+        self._scatter(state, self.shapes(with_ema), self.load)
+
+    def scatter_weights(self, weights: PortableState | None, is_part: bool) -> None:
+        """Collective. Check rank 0's weights, which may be a part, and load this worker's part of them.
+
+        Raises:
+            TaskError: On every worker, if they do not fit.
+        """
+        shapes = self.weight_shapes()
+        self._scatter(weights, shapes, lambda found: self.load_weights(found, is_part), is_part)
+
+    def _scatter(
+        self,
+        state: PortableState | None,
+        shapes: Shapes,
+        load: Callable[[StateArrays], None],
+        is_part: bool = False,
+    ) -> None:
+        scatter_arrays(
             state,
-            self.shapes(with_ema),
+            shapes,
             self.private_names(),
-            own_names,
+            self.own_names(),
+            load=load,
+            is_part=is_part,
             framework="torch",
             workers=self._workers,
             messenger=self._messenger,
         )
-        self.load(part)
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Do nothing: rank 0 has checked the whole state."""
 
     def broadcast(self, optimizer: torch.optim.Optimizer) -> None:
         """Collective. Copy what the first of those workers has that have the same to the others.
