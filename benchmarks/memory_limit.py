@@ -3,12 +3,13 @@
     python benchmarks/memory_limit.py
     python benchmarks/memory_limit.py --frameworks torch --limits 2400 2000
 
-Each job trains the same GPT with AdamW, one thread per worker, and saves a checkpoint at its end. A limit is
-one of a cgroup for each worker (version 1 or 2; needs root): what no file backs must fit into it, or the
-kernel ends the worker. Figures of memory are what no file backs (RssAnon). The state is that of rank 0 after
-a step, when the C library has given back what it keeps of freed memory, less that of a job with hardly any
-parameters; sums of gradients are not there between steps with `--shard gradients`. Peaks are looked for every
-5 ms, without and with the save. P is the size of the parameters.
+Each job trains the same GPT with AdamW, one thread per worker, and saves a checkpoint at its end; then
+another one resumes it, trains as many steps more and saves. A limit is one of a cgroup for each worker
+(version 1 or 2; needs root): what no file backs must fit into it, or the kernel ends the worker. Figures of
+memory are what no file backs (RssAnon). The state is that of rank 0 after a step, when the C library has
+given back what it keeps of freed memory, less that of a job with hardly any parameters; sums of gradients
+are not there between steps with `--shard gradients`. Peaks are looked for every 5 ms, without and with the
+save. P is the size of the parameters.
 """
 
 import argparse
@@ -111,30 +112,40 @@ def train(framework, job, limit, folder, options) -> dict[str, int]:
         quiet=True,
         callbacks=[watch],
         run_dir=f"{folder}/run",
+        resume="auto",
     )
     figures = {"state": watch.after_step, "training": watch.in_training, "peak": peak.bytes}
     Path(folder, f"{name}.json").write_text(json.dumps(figures))
     return figures
 
 
-def launched(framework, job, limit, channels, args) -> tuple[dict[str, int], list[int]]:
-    """Run a job; return what rank 0 took and the peaks of all workers, in bytes.
+def launched(framework, job, limit, channels, args) -> tuple[dict[str, int], list[int], list[int]]:
+    """Run a job and one that resumes it; return what rank 0 took and the peaks of all workers, in bytes.
+
+    The peaks are those of both jobs, one after the other.
 
     Raises:
-        HvdtrainError: If it ended, with whether it had trained as its remedy.
+        HvdtrainError: If one ended, with what it could not do as its remedy.
     """
     options = {"model": "gpt", "layers": args.layers, "heads": 8, "context": 32, "vocabulary": 65}
-    options |= {"channels": channels, "samples": 64, "eval_samples": 0, "steps": args.steps}
+    options |= {"channels": channels, "samples": 64, "eval_samples": 0}
     with tempfile.TemporaryDirectory() as folder:
-        words = (framework, job, limit, folder, options)
+        found, peaks = [], []
         try:
-            found = hvdtrain.launch(train, np=job[0], args=words, controller=args.controller)
-            peaks = [json.loads(path.read_text())["peak"] for path in Path(folder).glob("hvdtrain-*.json")]
-            return found, sorted(peaks)
+            for steps in (args.steps, 2 * args.steps):
+                words = (framework, job, limit, folder, {**options, "steps": steps})
+                found.append(hvdtrain.launch(train, np=job[0], args=words, controller=args.controller))
+                files = list(Path(folder).glob("hvdtrain-*.json"))
+                peaks.append(sorted(json.loads(path.read_text())["peak"] for path in files))
+                for path in files:
+                    path.unlink()
+            return found[0], *peaks
         except HvdtrainError as error:
             metrics = Path(folder, "run", "metrics.jsonl")
             steps = metrics.read_text().count('"loss"') if metrics.exists() else 0
             error.remedy = "no memory to save" if steps >= args.steps else f"no memory after {steps} steps"
+            if found:
+                error.remedy = "trains and saves, no memory to resume"
             raise
         finally:
             for path in Path(folder).glob("hvdtrain-*"):
@@ -148,19 +159,19 @@ def run(framework: str, job: tuple[int, str, int], limit: int, args: argparse.Na
     parameters = 48 * args.layers * args.channels**2
     cells = [framework, *map(str, job), f"{limit:,}" if limit else "none"]
     try:
-        found, peaks = launched(framework, job, limit, args.channels, args)
+        found, *peaks = launched(framework, job, limit, args.channels, args)
     except HvdtrainError as error:
-        return " | ".join([*cells, str(error.remedy), "", "", "", ""])
-    cells.append("trains and saves")
+        return " | ".join([*cells, str(error.remedy), "", "", "", "", ""])
+    cells.append("trains, saves and resumes")
     if limit:
         cells += ["", ""]
     else:
-        least, _ = launched(framework, job, 0, 8, args)
+        least, *_ = launched(framework, job, 0, 8, args)
         state, expected = (found["state"] - least["state"]) / parameters, JOBS[job]
         cells.append(f"{state:.2f}")
         cells.append("" if expected is None else f"{expected:.2f} ({state / expected - 1:+.0%})")
     cells.append(f"{found['training'] >> 20:,}")
-    cells.append(", ".join(f"{peak >> 20:,}" for peak in peaks))
+    cells += [", ".join(f"{peak >> 20:,}" for peak in of_job) for of_job in peaks]
     return " | ".join(cells)
 
 
@@ -177,7 +188,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     args = parser.parse_args()
     heads = ["framework", "workers", "--shard", "--stages", "limit, MiB", "ending", "state, P", "formula"]
-    heads += ["rank 0 in training, MiB", "with the save, each worker, MiB"]
+    heads += ["rank 0 in training, MiB", "with the save, each worker, MiB", "resumed, each worker, MiB"]
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     for framework in args.frameworks:
         for limit in args.limits:
