@@ -86,7 +86,7 @@ test-cluster: $(DONE)
 	python tests/background.py $(IMAGE) -- $(MAKE) --keep-going test-hosts test-measured
 
 # two files at a time, since most tests wait for a host that is broken; in order, as those that need the image
-# come last; then what measures speed, by itself
+# come last; then, by itself, what measures speed or has far more workers than cores
 test-hosts: $(DONE)
 	$(PYTEST) tests/cluster -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -72,7 +72,9 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
     config.addinivalue_line("markers", "full: too long for `make test`; .ci/run runs it")
-    config.addinivalue_line("markers", "alone: measures speed, so that no other test may run beside it")
+    config.addinivalue_line(
+        "markers", "alone: no other test may run beside it: it measures speed, or fills all cores"
+    )
     config.addinivalue_line("markers", "local: a test of a suite whose result depends on no other worker")
     config.addinivalue_line("markers", "pool(framework, controller, workers): which pool a test needs")
 

@@ -87,6 +87,7 @@ def went_on(said: str, ended: tuple) -> None:
     assert ended == ("completed", "torch", 3)
 
 
+@pytest.mark.alone
 def test_the_command_of_the_readmes_for_several_hosts(cluster, tmp_path):
     documented = [
         [words for words in commands(ROOT / name) if "host1:8,host2:8" in words]
