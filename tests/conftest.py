@@ -73,7 +73,7 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
     config.addinivalue_line("markers", "full: too long for `make test`; .ci/run runs it")
     config.addinivalue_line(
-        "markers", "alone: no other test may run beside it: it measures speed, or fills all cores"
+        "markers", "alone: measures speed or fills all cores; no other test may run beside it"
     )
     config.addinivalue_line("markers", "local: a test of a suite whose result depends on no other worker")
     config.addinivalue_line("markers", "pool(framework, controller, workers): which pool a test needs")
