@@ -95,8 +95,8 @@ def test_the_command_of_the_readmes_for_several_hosts(cluster, tmp_path):
     ]
     assert documented[0] == documented[1]
     (words,) = documented[0]
-    # over Gloo: 16 workers of MPI on two cores yield while they wait, and Linux 6.18 then lets other processes,
-    # such as sshd and their own, wait for minutes. Other tests run fewer workers on these hosts over MPI.
+    # over Gloo: 16 workers of MPI on two cores yield while they wait, and Linux 6.18 then lets others,
+    # such as sshd, wait for minutes. Other tests run fewer workers on these hosts over MPI.
     command = [words[0], "--gloo", *words[1:], "--steps", "2"]
     result = cluster.head.run(command, cwd=tmp_path, timeout=500)
     assert result.returncode == 0, result.output[-5000:]
