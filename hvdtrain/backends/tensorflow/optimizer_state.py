@@ -5,25 +5,24 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
-from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.backends.portable.names import check_state, check_unique
+from hvdtrain.backends.portable.names import check_unique
+from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.formulas import SGD
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, TensorFlowSnapshot
 
 
-class TrainingState:
+class TrainingState(CommonState):
     """Model and optimizers as portable state.
 
     Args:
@@ -35,6 +34,8 @@ class TrainingState:
     Raises:
         TaskError: If two of the optimizer's variables have one name.
     """
+
+    framework = "tf"
 
     def __init__(
         self,
@@ -94,40 +95,6 @@ class TrainingState:
         for name, count in self._steps.items():
             count.assign(int(state[name]))
 
-    def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
-        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
-
-        A moving average and local steps start anew from it.
-
-        Args:
-            weights: the arrays.
-            is_part: whether arrays may be missing, which then stay as they are.
-
-        Raises:
-            TaskError: If it does not fit.
-        """
-        fields = [field for field in self.model.fields if not is_part or field.name in weights]
-        self.check_fits({field.name: field.shape for field in fields}, weights)
-        for field in fields:
-            field.write(weights)
-        self._restart()
-
-    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
-        """Check that a state has the arrays of these names and shapes.
-
-        Raises:
-            TaskError: If it does not.
-        """
-        check_state(shapes, state, "tf", self.own_names())
-
-    def own_names(self) -> dict[str, str]:
-        """Return portable names of the model's arrays to its own names."""
-        return {field.name: f"model/{field.own}" for field in self.model.fields}
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the model's arrays, by portable name."""
-        return {field.name: field.shape for field in self.model.fields}
-
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all arrays, by portable name.
 
@@ -143,35 +110,6 @@ class TrainingState:
             yield name, np.asarray(count.numpy(), np.int64)
         for field in [*self.model.fields, *self.ema.fields, *self._slots]:
             yield field.name, field.read()
-
-    def load_initial(self, seed: int) -> None:
-        """Draw the model's initial values by name, one array after the other."""
-        for field in self.model.fields:
-            field.write(with_initial_values({field.name: field.read()}, seed))
-        self._restart()
-
-    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
-        """Collective. Copy everything off the device, for rank 0 to read in another thread.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-            folder: where the copy may lie in place of memory.
-            is_root: whether this is rank 0.
-        """
-        return self.snapshot(kept) if is_root else None
-
-    def distribute(self, state: PortableState | None) -> None:
-        """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
-
-    def _restart(self) -> None:
-        """Start the moving average and the local steps from the weights."""
-        self.ema.restart()
-        if self._local is not None:
-            self._local.restart()
-
-    @property
-    def _outer_fields(self) -> list[Field]:
-        return [] if self._local is None else self._local.fields
 
 
 def _slots(optimizer: Any, fields: list[Field], prefix: str) -> Iterator[Field]:

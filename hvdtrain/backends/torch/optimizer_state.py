@@ -7,7 +7,6 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -15,12 +14,12 @@ import numpy as np
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
+from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
-from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.backends.portable.names import PRIVATE, check_state, check_unique
+from hvdtrain.backends.portable.names import PRIVATE, check_unique
+from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.layouts import SAME
 from hvdtrain.backends.torch.local_steps import LocalSteps
@@ -62,7 +61,7 @@ class _Number:
             self.slots[self.key] = type(now)(value)
 
 
-class TrainingState:
+class TrainingState(CommonState):
     """Model and optimizers as portable state.
 
     Args:
@@ -71,6 +70,8 @@ class TrainingState:
         ema: the moving average of the weights; none if not given.
         local: the local steps; none if not given.
     """
+
+    framework = "torch"
 
     def __init__(
         self,
@@ -154,40 +155,6 @@ class TrainingState:
         for part in self._parts:
             part.write_numbers(state)
 
-    def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
-        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
-
-        A moving average and local steps start anew from it.
-
-        Args:
-            weights: the arrays.
-            is_part: whether arrays may be missing, which then stay as they are.
-
-        Raises:
-            TaskError: If it does not fit.
-        """
-        fields = [field for field in self.model.fields if not is_part or field.name in weights]
-        self.check_fits({field.name: field.shape for field in fields}, weights)
-        for field in fields:
-            field.write(weights)
-        self._restart()
-
-    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
-        """Check that a state has the arrays of these names and shapes.
-
-        Raises:
-            TaskError: If it does not.
-        """
-        check_state(shapes, state, "torch", self.own_names())
-
-    def own_names(self) -> dict[str, str]:
-        """Return portable names of the model's arrays to its own names."""
-        return {field.name: f"model/{field.own}" for field in self.model.fields}
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the model's arrays, by portable name."""
-        return {field.name: field.shape for field in self.model.fields}
-
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all arrays, by portable name, if no optimizer starts empty.
 
@@ -220,25 +187,6 @@ class TrainingState:
         for field in [*self.model.fields, *self.ema.fields, *slots]:
             yield from field.arrays(field.tensors)
 
-    def load_initial(self, seed: int) -> None:
-        """Draw the model's initial values by name, one array after the other."""
-        for field in self.model.fields:
-            field.write(with_initial_values({field.name: field.read()}, seed))
-        self._restart()
-
-    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
-        """Collective. Copy everything off the device, for rank 0 to read in another thread.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-            folder: where the copy may lie in place of memory.
-            is_root: whether this is rank 0.
-        """
-        return self.snapshot(kept) if is_root else None
-
-    def distribute(self, state: PortableState | None) -> None:
-        """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
-
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
         """Collective. Copy what the root's optimizers keep to every worker's."""
         # made here: Horovod makes missing slots by a step that moves parameters and options
@@ -263,16 +211,6 @@ class TrainingState:
     def has_slots(self) -> list[bool]:
         """Return whether each optimizer keeps anything yet."""
         return [part.has_slots() for part in self._parts]
-
-    def _restart(self) -> None:
-        """Start the moving average and the local steps from the weights."""
-        self.ema.restart()
-        if self._local is not None:
-            self._local.restart()
-
-    @property
-    def _outer_fields(self) -> list[Field]:
-        return [] if self._local is None else self._local.fields
 
     def make_slots(self) -> None:
         """Let the optimizers make their slots, by steps with zero gradients that change nothing else.

@@ -1,0 +1,94 @@
+"""What the states of whole jobs of both frameworks share: the model's part of a portable state."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
+from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.names import check_state
+
+
+class CommonState:
+    """Model and optimizers as portable state, as far as no framework has a part in it.
+
+    Attributes:
+        framework: "torch" or "tf".
+        model: the model's tensors.
+        ema: the moving average of the weights.
+    """
+
+    framework: ClassVar[str]
+    model: Any
+    ema: Any
+    _local: Any  # the local steps; None if there are none
+
+    def snapshot(self, kept: PortableState | None = None) -> PendingState:
+        """Copy everything off the device.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+        """
+        raise NotImplementedError
+
+    def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
+        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
+
+        A moving average and local steps start anew from it.
+
+        Args:
+            weights: the arrays.
+            is_part: whether arrays may be missing, which then stay as they are.
+
+        Raises:
+            TaskError: If it does not fit.
+        """
+        fields = [field for field in self.model.fields if not is_part or field.name in weights]
+        self.check_fits({field.name: field.shape for field in fields}, weights)
+        for field in fields:
+            field.write(weights)
+        self._restart()
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check that a state has the arrays of these names and shapes.
+
+        Raises:
+            TaskError: If it does not.
+        """
+        check_state(shapes, state, self.framework, self.own_names())
+
+    def own_names(self) -> dict[str, str]:
+        """Return portable names of the model's arrays to its own names."""
+        return {field.name: f"model/{field.own}" for field in self.model.fields}
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the model's arrays, by portable name."""
+        return {field.name: field.shape for field in self.model.fields}
+
+    def load_initial(self, seed: int) -> None:
+        """Draw the model's initial values by name, one array after the other."""
+        for field in self.model.fields:
+            field.write(with_initial_values({field.name: field.read()}, seed))
+        self._restart()
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy everything off the device, for rank 0 to read in another thread.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+            folder: where the copy may lie in place of memory.
+            is_root: whether this is rank 0.
+        """
+        return self.snapshot(kept) if is_root else None
+
+    def distribute(self, state: PortableState | None) -> None:
+        """Collective. Give every worker what ``load`` has not loaded: nothing, if each keeps all."""
+
+    def _restart(self) -> None:
+        """Start the moving average and the local steps from the weights."""
+        self.ema.restart()
+        if self._local is not None:
+            self._local.restart()
+
+    @property
+    def _outer_fields(self) -> list[Any]:
+        return [] if self._local is None else list(self._local.fields)
