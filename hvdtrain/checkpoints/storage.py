@@ -258,14 +258,13 @@ def _read_arrays(path: Path) -> PortableState:
         if kind not in _NUMPY_KINDS:
             raise CorruptCheckpoint(f"{path.name}: {name} has the type {kind}")
     content = np.asarray(np.memmap(path, np.uint8, "c"))
+    sizes = [math.prod(shape) * np.dtype(_NUMPY_KINDS[kind]).itemsize for _, kind, shape in kinds]
     arrays: PortableState = {}
-    end = len(content)
-    for name, kind, shape in reversed(kinds):
-        dtype = np.dtype(_NUMPY_KINDS[kind])
-        begin = end - math.prod(shape) * dtype.itemsize
-        arrays[name] = content[begin:end].view(dtype).reshape(shape)
-        end = begin
-    return dict(reversed(arrays.items()))
+    begin = len(content) - sum(sizes)
+    for (name, kind, shape), size in zip(kinds, sizes, strict=True):
+        arrays[name] = content[begin : begin + size].view(_NUMPY_KINDS[kind]).reshape(shape)
+        begin += size
+    return arrays
 
 
 def _write_synced(path: Path, content: bytes) -> None:

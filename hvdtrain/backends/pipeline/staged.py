@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
@@ -15,6 +15,7 @@ from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline
+from hvdtrain.backends.pipeline.staged_state import StateOfStage
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -86,26 +87,6 @@ class Blocks:
         """
         ends = [*firsts[1:], len(self.blocks)]
         return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
-
-
-class StateOfStage(Protocol):
-    """The state of one stage: a part of a portable state."""
-
-    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
-        """Collective. Copy the state of all stages to rank 0."""
-        ...
-
-    def scatter(self, state: PortableState | None) -> None:
-        """Collective. Check rank 0's whole state, and load this worker's part of it."""
-        ...
-
-    def weight_shapes(self) -> Shapes:
-        """Return the shapes of the arrays of this worker's part of the model."""
-        ...
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool) -> None:
-        """Collective. Check rank 0's weights, and load this worker's part of them."""
-        ...
 
 
 class Staged:

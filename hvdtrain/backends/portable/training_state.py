@@ -1,5 +1,6 @@
 """What the states of whole jobs of both frameworks share: the model's part of a portable state."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,30 @@ class CommonState:
             kept: what else belongs to the state, as arrays.
         """
         raise NotImplementedError
+
+    def load(self, state: StateArrays) -> None:
+        """Load portable state, having checked all of it.
+
+        Raises:
+            TaskError: If the state does not fit.
+        """
+        raise NotImplementedError
+
+    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all arrays, by portable name.
+
+        Args:
+            with_ema: whether the moving average is among them, if there is one.
+        """
+        raise NotImplementedError
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yield all arrays with their portable names."""
+        raise NotImplementedError
+
+    def private_names(self) -> list[str]:
+        """Return the names of arrays that only this framework reads, and which a state may have."""
+        return []
 
     def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
         """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
