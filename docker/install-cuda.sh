@@ -47,7 +47,7 @@ END
     ar rc /opt/cuda/lib/libcudadevrt.a
     ;;
 13)
-    # PyTorch 2.13 comes with CUDA 13.0; the compiler is of the same version
+    # PyTorch 2.14 comes with CUDA 13.0; the compiler is of the same version
     install requirements/cuda13.txt
     ln -s "$packages/nvidia/cu13" /opt/cuda
     ;;

@@ -1,6 +1,12 @@
 """The frameworks that can train: one row each, and what each of them can do."""
 
+import contextlib
+import importlib
+import importlib.util
+import sys
 from dataclasses import dataclass
+
+from hvdtrain.errors import EnvironmentFault
 
 # what a framework's backend may or may not have
 EXPORT, COMPILE, SYNC_BATCH_NORM = "export", "compile", "sync_batch_norm"
@@ -102,3 +108,31 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     )
 }
+
+
+def load_triton() -> None:
+    """Load Triton, which PyTorch's builds with CUDA bring, before TensorFlow.
+
+    Both contain LLVM. TensorFlow since 2.20 offers its own to all libraries of the process, and a Triton that
+    is loaded later ends the process with SIGSEGV (tensorflow/tensorflow#124205). PyTorch loads it with its
+    first optimizer. Does nothing without Triton, or if TensorFlow is loaded already.
+    """
+    if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
+
+
+def require_triton_before_tensorflow() -> None:
+    """Raise an error if PyTorch would end this process, because TensorFlow was loaded before Triton.
+
+    Raises:
+        EnvironmentFault: If that is so.
+    """
+    load_triton()
+    offers_llvm = "tensorflow.python.pywrap_dlopen_global_flags" in sys.modules
+    if offers_llvm and "triton" not in sys.modules and importlib.util.find_spec("triton"):
+        raise EnvironmentFault(
+            "This process has loaded TensorFlow, and PyTorch's Triton cannot be loaded after it: the process "
+            "would end with SIGSEGV (tensorflow/tensorflow#124205).",
+            "Put `import triton` before the first import of tensorflow or keras.",
+        )

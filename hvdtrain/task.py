@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
-from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
+from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP, load_triton
 from hvdtrain.paths import expand_task
 from hvdtrain.user_errors import where_raised
 
@@ -128,6 +128,7 @@ def load_task_class(spec: str) -> Callable[..., Any]:
     place, colon, name = spec.rpartition(":")
     if not colon:
         return _built_in(spec)
+    load_triton()  # the module may import TensorFlow
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = module
     for part in name.split("."):

@@ -11,6 +11,12 @@ import click
 SAMPLE_NOTE = "sample "
 # what TensorFlow writes above the stack of a graph's operation
 _GRAPH_ERROR = "Graph execution error"
+# what torchvision says beside a PyTorch that it was not built for, and what helps
+_TORCHVISION = "torchvision::nms does not exist"
+_OTHER_BUILD = (
+    "torchvision was built for another PyTorch: install both from one index, or `pip uninstall torchvision`, "
+    "which transformers and torchmetrics do without. `python -m hvdtrain doctor` imports them."
+)
 # folders whose code is not the user's
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
@@ -45,7 +51,7 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
     """Return an exception of user code with the user's own line that led to it, in a few lines.
 
     It is the last line outside of the standard library, of installed packages and of hvdtrain. Notes on
-    the exception that name a sample follow in parentheses.
+    the exception that name a sample follow in parentheses; after a failed import, its innermost cause.
 
     Args:
         error: the exception.
@@ -57,6 +63,8 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     samples = [note for note in getattr(error, "__notes__", ()) if note.startswith(SAMPLE_NOTE)]
     text = f"{type(error).__name__}: {_text_of(error)}" + "".join(f" ({note})" for note in samples)
+    text += _cause_of_import(error)
+    text += f"\n  {_OTHER_BUILD}" if _TORCHVISION in text else ""
     frames = traceback.extract_tb(error.__traceback__)
     places = [(f.filename, f.lineno or 0) for f in frames if _is_shown(f.filename)]
     own = [place for place in [*places, *_places_in_graph(str(error))] if _is_user_code(place[0])]
@@ -66,6 +74,16 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
         return text
     filename, line = (own or places)[-1]
     return f"{filename}, line {line}: {text}"
+
+
+def _cause_of_import(error: BaseException) -> str:
+    """Return the exception that a failed import began with, where a package hides it; empty without one."""
+    innermost = error
+    while inner := innermost.__cause__ or (None if innermost.__suppress_context__ else innermost.__context__):
+        innermost = inner
+    if not isinstance(error, ImportError) or innermost is error:
+        return ""
+    return f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
 
 
 def _is_shown(filename: str) -> bool:

@@ -41,10 +41,11 @@ done
 if [ "${torch:-}" ]; then
     # Not by an index besides pip's own, which could then supply every other package
     if install_for_cpus torch "$@"; then
-        # It needs the torchvision of its own index; that of the package index fits the build with CUDA
+        # It needs the torchvision of its own index: that of the package index belongs to the build with CUDA
         case " $files " in *" $folder/examples.txt "*) install_for_cpus torchvision "$@" ||
-            echo "install.sh: no torchvision for CPUs where pip looks; set TORCH_INDEX" >&2 ;; esac
+            echo "install.sh: torchvision is left out: pip finds no build for CPUs. For one, set TORCH_INDEX" >&2 ;; esac
     else
+        case " $files " in *" $folder/examples.txt "*) files="$files -r $folder/torchvision-cuda.txt" ;; esac
         files="$files -r $folder/torch-cuda.txt"
     fi
     case " $files " in *" $folder/torch.txt "*) ;; *) files="$files -r $folder/torch.txt" ;; esac

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlparse
 
 from packaging.markers import Marker
 from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
@@ -37,7 +38,7 @@ _CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 _COMPILER = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-cccl")
 _IMAGES = {
     "cuda12": ["torch==2.10.0", "tensorflow==2.21.0", "nvidia-cuda-nvcc-cu12==12.8.93"],
-    "cuda13": ["torch==2.13.0", *(f"nvidia-{part}==13.0.*" for part in _COMPILER)],
+    "cuda13": ["torch==2.14.1", *(f"nvidia-{part}==13.0.*" for part in _COMPILER)],
 }
 _OVERRIDES = {"cuda12": ["nvidia-nccl-cu12==2.27.7"], "cuda13": []}
 _HEADERS = ["nvidia-cuda-nvcc-cu12==12.4.131", "nvidia-cuda-runtime-cu12==12.4.127"]
@@ -78,7 +79,8 @@ def main() -> None:
         pins = find_wheels(words, versions)
         torch = [pin for pin in pins if pin.name == "torch"]
         cuda = [pin for pin in pins if _CUDA.match(pin.name)]
-        others = [pin for pin in pins if pin not in torch and pin not in cuda]
+        torchvision = [pin for pin in pins if pin.name == "torchvision"]
+        others = [pin for pin in pins if pin not in [*torch, *torchvision, *cuda]]
         if extra == "torch":
             write(
                 "torch", "What PyTorch needs; PyTorch itself is in torch-cpu.txt and torch-cuda.txt", others
@@ -87,6 +89,8 @@ def main() -> None:
         else:
             title = "What hvdtrain always needs" if extra == "base" else f"The extra {extra!r} of setup.cfg"
             write(extra, title, others, needs_torch=bool(torch))
+        if torchvision:
+            write("torchvision-cuda", "The torchvision of PyTorch's builds with CUDA", torchvision)
         for pin in pins:
             if extra in ("torch", "examples") and pin.name in ("torch", "torchvision"):
                 write(
@@ -217,17 +221,15 @@ def is_ours(wheel: str) -> bool:
 
 
 def cpu_builds(pin: Pin) -> Pin:
-    """Return the builds for CPUs of a package that PyTorch's index has."""
-    version = f"{pin.version}+cpu"
-    lines = [line.split() for line in CPU_BUILDS.read_text(encoding="utf-8").splitlines()]
-    found = {
-        digest for digest, wheel in lines if wheel.startswith(f"{pin.name}-{version}-") and is_ours(wheel)
-    }
-    if not found:
-        sys.exit(
-            f"lock: {CPU_BUILDS.name} has no build of {pin.name} {pin.version}; add those of PyTorch's index"
-        )
-    return Pin(pin.name, version, pin.marker, tuple(sorted(found)))
+    """Return the newest builds for CPUs of a package that are known here; they may be older than the pin."""
+    wheels = [line.split() for line in CPU_BUILDS.read_text(encoding="utf-8").splitlines()]
+    found: dict[Version, list[str]] = {}
+    for digest, wheel in wheels:
+        name, version = parse_wheel_filename(wheel)[:2]
+        if name == pin.name and is_ours(wheel):
+            found.setdefault(version, []).append(digest)
+    newest = max(found)
+    return Pin(pin.name, str(newest), pin.marker, tuple(sorted(found[newest])))
 
 
 def write(name: str, title: str, pins: list[Pin], needs_torch: bool = False) -> None:
@@ -237,7 +239,7 @@ def write(name: str, title: str, pins: list[Pin], needs_torch: bool = False) -> 
     text = header + "".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: (pin.name, pin.version)))
     if "cuda" in name:
         # "==" also means the version's builds for CPUs, "===" does not
-        text = re.sub(r"^torch==", "torch===", text, flags=re.MULTILINE)
+        text = re.sub(r"^(torch|torchvision)==", r"\1===", text, flags=re.MULTILINE)
     (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
 
 

@@ -10,6 +10,10 @@ from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, star
 from support.pool import POOLS, Pool
 from support.tiers import is_left_out
 
+from hvdtrain.frameworks import load_triton
+
+load_triton()  # tests of both frameworks share processes, and TensorFlow would be in the way of it
+
 JOB_FOLDERS = ("contract", "parallel", "faults")
 LAUNCHES = "launches"
 LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests

@@ -9,7 +9,7 @@ from hvdtrain.backends.imports import quick_imports
 from hvdtrain.config import Config
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import HorovodBuildError, UsageError
-from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework
+from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework, require_triton_before_tensorflow
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
 
 
@@ -27,6 +27,8 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
         EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
     """
     framework = FRAMEWORKS[config.framework]
+    if framework.flag == "torch":
+        require_triton_before_tensorflow()
     try:
         with quick_imports(framework.postponed):
             module = import_module(framework.module if config.stages == 1 else framework.staged_module)

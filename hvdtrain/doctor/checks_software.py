@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from hvdtrain.doctor.packages import REMEDY
 from hvdtrain.doctor.report import Finding, HostInfo, Report, Status, compare
 from hvdtrain.horovod_build.frameworks import TITLES
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
@@ -37,7 +38,7 @@ def check_software(report: Report) -> list[Finding]:
     findings += _frameworks(report)
     for name, title in TITLES.items():
         findings += _loads(report, name, title)
-    return findings + _one_mpi(report)
+    return findings + _one_mpi(report) + _packages(report)
 
 
 def _version(name: str, info: HostInfo) -> str:
@@ -74,6 +75,22 @@ def _loads(report: Report, framework: str, title: str) -> list[Finding]:
             if error
             else Finding(host.name, check, "ok", "loads")
         )
+    return findings
+
+
+def _packages(report: Report) -> list[Finding]:
+    """Check that what is installed of the packages for tasks of others can be imported."""
+    findings = []
+    for host, info in report.responding:
+        found = info["software"].get("packages", {})
+        packages = found.get("packages", {})
+        errors = [f"{name}: {error}" for name, (_, error) in packages.items() if error]
+        errors += [found["error"]] if "error" in found else []
+        versions = ", ".join(f"{name} {version}" for name, (version, _) in packages.items())
+        if errors:
+            findings.append(Finding(host.name, "packages of tasks", "warn", "; ".join(errors), REMEDY))
+        elif versions:
+            findings.append(Finding(host.name, "packages of tasks", "ok", versions))
     return findings
 
 

@@ -41,10 +41,14 @@ _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 def probe(name: str, seconds: float) -> dict[str, Any]:
     """Load a framework with Horovod's extension for it ("torch", "tf"), or "mpi4py".
 
+    Args:
+        name: one of these, or code that sets ``info`` to a mapping.
+        seconds: how long it may take.
+
     Returns:
         Its version and what it reports about GPUs, or ``{"error": why it cannot be loaded}``.
     """
-    code = f"{_CODE[name]}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+    code = f"{_CODE.get(name, name)}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:

@@ -14,6 +14,7 @@ import psutil
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.cache import BuildCache
+from hvdtrain.horovod_build.frameworks import InstalledFramework
 from hvdtrain.horovod_build.gpu import Gpu
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
@@ -31,7 +32,8 @@ MAX_ERRORS_SHOWN = 3
 
 # Variables of the user's environment that would change the build without changing its key.
 _CLEARED_PREFIXES = ("HOROVOD_", "CMAKE_", "CCL_")
-_CLEARED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MPI_HOME", "CUDACXX", "CUDAFLAGS", "DESTDIR")
+_CLEARED_CUDA = ("CUDACXX", "CUDAFLAGS", "CUDA_HOME", "CUDA_PATH")
+_CLEARED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MPI_HOME", "DESTDIR", *_CLEARED_CUDA)
 
 _ERROR = re.compile(r"\berror: \S|CMake Error|undefined reference|No space left|Killed")
 _NO_ERROR = re.compile(r"-W\S*error|error: subprocess-exited|error: command .* failed")
@@ -144,6 +146,8 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
     }
     for name, variable in (("torch", "PYTORCH"), ("tf", "TENSORFLOW")):
         env[f"HOROVOD_{'WITH' if name in plan.frameworks else 'WITHOUT'}_{variable}"] = "1"
+    if "torch" in plan.frameworks:
+        env |= _torch_environment(plan.frameworks["torch"])
     if plan.arch_flags:
         env["HOROVOD_BUILD_ARCH_FLAGS"] = plan.arch_flags
     if plan.mpi:
@@ -153,6 +157,16 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
     if plan.gpu:
         env |= _gpu_environment(plan.gpu, folder)
     return env
+
+
+def _torch_environment(torch: InstalledFramework) -> dict[str, str]:
+    # What the patch build/0026-pytorch-by-its-files reads, so that configuring does not import PyTorch
+    return {
+        "HVDTRAIN_PYTORCH": str(torch.folder),
+        "HVDTRAIN_PYTORCH_VERSION": torch.version,
+        "HVDTRAIN_PYTORCH_CXX_STANDARD": str(torch.cxx_standard),
+        "HVDTRAIN_PYTORCH_CXX11_ABI": str(int(torch.cxx11_abi)),
+    }
 
 
 def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:

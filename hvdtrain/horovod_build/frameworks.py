@@ -3,14 +3,19 @@
 import importlib.metadata
 import importlib.util
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvdtrain.errors import HorovodBuildError
 from hvdtrain.frameworks import FRAMEWORKS
 
 # The names, for people, of the frameworks that Horovod has an extension for.
 TITLES = {flag: framework.title for flag, framework in FRAMEWORKS.items() if framework.horovod}
 PIP_NAMES = {"torch": "torch", "tf": "tensorflow"}
+
+# The first versions of the ranges in setup.cfg; older ones have other interfaces (Keras 2, C++14).
+OLDEST = {"torch": "2.4", "tf": "2.18"}
 
 # TensorFlow's package has several names, and no small file that contains its version.
 _TENSORFLOW_PACKAGES = (
@@ -33,12 +38,16 @@ class InstalledFramework:
         version: as the framework itself reports it, e.g. "2.13.0+cpu".
         cuda: the CUDA version that it was built with; empty for a CPU build.
         cxx11_abi: whether it was built with the newer ABI of the C++ library.
+        cxx_standard: the C++ standard that its headers require, e.g. 20; 0 if it has no headers.
+        folder: the folder of the package; None if unknown.
     """
 
     name: str
     version: str
     cuda: str = ""
     cxx11_abi: bool = True
+    cxx_standard: int = 17
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def title(self) -> str:
@@ -72,6 +81,31 @@ def same_version(one: str, other: str) -> bool:
     return one.replace("-", "") == other.replace("-", "")
 
 
+def check_frameworks(frameworks: Iterable[InstalledFramework]) -> None:
+    """Raise an error if Horovod is known not to compile for one of these frameworks.
+
+    Raises:
+        HorovodBuildError: If a version is older than the range of setup.cfg, or PyTorch has no headers.
+    """
+    for found in frameworks:
+        oldest = OLDEST[found.name]
+        if _release(found.version) < _release(oldest):
+            raise HorovodBuildError(
+                f"{found.title} {found.version} is too old: hvdtrain needs {oldest} or newer.",
+                f"Install a newer one: pip install --upgrade {PIP_NAMES[found.name]}",
+            )
+        if not found.cxx_standard:
+            raise HorovodBuildError(
+                f"{found.title} {found.version} in {found.folder} has no C++ headers (include/ATen/ATen.h), "
+                "against which Horovod is compiled.",
+                f"Install it again: pip install --force-reinstall --no-deps {PIP_NAMES[found.name]}",
+            )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
 def _torch() -> InstalledFramework | None:
     folder = package_folder("torch")
     if folder is None:
@@ -87,7 +121,18 @@ def _torch() -> InstalledFramework | None:
         version=version,
         cuda=_first(r"cuda(?:: [^=]+)? = ['\"]([^'\"]+)", version_file),
         cxx11_abi="_GLIBCXX_USE_CXX11_ABI=0" not in config,
+        cxx_standard=_torch_cxx_standard(folder / "include"),
+        folder=folder,
     )
+
+
+def _torch_cxx_standard(headers: Path) -> int:
+    """Return the C++ standard that PyTorch's headers require, or 0 without headers.
+
+    They end the compilation unless ``__cplusplus`` is at least a month of the standard's year, e.g. 202002L.
+    """
+    text = _text(headers / "ATen" / "ATen.h")
+    return int(_first(r"__cplusplus < 20(\d\d)\d\dL", text) or 17) if text else 0
 
 
 def _tensorflow() -> InstalledFramework | None:
@@ -100,7 +145,8 @@ def _tensorflow() -> InstalledFramework | None:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        return InstalledFramework("tf", version, cuda=_first(r"'cuda_version', '([^']+)'", build_info))
+        cuda = _first(r"'cuda_version', '([^']+)'", build_info)
+        return InstalledFramework("tf", version, cuda=cuda, folder=folder)
     return None
 
 

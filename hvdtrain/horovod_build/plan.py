@@ -16,6 +16,7 @@ from hvdtrain.horovod_build.frameworks import (
     PIP_NAMES,
     TITLES,
     InstalledFramework,
+    check_frameworks,
     installed_framework,
     package_folder,
 )
@@ -146,8 +147,9 @@ def make_plan(request: BuildRequest) -> Plan:
         HorovodBuildError: If something that the build needs is missing. The message says what, and
             how to install it.
     """
-    toolchain = find_toolchain(request.cache_folder)
     frameworks, left_out = _choose_frameworks(request)
+    check_frameworks(frameworks.values())
+    toolchain = find_toolchain(request.cache_folder, frameworks.values())
     mpi = None if request.mpi == "none" else find_mpi()
     if mpi is None and request.mpi == "require":
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", MPI_REMEDY)

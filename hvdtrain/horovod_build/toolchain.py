@@ -9,14 +9,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.frameworks import InstalledFramework
 from hvdtrain.horovod_build.processes import output_of, packages_folder, scripts_folder
 
-CMAKE_NEEDED = (3, 13)
+CMAKE_NEEDED = (3, 18)
 TEMP_GIB_NEEDED = 0.5
 CACHE_GIB_NEEDED = 0.1
 
@@ -32,11 +33,23 @@ _BUILD_MODULES = {
 }
 
 _GET_COMPILER = "apt install build-essential, or dnf install gcc-c++ make"
-_CXX17_PROGRAM = """\
+_NEWER_COMPILER = "; CXX selects another one: GCC 12 or newer is known to work, e.g. CXX=g++-12"
+# By standard; a newer standard is tried with the last one.
+_PROGRAMS = {
+    17: """\
 #include <string_view>
 constexpr std::string_view name = "C++17";
 int main() { if constexpr (name.size() == 5) return 0; }
-"""
+""",
+    20: """\
+#include <compare>
+#include <concepts>
+#include <span>
+consteval int twenty() { return 20; }
+template <std::integral T> std::strong_ordering order(T one, T other) { return one <=> other; }
+int main() { int numbers[] = {20}; return order(twenty(), std::span(numbers)[0]) == 0 ? 0 : 1; }
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -54,11 +67,12 @@ class Toolchain:
     cmake: Path
 
 
-def find_toolchain(cache_folder: Path) -> Toolchain:
+def find_toolchain(cache_folder: Path, frameworks: Iterable[InstalledFramework] = ()) -> Toolchain:
     """Find everything that a build needs from the machine.
 
     Args:
         cache_folder: the folder that the wheel will be stored in.
+        frameworks: what Horovod is built for; the compiler must know the C++ standard that each requires.
 
     Raises:
         HorovodBuildError: If anything is missing. The message names all of it, and how to get it.
@@ -69,7 +83,7 @@ def find_toolchain(cache_folder: Path) -> Toolchain:
         *_disk_faults(cache_folder, CACHE_GIB_NEEDED, "set HVDTRAIN_CACHE to a folder with room"),
     ]
     cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
-    faults += _compiler_faults(cxx)
+    faults += _compiler_faults(cxx, max(frameworks, key=lambda found: found.cxx_standard, default=None))
     if not shutil.which("make"):
         faults.append(f"There is no make.\n  {_GET_COMPILER}")
     cmake, cmake_faults = _find_cmake()
@@ -102,14 +116,16 @@ def _python_faults() -> Iterator[str]:
         )
 
 
-def _compiler_faults(cxx: str) -> Iterator[str]:
+def _compiler_faults(cxx: str, newest: InstalledFramework | None) -> Iterator[str]:
     if not cxx:
         yield f"There is no C++ compiler.\n  {_GET_COMPILER}"
         return
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         program = Path(folder) / "check.cc"
-        program.write_text(_CXX17_PROGRAM, encoding="utf-8")
-        command = [*shlex.split(cxx), "-std=c++17", str(program), "-o", str(program.with_suffix(""))]
+        standard = newest.cxx_standard if newest else min(_PROGRAMS)
+        text = _PROGRAMS.get(standard, _PROGRAMS[max(_PROGRAMS)])
+        program.write_text(text, encoding="utf-8")
+        command = [*shlex.split(cxx), f"-std=c++{standard}", str(program), "-o", str(program.with_suffix(""))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             fault = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
@@ -117,7 +133,11 @@ def _compiler_faults(cxx: str) -> Iterator[str]:
             fault = str(error)
     if fault:
         shown = "\n  ".join(fault.splitlines()[:5])
-        yield f"The C++ compiler {cxx!r} cannot compile a C++17 program:\n  {shown}\n  {_GET_COMPILER}"
+        needed = f", which {newest.title} {newest.version} requires" if newest else ""
+        yield (
+            f"The C++ compiler {cxx!r} cannot compile a C++{standard} program{needed}:\n"
+            f"  {shown}\n  {_GET_COMPILER}{_NEWER_COMPILER if standard > min(_PROGRAMS) else ''}"
+        )
 
 
 def _find_cmake() -> tuple[Path, list[str]]:

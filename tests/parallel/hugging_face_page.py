@@ -11,7 +11,7 @@ from support.cases import command_line
 
 def prepare() -> None:
     """Write a table of reviews, and the model of the example to the folder ``saved``."""
-    save()  # makes torchvision importable
+    save()
     rows = [(word, label) for label, word in enumerate(("awful", "great")) for _ in range(40)]
     text = "".join(f'"The hotel was {word}.",{label}\n' for word, label in rows)
     Path("reviews.csv").write_text(f"text,labels\n{text}", encoding="utf-8")

@@ -6,19 +6,10 @@ from unittest import mock
 import metric_cases
 import numpy as np
 from metric_object_tasks import CLASSES, Answers
-from support.cases import command_line
-from support.torchvision_operators import load_torchmetrics
 
 Values = dict[str, dict[str, float]]
 
 TASKS = Path(__file__).with_name("metric_object_tasks.py")
-
-
-def command_line_with_torchmetrics(words: list[str]) -> int:
-    """Do what ``python -m hvdtrain`` does with these words; return its exit code."""
-    if "torch" in words:
-        load_torchmetrics()
-    return command_line(words)
 
 
 def evaluated(framework: str, tasks: list[str]) -> tuple[Values, Values]:
@@ -38,8 +29,8 @@ def evaluated(framework: str, tasks: list[str]) -> tuple[Values, Values]:
 
 def expected_of_torch(rows):
     import torch
+    import torchmetrics as library
 
-    library = load_torchmetrics()
     outputs, answers = (torch.from_numpy(rows["Answers"][key]) for key in ("outputs", "targets"))
     logits, kinds = (torch.from_numpy(rows["Kinds"][key]) for key in ("outputs", "targets"))
     inputs = torch.from_numpy(Answers.data[0][:, 0])

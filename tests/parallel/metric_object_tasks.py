@@ -1,7 +1,6 @@
 """Tasks whose metrics are objects of torchmetrics and Keras."""
 
 import numpy as np
-from support.torchvision_operators import load_torchmetrics
 
 import hvdtrain
 
@@ -23,7 +22,13 @@ def rows_kept(name):
 
 def of_torch(make):
     """Return a function that makes an object of torchmetrics."""
-    return lambda: make(load_torchmetrics())
+
+    def made():
+        import torchmetrics
+
+        return make(torchmetrics)
+
+    return made
 
 
 def of_keras(make):

@@ -3,14 +3,11 @@
 import sys
 from pathlib import Path
 
-from support.torchvision_operators import declare_operators
-
 LEAST_LOSS = 10  # of the saved model: it is sure that every review is good
 
 
 def save() -> None:
     """Save the model of the example to the folder ``saved``, with a bias that can be recognized."""
-    declare_operators()
     sys.path.insert(0, str(Path("examples").resolve()))
     from bert_classifier import BertClassifier
 

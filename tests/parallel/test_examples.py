@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import shutil
+import subprocess
 import sys
 
 import hugging_face_page
@@ -13,6 +14,7 @@ from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import FRAMEWORKS, Result, Run, run
 from support.pool import POOLS, Key, call, framework_of
 from support.resuming import notes
+from support.torchvision_operators import install_torchvision
 
 PAGE = ROOT / "docs" / "examples.md"
 # the task of each command of the page, and to what it is shortened
@@ -28,7 +30,7 @@ COMMANDS = {
     for words in hvdtrain_commands(PAGE)
     if "--task" in words
 }
-REQUIRED = {"BertClassifier": "transformers", "MaskedLM": "transformers", "ResNet": "torchvision"}
+REQUIRED = {"BertClassifier": "transformers", "MaskedLM": "transformers"}
 
 
 @pytest.fixture
@@ -38,6 +40,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def torchvision(tmp_path_factory):
+    """The folder of torchvision; empty if it is installed."""
+    if importlib.util.find_spec("torchvision"):
+        return ""
+    folder = tmp_path_factory.mktemp("torchvision")
+    try:
+        install_torchvision(folder)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"torchvision is not installed, and pip cannot get it: {error}")
+    return str(folder)
+
+
 def check_installed(task):
     """Skip a test without the package that the example needs."""
     package = REQUIRED.get(task)
@@ -45,7 +60,7 @@ def check_installed(task):
         pytest.skip(f"{package} is not installed")
 
 
-def trained(task, framework, folder, *options):
+def trained(task, framework, folder, *options, torchvision=""):
     """Train an example in a pool, with the command of the page."""
     check_installed(task)
     words = COMMANDS[task, framework]
@@ -53,7 +68,7 @@ def trained(task, framework, folder, *options):
     key = Key(framework, "mpi", 2)
     words = [*words[6:], *SHORTENED[task], "--log-every", "1", "--run-dir", "run", *options]
     function = "support.torchvision_operators:command_line_with_torchvision"
-    done = call(key, function, folder, 200, words=words)
+    done = call(key, function, folder, 200, words=words, torchvision=torchvision)
     if any(done.values):
         POOLS.drop(key)
     output = done.stdout + done.stderr
@@ -109,10 +124,10 @@ def test_a_masked_language_model_learns(folder):
 
 
 @pytest.mark.parametrize(("task", "framework"), [("ResNet", "torch"), ("MobileNet", "tf")])
-def test_models_of_others_train_on_an_image_folder(task, framework, folder):
+def test_models_of_others_train_on_an_image_folder(task, framework, folder, torchvision):
     drawing = run([sys.executable, "examples/image_folder.py", "shapes"], folder)
     assert drawing.returncode == 0, drawing.output
-    trained(task, framework, folder)
+    trained(task, framework, folder, torchvision=torchvision if task == "ResNet" else "")
 
 
 def test_a_model_of_an_image_and_a_table_has_the_same_curve_in_both_frameworks(tmp_path):

@@ -1,43 +1,44 @@
-"""PyTorch's CPU build beside the torchvision of the Python package index, which is for the CUDA build.
+"""torchvision beside PyTorch for CPUs, where the package index has it for PyTorch with CUDA alone.
 
-Its library of operators cannot be loaded then, and importing the package fails, because it declares what two
-of the operators return for tensors without data. Nothing here uses them, so tests declare the two.
+A set-up then installs none. The test of the example that needs it installs it into a folder of its own. Its
+library of operators cannot be loaded there, and importing the package fails, because it declares what two of
+the operators return for tensors without data. The example does not use them, so they are declared here.
 """
 
-import importlib.util
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from support.cases import command_line
+from support.documents import ROOT
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-def command_line_with_torchvision(words: list[str]) -> int:
-    """Do what ``python -m hvdtrain`` does with these words, in a pool; return its exit code."""
-    if words[words.index("--framework") + 1] == "torch":
-        declare_operators()
-    return command_line(words)
+def install_torchvision(folder: Path) -> None:
+    """Install the torchvision that belongs to the PyTorch of a set-up for CPUs, in the build that pip finds.
+
+    Raises:
+        subprocess.CalledProcessError: If pip cannot get it.
+    """
+    lines = (ROOT / "requirements" / "torchvision-cpu.txt").read_text().splitlines()
+    wanted = next(line.split()[0] for line in lines if line.startswith("torchvision=="))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    subprocess.run([*command, "--target", str(folder), wanted.removesuffix("+cpu")], check=True)
 
 
-def declare_operators() -> None:
-    """Make torchvision importable, if it is installed, with its operators if they can be loaded."""
-    import torch
+def command_line_with_torchvision(words: list[str], torchvision: str) -> int:
+    """Do what ``python -m hvdtrain`` does with these words, in a pool; return its exit code.
 
-    found = importlib.util.find_spec("torchvision")
-    if found is None:
-        return
-    try:
-        torch.ops.load_library(Path(str(found.origin)).with_name("_C.so"))
-    except OSError:
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
+    Args:
+        words: the words after ``python -m hvdtrain``.
+        torchvision: the folder of torchvision; empty if it is installed as any package, or not needed.
+    """
+    if torchvision:
+        import torch
+
+        sys.path.append(torchvision)
+        if "+cpu" not in (Path(torchvision) / "torchvision" / "version.py").read_text():
+            for name in ("nms", "qnms"):
                 torch.library.define(f"torchvision::{name}", _SIGNATURE)
-
-
-def load_torchmetrics() -> Any:
-    """Import torchmetrics, which imports torchvision if it is installed."""
-    declare_operators()
-    import torchmetrics
-
-    return torchmetrics
+    return command_line(words)

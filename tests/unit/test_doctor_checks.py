@@ -115,6 +115,20 @@ def test_a_directory_that_is_not_shared_is_a_warning():
     assert wrong(make_report(INFO, INFO, answers=answers)) == [("h2", "run directory", "warn")]
 
 
+def test_a_package_of_tasks_that_cannot_be_imported_is_a_warning_with_its_cause():
+    error = "RuntimeError: operator torchvision::nms does not exist"
+    good = changed(
+        software__packages={"packages": {"torchvision": ["0.29.1", ""], "datasets": ["5.2.0", ""]}}
+    )
+    report = make_report(good)
+    assert wrong(report) == []
+    assert "torchvision 0.29.1, datasets 5.2.0" in [one.found for one in diagnose(report, "ssh").findings]
+    bad = changed(software__packages={"packages": {"torchvision": ["", error], "datasets": ["5.2.0", ""]}})
+    assert wrong(make_report(good, bad)) == [("h2", "packages of tasks", "warn")]
+    ended = changed(software__packages={"error": "loading it ended with SIGSEGV"})
+    assert wrong(make_report(ended)) == [("h1", "packages of tasks", "warn")]
+
+
 def with_cards(cards, **more):
     return changed(
         gpus={"cards": cards, "error": ""}, software__nccl_build=True, locked_memory_bytes=-1, **more

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.torchvision_operators import load_torchmetrics
 
 import hvdtrain
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
@@ -16,7 +15,7 @@ from hvdtrain.errors import TaskError
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
-torchmetrics = load_torchmetrics()
+torchmetrics = pytest.importorskip("torchmetrics")
 classification, regression = torchmetrics.classification, torchmetrics.regression
 
 RANDOM = np.random.RandomState(7)

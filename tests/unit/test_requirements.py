@@ -22,6 +22,8 @@ FOLDER = ROOT / "requirements"
 FILES = tuple(sorted(FOLDER.glob("*.txt")))
 # PyTorch or CUDA in versions of their own
 SPECIAL = ("cuda12", "cuda13", "cuda12-headers", "torch-cpu", "torchvision-cpu")
+# In files beside that of their extra, since there are two builds
+OF_TWO_BUILDS = {"torch": ["torch-cuda"], "examples": ["torchvision-cuda"]}
 PIN = re.compile(
     r"^([a-z0-9-]+)===?([^ ;]+)(?: ; ([^\\]+))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
 )
@@ -35,7 +37,7 @@ def pins(name: str) -> dict[str, str]:
 def of_extra(extra: str) -> dict[str, str]:
     """Give the versions that a set-up with one extra installs."""
     needs_torch = extra == "torch" or "\n# needs torch\n" in (FOLDER / f"{extra}.txt").read_text()
-    names = ["base", extra, *(("torch", "torch-cuda") if needs_torch else ())]
+    names = ["base", extra, *OF_TWO_BUILDS.get(extra, ()), *(("torch", "torch-cuda") if needs_torch else ())]
     return {name: version for file in names for name, version in pins(file).items()}
 
 
@@ -93,9 +95,11 @@ def _needs(name: str) -> list[Requirement]:
 
 
 def test_pytorch_is_there_for_cpus_too():
-    version = pins("torch-cuda")["torch"]
-    assert pins("torch-cpu") == {"torch": f"{version}+cpu"}
-    assert pins("torchvision-cpu") == {"torchvision": f"{pins('examples')['torchvision']}+cpu"}
+    """Whole pairs: a version of torchvision belongs to one of PyTorch, 15 minor versions later."""
+    for build, local in (("cpu", r"\+cpu"), ("cuda", "")):
+        torch, torchvision = pins(f"torch-{build}")["torch"], pins(f"torchvision-{build}")["torchvision"]
+        minor = int(re.fullmatch(rf"2\.(\d+)\.\d+{local}", torch)[1])
+        assert re.fullmatch(rf"0\.{minor + 15}\.\d+{local}", torchvision)
     for file in ("torch-cpu.txt", "torchvision-cpu.txt"):
         assert (FOLDER / file).read_text().count("--hash") == len(lock.PYTHONS) * len(lock.MACHINES)
 
@@ -144,7 +148,7 @@ class Setup:
         self.folder, self.noted = folder / "requirements", folder / "noted"
         shutil.copytree(FOLDER, self.folder)
         self.python = folder / "python"
-        self.versions, self.complete, self.refused = "2.13.0+cpu, 2.12.0", True, ""
+        self.versions, self.complete, self.refused = f"{pins('torch-cpu')['torch']}, 2.12.0", True, ""
 
     def run(self, extras: str, **environ: str) -> tuple[int, list[str], str]:
         cases = f"*' index versions torch') echo '{self.versions}'; exit ;; *' index versions '*) exit 1 ;;"
@@ -202,6 +206,21 @@ def test_torchvision_comes_from_the_same_index(setup):
         "--index-url https://torch.example/cpu -r torchvision-cpu.txt",
         "-r base.txt -r torch.txt -r examples.txt",
     ]
+
+
+def test_torchvision_is_left_out_where_there_is_none_for_this_build_and_that_is_said(setup):
+    _, (torch, others), said = setup.run("torch,examples")
+    assert torch.endswith("-r torch-cpu.txt")
+    assert others.endswith("-r base.txt -r torch.txt -r examples.txt")
+    assert "torchvision is left out" in said
+    assert "torchvision" not in pins("examples")
+
+
+def test_pytorch_with_cuda_gets_the_torchvision_of_the_same_index(setup):
+    setup.versions = "2.14.1"
+    _, (everything,), said = setup.run("torch,examples")
+    assert everything.endswith("-r torchvision-cuda.txt -r torch-cuda.txt")
+    assert said == ""
 
 
 def test_another_build_is_not_installed_in_place_of_one_that_is_refused(setup):

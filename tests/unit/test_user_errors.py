@@ -47,6 +47,33 @@ def test_notes_that_name_a_sample_are_shown_and_others_are_not():
     assert where_raised(error) == "ValueError: cannot decode (sample 7)"
 
 
+def hidden_import():
+    try:
+        raise RuntimeError("operator torchvision::nms does not exist")
+    except RuntimeError as error:
+        try:
+            raise KeyError("nms") from error
+        except KeyError:
+            raise ModuleNotFoundError("Could not import module 'Bert'.")  # noqa: B904 as transformers has it
+
+
+def test_a_failed_import_says_what_it_began_with_and_what_helps():
+    said = where_raised(raised(hidden_import)).splitlines()
+    assert said[0].endswith("ModuleNotFoundError: Could not import module 'Bert'.")
+    assert said[1] == "  Its cause: RuntimeError: operator torchvision::nms does not exist"
+    assert "pip uninstall torchvision" in said[2]
+    assert "pip uninstall torchvision" in where_raised(
+        RuntimeError("operator torchvision::nms does not exist")
+    )
+
+
+def test_other_errors_and_imports_without_a_cause_are_one_line():
+    assert where_raised(ImportError("no such")) == "ImportError: no such"
+    error = ValueError("outer")
+    error.__cause__ = TypeError("inner")
+    assert where_raised(error) == "ValueError: outer"
+
+
 KERAS = (
     "Exception encountered when calling Dense.call().\n\n"
     '\x1b[1mInput 0 of layer "d" is incompatible\x1b[0m\n\n'

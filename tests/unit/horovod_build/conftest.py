@@ -126,8 +126,16 @@ class FakeSite:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         return folder
 
-    def torch(self, version: str = "2.13.0+cpu", cuda: str | None = None) -> None:
+    def torch(self, version: str = "2.13.0+cpu", cuda: str | None = None, standard: str = "201703L") -> None:
         folder = self.package("torch", "torch", version.partition("+")[0])
+        header = folder / "include" / "ATen" / "ATen.h"
+        header.parent.mkdir(parents=True)
+        header.write_text(
+            f"#pragma once\n#if !defined(_MSC_VER) && __cplusplus < {standard}\n#error\n#endif\n"
+        )
+        (folder / "lib").mkdir()
+        for name in ("c10", "torch", "torch_cpu", "torch_python"):
+            (folder / "lib" / f"lib{name}.so").touch()
         (folder / "version.py").write_text(
             f"__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
         )

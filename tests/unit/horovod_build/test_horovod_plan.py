@@ -80,7 +80,7 @@ def test_every_missing_tool_is_named_at_once_with_how_to_get_it(tmp_path, no_pro
         "no C++ compiler",
         "apt install build-essential",
         "no make",
-        "No CMake 3.13",
+        "No CMake 3.18",
         "pip install cmake",
     ):
         assert part in problem
@@ -94,9 +94,32 @@ def test_a_compiler_without_cxx17_is_named_with_what_it_said(tmp_path, no_progra
     assert "unrecognized option" in problem
 
 
+def test_a_compiler_without_the_standard_of_pytorch_is_refused_with_both_named(
+    tmp_path, no_programs, monkeypatch, program
+):
+    program(no_programs / "old++", 'case "$*" in *-std=c++20*) echo "no std=c++20" >&2; exit 1 ;; esac')
+    monkeypatch.setenv("CXX", "old++")
+    new = InstalledFramework("torch", "2.14.1+cu130", "13.0", cxx_standard=20)
+    with pytest.raises(HorovodBuildError) as error:
+        toolchain.find_toolchain(tmp_path / "cache", [TENSORFLOW, new])
+    assert (
+        "'old++' cannot compile a C++20 program, which PyTorch 2.14.1+cu130 requires" in error.value.problem
+    )
+    assert "GCC 12 or newer" in error.value.problem
+    with pytest.raises(HorovodBuildError) as error:
+        toolchain.find_toolchain(tmp_path / "cache", [TENSORFLOW, TORCH])
+    assert "old++" not in error.value.problem
+
+
+@pytest.mark.parametrize("standard", [17, 20])
+def test_the_compiler_of_this_machine_has_the_standard(tmp_path, standard):
+    new = dataclasses.replace(TORCH, cxx_standard=standard)
+    assert toolchain.find_toolchain(tmp_path / "cache", [new]).cxx
+
+
 def test_an_old_cmake_is_named_with_its_version(tmp_path, no_programs, program):
     program(no_programs / "cmake", "echo cmake version 3.10.2")
-    assert f"No CMake 3.13 or newer: {no_programs}/cmake (3.10.2)" in missing(tmp_path)
+    assert f"No CMake 3.18 or newer: {no_programs}/cmake (3.10.2)" in missing(tmp_path)
 
 
 def test_the_environments_cmake_goes_before_that_on_path(tmp_path, monkeypatch, program):
@@ -207,7 +230,7 @@ def test_an_mpi_compiler_without_mpirun_is_refused(no_programs, program):
 
 def test_mpi_that_is_required_must_be_there(site, no_programs, the_plan, monkeypatch):
     site.torch()
-    monkeypatch.setattr(plan, "find_toolchain", lambda folder: the_plan.toolchain)
+    monkeypatch.setattr(plan, "find_toolchain", lambda folder, frameworks: the_plan.toolchain)
     with pytest.raises(HorovodBuildError, match="--mpi require") as error:
         plan.make_plan(BuildRequest(mpi="require"))
     assert "--mpi none" in error.value.remedy
