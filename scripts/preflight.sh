@@ -34,6 +34,12 @@ compiler=${CXX:-c++}
 command -v "${compiler%% *}" >/dev/null 2>&1 ||  # it may carry flags: CXX="g++ -m64"
     lacks "there is no C++ compiler ($compiler)" "apt install g++ (or dnf install gcc-c++); or name yours: CXX=g++-13 make ..."
 
+# shellcheck disable=SC2086  # the compiler may carry flags
+[ -n "${TORCH_INDEX:-}" ] || [ "$missing" != 0 ] ||
+    printf '#include <compare>\nint main() {}\n' | $compiler -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1 ||
+    lacks "$compiler does not know C++20, which PyTorch 2.14 requires" \
+        "Name a newer one: CXX=g++-12 make ...; or take an older PyTorch: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
+
 # measured: the virtual environment takes 3.6 GB with CPU builds; Horovod's build 0.6 GB for a while
 needed_kib=$((5 * 1024 * 1024))
 folder=$(dirname "$venv")

@@ -140,6 +140,14 @@ def test_a_named_compiler_that_is_missing_is_named(machine):
     assert said.startswith("hvdtrain: there is no C++ compiler (g++-99)\n")
 
 
+def test_a_compiler_without_the_standard_of_pytorch_is_named(machine):
+    machine.program("c++", 'case "$*" in *-std=c++20*) exit 1 ;; esac')
+    code, said = machine.check()
+    assert code == 1
+    assert said.startswith("hvdtrain: c++ does not know C++20, which PyTorch 2.14 requires\n    Name a newer")
+    assert machine.check(TORCH_INDEX="https://index.example/cpu") == (0, "")
+
+
 def test_a_full_disk_is_named_with_what_is_free_and_needed(machine):
     machine.free_kib(2 * GIB)
     code, said = machine.check()
