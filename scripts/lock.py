@@ -228,6 +228,8 @@ def cpu_builds(pin: Pin) -> Pin:
         name, version = parse_wheel_filename(wheel)[:2]
         if name == pin.name and is_ours(wheel):
             found.setdefault(version, []).append(digest)
+    if not found:
+        sys.exit(f"lock: {CPU_BUILDS.name} has no build of {pin.name}; add those of PyTorch's index")
     newest = max(found)
     return Pin(pin.name, str(newest), pin.marker, tuple(sorted(found[newest])))
 

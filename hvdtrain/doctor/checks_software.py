@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from hvdtrain.doctor.packages import REMEDY
+from hvdtrain.doctor.libraries import advice
 from hvdtrain.doctor.report import Finding, HostInfo, Report, Status, compare
 from hvdtrain.horovod_build.frameworks import TITLES
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
@@ -38,7 +38,7 @@ def check_software(report: Report) -> list[Finding]:
     findings += _frameworks(report)
     for name, title in TITLES.items():
         findings += _loads(report, name, title)
-    return findings + _one_mpi(report) + _packages(report)
+    return findings + _one_mpi(report) + _libraries(report)
 
 
 def _version(name: str, info: HostInfo) -> str:
@@ -78,19 +78,18 @@ def _loads(report: Report, framework: str, title: str) -> list[Finding]:
     return findings
 
 
-def _packages(report: Report) -> list[Finding]:
-    """Check that what is installed of the packages for tasks of others can be imported."""
+def _libraries(report: Report) -> list[Finding]:
+    """Check that libraries that many tasks import can be imported, where they are installed."""
     findings = []
     for host, info in report.responding:
-        found = info["software"].get("packages", {})
-        packages = found.get("packages", {})
-        errors = [f"{name}: {error}" for name, (_, error) in packages.items() if error]
-        errors += [found["error"]] if "error" in found else []
-        versions = ", ".join(f"{name} {version}" for name, (version, _) in packages.items())
-        if errors:
-            findings.append(Finding(host.name, "packages of tasks", "warn", "; ".join(errors), REMEDY))
-        elif versions:
-            findings.append(Finding(host.name, "packages of tasks", "ok", versions))
+        found = info["software"].get("libraries", {})
+        good = ", ".join(f"{name} {version}" for name, (version, error) in found.items() if not error)
+        if good:
+            findings.append(Finding(host.name, "optional libraries", "ok", good))
+        for name, (version, error) in found.items():
+            if error:
+                text = f"{name} {version} cannot be imported: {error}"
+                findings.append(Finding(host.name, "optional libraries", "warn", text, advice(name, error)))
     return findings
 
 

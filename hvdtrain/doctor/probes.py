@@ -41,14 +41,19 @@ _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 def probe(name: str, seconds: float) -> dict[str, Any]:
     """Load a framework with Horovod's extension for it ("torch", "tf"), or "mpi4py".
 
-    Args:
-        name: one of these, or code that sets ``info`` to a mapping.
-        seconds: how long it may take.
-
     Returns:
         Its version and what it reports about GPUs, or ``{"error": why it cannot be loaded}``.
     """
-    code = f"{_CODE.get(name, name)}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+    return run_probe(_CODE[name], seconds)
+
+
+def run_probe(code: str, seconds: float) -> dict[str, Any]:
+    """Run code that imports json and sets ``info`` to a mapping, in a child process.
+
+    Returns:
+        The mapping, or ``{"error": why the process did not get there}``.
+    """
+    code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:

@@ -3,11 +3,9 @@
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdtrain.errors import HorovodBuildError
 from hvdtrain.frameworks import FRAMEWORKS
 
 # The names, for people, of the frameworks that Horovod has an extension for.
@@ -81,25 +79,16 @@ def same_version(one: str, other: str) -> bool:
     return one.replace("-", "") == other.replace("-", "")
 
 
-def check_frameworks(frameworks: Iterable[InstalledFramework]) -> None:
-    """Raise an error if Horovod is known not to compile for one of these frameworks.
-
-    Raises:
-        HorovodBuildError: If a version is older than the range of setup.cfg, or PyTorch has no headers.
-    """
-    for found in frameworks:
-        oldest = OLDEST[found.name]
-        if _release(found.version) < _release(oldest):
-            raise HorovodBuildError(
-                f"{found.title} {found.version} is too old: hvdtrain needs {oldest} or newer.",
-                f"Install a newer one: pip install --upgrade {PIP_NAMES[found.name]}",
-            )
-        if not found.cxx_standard:
-            raise HorovodBuildError(
-                f"{found.title} {found.version} in {found.folder} has no C++ headers (include/ATen/ATen.h), "
-                "against which Horovod is compiled.",
-                f"Install it again: pip install --force-reinstall --no-deps {PIP_NAMES[found.name]}",
-            )
+def unsupported(found: InstalledFramework) -> tuple[str, str]:
+    """Return why Horovod is not built for a framework, and what helps; both are empty if it can be."""
+    oldest, pip_name = OLDEST[found.name], PIP_NAMES[found.name]
+    if _release(found.version) < _release(oldest):
+        reason = f"{found.title} {found.version} is too old: hvdtrain needs {oldest} or newer."
+        return reason, f"pip install --upgrade {pip_name}"
+    if not found.cxx_standard:
+        reason = f"{found.title} {found.version} in {found.folder} has no C++ headers (include/ATen/ATen.h)."
+        return reason, f"pip install --force-reinstall --no-deps {pip_name}"
+    return "", ""
 
 
 def _release(version: str) -> tuple[int, ...]:

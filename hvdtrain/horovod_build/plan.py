@@ -16,9 +16,9 @@ from hvdtrain.horovod_build.frameworks import (
     PIP_NAMES,
     TITLES,
     InstalledFramework,
-    check_frameworks,
     installed_framework,
     package_folder,
+    unsupported,
 )
 from hvdtrain.horovod_build.gpu import Gpu, find_gpu
 from hvdtrain.horovod_build.mpi import REMEDY as MPI_REMEDY
@@ -148,7 +148,6 @@ def make_plan(request: BuildRequest) -> Plan:
             how to install it.
     """
     frameworks, left_out = _choose_frameworks(request)
-    check_frameworks(frameworks.values())
     toolchain = find_toolchain(request.cache_folder, frameworks.values())
     mpi = None if request.mpi == "none" else find_mpi()
     if mpi is None and request.mpi == "require":
@@ -177,8 +176,14 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
             "Horovod is compiled against the framework that it serves.",
             f"Install it first: {pip_names}",
         )
+    faults = {name: fault for name, found in installed.items() if any(fault := unsupported(found))}
+    if faults and (request.frameworks != "auto" or len(faults) == len(installed)):
+        reasons, remedies = zip(*faults.values(), strict=True)
+        raise HorovodBuildError(" ".join(reasons), "\n".join(remedies))
+    installed = {name: found for name, found in installed.items() if name not in faults}
+    left_out = tuple(f"Left out: {reason} ({remedy})" for reason, remedy in faults.values())
     if request.gpu == "none":
-        return installed, ()
+        return installed, left_out
     cuda_major = next((found.cuda_major for found in installed.values() if found.cuda), "")
     fitting = {
         name: found for name, found in installed.items() if found.cuda and found.cuda_major == cuda_major
@@ -195,7 +200,7 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
             + " ".join(misfits),
             "Install a CUDA build of the framework, name only one with --frameworks, or use --gpu none.",
         )
-    return fitting, misfits
+    return fitting, left_out + misfits
 
 
 def _identity(framework: InstalledFramework | None) -> str:

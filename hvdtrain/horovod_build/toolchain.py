@@ -34,14 +34,16 @@ _BUILD_MODULES = {
 
 _GET_COMPILER = "apt install build-essential, or dnf install gcc-c++ make"
 _NEWER_COMPILER = "; CXX selects another one: GCC 12 or newer is known to work, e.g. CXX=g++-12"
-# By standard; a newer standard is tried with the last one.
+# By standard. GCC 10 has most of C++20, and calls it 201709.
 _PROGRAMS = {
     17: """\
 #include <string_view>
+static_assert(__cplusplus >= 201700L, "an older standard");
 constexpr std::string_view name = "C++17";
 int main() { if constexpr (name.size() == 5) return 0; }
 """,
     20: """\
+static_assert(__cplusplus >= 202000L, "a part of C++20 alone");
 #include <compare>
 #include <concepts>
 #include <span>
@@ -123,7 +125,7 @@ def _compiler_faults(cxx: str, newest: InstalledFramework | None) -> Iterator[st
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         program = Path(folder) / "check.cc"
         standard = newest.cxx_standard if newest else min(_PROGRAMS)
-        text = _PROGRAMS.get(standard, _PROGRAMS[max(_PROGRAMS)])
+        text = _PROGRAMS.get(standard, f"static_assert(__cplusplus >= 20{standard}00L); int main() {{}}")
         program.write_text(text, encoding="utf-8")
         command = [*shlex.split(cxx), f"-std=c++{standard}", str(program), "-o", str(program.with_suffix(""))]
         try:
@@ -136,7 +138,7 @@ def _compiler_faults(cxx: str, newest: InstalledFramework | None) -> Iterator[st
         needed = f", which {newest.title} {newest.version} requires" if newest else ""
         yield (
             f"The C++ compiler {cxx!r} cannot compile a C++{standard} program{needed}:\n"
-            f"  {shown}\n  {_GET_COMPILER}{_NEWER_COMPILER if standard > min(_PROGRAMS) else ''}"
+            f"  {shown}\n  {_GET_COMPILER}{_NEWER_COMPILER if standard == 20 else ''}"
         )
 
 

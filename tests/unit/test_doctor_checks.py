@@ -115,18 +115,18 @@ def test_a_directory_that_is_not_shared_is_a_warning():
     assert wrong(make_report(INFO, INFO, answers=answers)) == [("h2", "run directory", "warn")]
 
 
-def test_a_package_of_tasks_that_cannot_be_imported_is_a_warning_with_its_cause():
+def test_a_library_that_cannot_be_imported_is_a_warning_with_its_cause():
     error = "RuntimeError: operator torchvision::nms does not exist"
-    good = changed(
-        software__packages={"packages": {"torchvision": ["0.29.1", ""], "datasets": ["5.2.0", ""]}}
-    )
+    good = changed(software__libraries={"torchvision": ["0.29.1", ""], "datasets": ["5.2.0", ""]})
     report = make_report(good)
     assert wrong(report) == []
     assert "torchvision 0.29.1, datasets 5.2.0" in [one.found for one in diagnose(report, "ssh").findings]
-    bad = changed(software__packages={"packages": {"torchvision": ["", error], "datasets": ["5.2.0", ""]}})
-    assert wrong(make_report(good, bad)) == [("h2", "packages of tasks", "warn")]
-    ended = changed(software__packages={"error": "loading it ended with SIGSEGV"})
-    assert wrong(make_report(ended)) == [("h1", "packages of tasks", "warn")]
+    bad = changed(software__libraries={"transformers": ["5.23.0", error], "datasets": ["5.2.0", ""]})
+    report = make_report(good, bad)
+    assert wrong(report) == [("h2", "optional libraries", "warn")]
+    (finding,) = [one for one in diagnose(report, "ssh").findings if one.status == "warn"]
+    assert finding.found == f"transformers 5.23.0 cannot be imported: {error}"
+    assert "pip uninstall torchvision" in finding.remedy
 
 
 def with_cards(cards, **more):

