@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 
 from hvdtrain.host.launches import output_rank
@@ -21,6 +22,7 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
     Args:
         seconds: how long to wait for the threads.
     """
+    giving_up = threading.Event()
     reached = threading.RLock()  # reentrant: the thread that gives up runs the exit handlers itself
 
     def on_exit() -> None:  # the handler registered last runs first, after Python has waited for threads
@@ -33,14 +35,23 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
             if left:
                 _note(left, seconds)
                 _flush()
-                _run_exit_handlers()
+                giving_up.set()
+                with suppress(Exception):
+                    atexit._run_exitfuncs()
                 _flush()
                 os._exit(0)
+
+    def end_despite_handlers() -> None:  # such as one that joins a thread
+        giving_up.wait()
+        time.sleep(_HANDLERS_SECONDS)
+        os._exit(0)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     atexit.register(on_exit)
     timer.start()
+    # since Python 3.12, no thread can be started any more when exit handlers run
+    threading.Thread(target=end_despite_handlers, daemon=True).start()
 
 
 def _others() -> list[str]:
@@ -60,16 +71,6 @@ def _note(names: list[str], seconds: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _run_exit_handlers() -> None:
-    """Run exit handlers, as Python would; give up if they take too long, such as one that joins a thread."""
-    overdue = threading.Timer(_HANDLERS_SECONDS, os._exit, (0,))
-    overdue.daemon = True
-    overdue.start()
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    overdue.cancel()
 
 
 def _flush() -> None:

@@ -150,7 +150,7 @@ REFUSED = [
     ),
     ("text", {"dropout": float("nan")}, "task_options.dropout must be a number"),
     ("text", {"chanels": 3}, "Did you mean 'channels'?"),
-    ("classify-text", {}, "missing a required argument: 'path'"),
+    ("classify-text", {}, "argument: 'path'"),
     ("classify-text", {"path": "x.csv"}, "x.csv does not exist"),
     ("classify-text", {"path": "/tmp"}, "/tmp is not a file"),
     ("classify-text", {"path": "x.csv", "model": "gpt"}, "task_options.model must be one of bert, lstm"),
