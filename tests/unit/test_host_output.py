@@ -103,3 +103,10 @@ def test_idle_threads_of_a_pool_need_no_limit():
     pool = "import concurrent.futures as f\nf.ThreadPoolExecutor(2).submit(print, 'pool').result()"
     done = python(ENDS.format(seconds=0, limit=30, more=pool), stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"pool", b"done", b"handler"], b"")
+
+
+def test_a_handler_that_waits_for_such_a_thread_does_not_keep_the_process():
+    waits = "atexit.register(lambda: threading.enumerate()[1].join())"
+    done = python(ENDS.format(seconds=500, limit=0.5, more=waits), stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert b"still running: left behind." in done.stderr
