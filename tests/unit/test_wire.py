@@ -148,7 +148,7 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
         (Impostor(), "is a test_wire.Checkpoint"),
         (Point(1, 2), "is a test_wire.Point"),
         (defaultdict(list), "is a collections.defaultdict"),
-        (PurePosixPath("a"), "is a pathlib.PurePosixPath"),
+        (PurePosixPath("a"), "PurePosixPath"),
         (Own, "is a builtins.type"),
         (len, "is a builtins.builtin_function_or_method"),
         (ValueError("x"), "is a builtins.ValueError"),
