@@ -1,5 +1,6 @@
 """Importing a framework in less time: without garbage collections, and without what nobody asked for."""
 
+import atexit
 import gc
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -33,8 +34,16 @@ def quick_imports(postponed: Collection[str]) -> Iterator[None]:
         sys.meta_path.remove(finder)
         if len(sys.modules) > modules and _is_command(sys.argv[0]):
             gc.freeze()
+            atexit.register(_free_triton)
         if collects:
             gc.enable()
+
+
+def _free_triton() -> None:
+    """Let objects of Triton be freed at the end of this process: since 3.9 it reports each one that is left."""
+    version = getattr(sys.modules.get("triton"), "__version__", "0.0")
+    if tuple(int(part) for part in version.split(".")[:2]) >= (3, 9):
+        gc.unfreeze()  # not without need: looking through all objects takes a second
 
 
 def _is_command(program: str) -> bool:
