@@ -40,7 +40,7 @@ def quick_imports(postponed: Collection[str]) -> Iterator[None]:
 
 
 def _free_triton() -> None:
-    """Let objects of Triton be freed at the end of this process: since 3.9 it reports each one that is left."""
+    """Free objects of Triton at the end of this process: since 3.9 it reports each one that is left."""
     version = getattr(sys.modules.get("triton"), "__version__", "0.0")
     if tuple(int(part) for part in version.split(".")[:2]) >= (3, 9):
         gc.unfreeze()  # not without need: looking through all objects takes a second

@@ -112,3 +112,22 @@ assert {{"SKLearnRegressor", "SKLearnTransformer"}} <= set(dir(keras.wrappers))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+END = """
+import atexit, gc, sys, types
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # registered first, it runs last
+sys.argv = ["hvdtrain"]
+sys.modules["triton"] = types.ModuleType("triton")
+sys.modules["triton"].__version__ = "{version}"
+from hvdtrain.backends.imports import quick_imports
+with quick_imports([]):
+    import wave
+"""
+
+
+@pytest.mark.parametrize(("version", "frozen"), [("3.8.0", True), ("3.9.0", False)])
+def test_objects_of_a_triton_that_reports_them_are_freed_at_the_end(version, frozen):
+    command = [sys.executable, "-c", END.format(version=version)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(frozen)]
