@@ -17,6 +17,7 @@ from hvdtrain.doctor.discovery import check_discovery
 from hvdtrain.doctor.horovod_start import start_horovod
 from hvdtrain.doctor.json_output import to_json
 from hvdtrain.doctor.launcher_transports import Rank0Transport, open_transport
+from hvdtrain.doctor.libraries import import_libraries
 from hvdtrain.doctor.remote_agent import PipeTransport, run_agent
 from hvdtrain.doctor.report import Finding, Host, Report
 from hvdtrain.doctor.ssh import SshOptions
@@ -130,6 +131,9 @@ def check_here(options: CheckOptions, as_json: bool) -> int:
     if isinstance(transport, Rank0Transport) and transport.index == 0:
         stop_waiting = transport.stop_waiting
         signal.signal(signal.SIGTERM, lambda *_: stop_waiting.set())
+    if transport.size == 1 and host_info["software"]["versions"].get("PyTorch"):
+        # several hosts compare versions alone: importing all libraries on each takes long
+        host_info["software"]["libraries"] = import_libraries(options.timeout_seconds)
     collect(transport, options, host_info)
     report = _make_report(transport, host_info)
     diagnosis = diagnose(report, transport.title)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.doctor.libraries import import_libraries
 from hvdtrain.doctor.probes import probe
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.frameworks import TITLES, installed_framework, package_folder
@@ -35,7 +34,6 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
         empty if it loads.
         ``gpus``: for each installed framework, the GPUs that it sees.
         ``mpi``: the MPI of Horovod and of mpi4py, and why mpi4py does not load.
-        ``libraries``: as ``import_libraries`` returns it.
     """
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
@@ -43,7 +41,6 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
     build_errors = {name: problem for name in installed if (problem := _build_error(name))}
     with ThreadPoolExecutor(4) as pool:
         mpirun = pool.submit(_mpirun)
-        libraries = pool.submit(import_libraries, seconds) if "torch" in installed else None
         probed = dict(
             zip(names, pool.map(lambda n: _probe_unless(build_errors, n, seconds), names), strict=True)
         )
@@ -69,7 +66,6 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
             "mpi4py": probed.get("mpi4py", {}).get("version", ""),
             "mpi4py error": probed.get("mpi4py", {}).get("error", ""),
         },
-        "libraries": libraries.result() if libraries else {},
         "gpus": {name: info for name in installed if (info := _gpu_info(probed[name]))},
     }
 
