@@ -78,16 +78,19 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
 
 def _cause_of_import(error: BaseException) -> str:
     """Return the exception that a failed import began with, where a package hides it; empty without one."""
-    causes: list[BaseException] = []
-    while isinstance(error, ImportError) or causes:
-        if error.__cause__ is None or error.__cause__ in causes:
-            break
-        error = error.__cause__
-        causes.append(error)
-    if not causes:
+    if not isinstance(error, ImportError) or error.__cause__ is None:
         return ""
-    innermost = causes[-1]
+    innermost = innermost_cause(error)
     return f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
+
+
+def innermost_cause(error: BaseException) -> BaseException:
+    """Return the exception that this one and its causes began with; itself without a cause."""
+    seen: list[BaseException] = []
+    while error.__cause__ is not None and error.__cause__ not in seen:
+        error = error.__cause__
+        seen.append(error)
+    return error
 
 
 def _is_shown(filename: str) -> bool:

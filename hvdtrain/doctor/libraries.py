@@ -17,17 +17,14 @@ _STATEMENTS = {
     "torchmetrics": "import torchmetrics",
     "datasets": "import datasets",
 }
-# An import that failed because of another one says so in __cause__.
 _CODE = """
 import json
+from hvdtrain.user_errors import innermost_cause
 info = {{}}
 try:
     {statement}
 except Exception as error:
-    seen = []
-    while error.__cause__ is not None and error not in seen:
-        seen.append(error)
-        error = error.__cause__
+    error = innermost_cause(error)
     info["error"] = type(error).__name__ + ": " + str(error)[:300]
 """
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -134,6 +135,7 @@ def test_synthetic_data_are_the_same_each_time_and_take_little_memory():
     )
 
 
+KEYWORD_ONLY = "keyword-only " if sys.version_info >= (3, 12) else ""  # as inspect says it
 REFUSED = [
     ("text", {"context": 0}, "task_options.context must be a whole number from 1 to 1048576, found 0"),
     ("text", {"context": 10**6}, "a window needs 1,000,001 (context 1,000,000 and a target)"),
@@ -150,7 +152,7 @@ REFUSED = [
     ),
     ("text", {"dropout": float("nan")}, "task_options.dropout must be a number"),
     ("text", {"chanels": 3}, "Did you mean 'channels'?"),
-    ("classify-text", {}, "argument: 'path'"),
+    ("classify-text", {}, f"missing a required {KEYWORD_ONLY}argument: 'path'"),
     ("classify-text", {"path": "x.csv"}, "x.csv does not exist"),
     ("classify-text", {"path": "/tmp"}, "/tmp is not a file"),
     ("classify-text", {"path": "x.csv", "model": "gpt"}, "task_options.model must be one of bert, lstm"),

@@ -148,7 +148,7 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
         (Impostor(), "is a test_wire.Checkpoint"),
         (Point(1, 2), "is a test_wire.Point"),
         (defaultdict(list), "is a collections.defaultdict"),
-        (PurePosixPath("a"), "PurePosixPath"),
+        (PurePosixPath("a"), f"is a {PurePosixPath.__module__}.PurePosixPath"),  # another in Python 3.13
         (Own, "is a builtins.type"),
         (len, "is a builtins.builtin_function_or_method"),
         (ValueError("x"), "is a builtins.ValueError"),
