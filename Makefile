@@ -30,7 +30,7 @@ PYTEST := python $(AGAIN) -m pytest --durations=15
 # the image of tests/cluster, unless somebody builds it already
 IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
 
-JOBS := tests/contract tests/parallel tests/faults
+JOBS := tests/contract tests/conformance tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
 .PHONY: test-hosts test-measured test-newest

@@ -14,7 +14,7 @@ from hvdtrain.frameworks import load_triton
 
 load_triton()  # tests of both frameworks share processes, and TensorFlow would be in the way of it
 
-JOB_FOLDERS = ("contract", "parallel", "faults")
+JOB_FOLDERS = ("contract", "conformance", "parallel", "faults")
 LAUNCHES = "launches"
 LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
@@ -58,7 +58,7 @@ def pytest_xdist_make_scheduler(config, log):
 def _rare_pool(item):
     """Return what a test's mark or its parameters say of its pool; nothing if it can stay in its place."""
     scopes = {fixture[-1].scope for fixture in item._fixtureinfo.name2fixturedefs.values()}
-    if item.path.parent.name not in JOB_FOLDERS[:2] or "module" in scopes:
+    if item.path.parent.name not in JOB_FOLDERS[:3] or "module" in scopes:
         return ()
     mark, found = item.get_closest_marker("pool"), getattr(item, "callspec", None)
     params = {} if found is None else found.params

@@ -11,9 +11,8 @@ from support.tiers import LEFT_OUT
 from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).resolve().parents[1]
-FILES = {
-    path.name: path for folder in ("contract", "parallel", "faults") for path in (TESTS / folder).iterdir()
-}
+FOLDERS = ("contract", "conformance", "parallel", "faults")
+FILES = {path.name: path for folder in FOLDERS for path in (TESTS / folder).iterdir()}
 
 
 @pytest.mark.parametrize("pattern", LEFT_OUT)

@@ -1,0 +1,81 @@
+"""The plain loop is the judge: models of the zoo train as it does with any number of workers, or are refused.
+
+A job trains for two steps and is resumed for the others; then its checkpoint is evaluated.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from conformance.zoo import load_models
+from support import pool
+from support.jobs import temporary_folder
+
+MODELS = Path(__file__).with_name("models")
+# each framework over both controllers
+CONTROLLER = {("torch", 2): "mpi", ("torch", 3): "mpi", ("tf", 2): "mpi", ("tf", 3): "gloo"}
+ZOO = {
+    f"{path.stem}.{name}": (path, kind)
+    for path in sorted(MODELS.glob("*.py"))
+    for name, kind in load_models(path).items()
+}
+JOBS = [
+    (name, framework, workers)
+    for name, (_, kind) in ZOO.items()
+    for framework in kind.frameworks()
+    for workers in kind.judge.workers
+]
+
+
+@functools.cache
+def expected(name, framework):
+    """Return what the plain loop computes, in a process of its framework."""
+    path, _ = ZOO[name]
+    done = pool.call(
+        pool.Key(framework, "none", 1),
+        "conformance.zoo:judged",
+        temporary_folder(),
+        path=str(path),
+        name=name.rpartition(".")[2],
+        framework=framework,
+    )
+    return done.values[0]
+
+
+def run(name, framework, workers, folder, *words):
+    path, kind = ZOO[name]
+    options = ("--framework", framework, "--task", f"{path}:{name.rpartition('.')[2]}", *kind.judge.options)
+    controller = CONTROLLER.get((framework, workers), "none")
+    return pool.command(workers, controller, framework, *words, *options, cwd=folder)
+
+
+def words_of(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("model", "framework", "workers"), JOBS)
+def test_a_model_trains_as_in_a_plain_loop_or_is_refused(model, framework, workers, tmp_path):
+    kind, folder, output = ZOO[model][1], tmp_path / "run", tmp_path / "evaluation.jsonl"
+    judge, job = kind.judge, functools.partial(run, model, framework, workers, tmp_path)
+    first = job("train", "--run-dir", str(folder), "--steps", "2")
+    if judge.refused:
+        assert first.returncode == 2, first.output
+        assert all(text in words_of(first.stderr) for text in judge.refused), first.output
+        assert "Traceback" not in first.output
+        return
+    assert first.returncode == 0, first.output
+    assert all(text in words_of(first.output) for text in judge.noted), first.output
+    rest = job("train", "--run-dir", str(folder), "--resume", "--steps", str(kind.defaults["steps"]))
+    assert rest.returncode == 0, rest.output
+    found = {"train": [], "eval": []}
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        found[line["phase"]].append(line["loss"])
+    wanted = expected(model, framework)
+    assert found["train"] == pytest.approx(wanted["train"], rel=judge.rtol, abs=1e-6), rest.output
+    assert found["eval"] == pytest.approx(wanted["eval"], rel=judge.rtol, abs=1e-6), rest.output
+    if wanted["eval"]:
+        done = job("evaluate", str(folder), "--output", str(output))
+        assert done.returncode == 0, done.output
+        loss = json.loads(output.read_text())["loss"]
+        assert loss == pytest.approx(wanted["eval"][-1], rel=judge.rtol, abs=1e-6)

@@ -1,0 +1,241 @@
+"""What the models of the zoo share: small data, what is expected of a job, and the plain loop that judges it.
+
+A file in ``models/`` has classes derived from ``Model``, which are tasks as users write them. The plain loop
+calls the task's own model and loss on the whole batch, without anything of hvdtrain's.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SAMPLES = 25  # two or three workers have unequal parts
+EVALUATED = 11
+STEPS = 4
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(SAMPLES, 4).astype(np.float32)
+Y = RANDOM.randint(0, 3, SAMPLES)
+GRADIENT_DESCENT = {
+    "steps": STEPS,
+    "global_batch_size": SAMPLES,
+    "eval_batch_size": 4,
+    "learning_rate": 0.1,
+    "momentum": 0.0,
+    "log_every": 1,
+    "eval_every": 2,
+    "save_every": 2,
+}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What is expected of the jobs of a model.
+
+    Attributes:
+        frameworks: those in which it is tried; those that it has a model for if empty.
+        workers: the numbers of workers.
+        refused: what the refusal says; empty if the job trains.
+        noted: what the plan or a note says.
+        rtol: by how much values may differ from the plain loop's, relatively.
+        options: more options of the command line.
+    """
+
+    frameworks: tuple[str, ...] = ()
+    workers: tuple[int, ...] = (1, 2, 3)
+    refused: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
+    rtol: float = 2e-5
+    options: tuple[str, ...] = ()
+
+
+class Model:
+    """A task of the zoo: full-batch gradient descent on 25 samples of three classes."""
+
+    judge = Judge()
+    loss: Any = "cross_entropy"
+    defaults: Mapping[str, Any] = GRADIENT_DESCENT
+
+    def train_data(self) -> Any:
+        """Return all samples."""
+        return X, Y
+
+    def eval_data(self) -> Any:
+        """Return the first samples, in another order."""
+        return X[:EVALUATED][::-1].copy(), Y[:EVALUATED][::-1].copy()
+
+    def plain_outputs(self, model: Any, inputs: Any) -> Any:
+        """Return what the plain loop calls the model for."""
+        return model(inputs)
+
+    def after_step(self, model: Any, step: int) -> None:
+        """Do in the plain loop what a callback of the task does after a step, counted from 1."""
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        """Return the frameworks in which the model is tried."""
+        return cls.judge.frameworks or tuple(f for f in ("torch", "tf") if hasattr(cls, f"{f}_model"))
+
+
+def judged(path: str, name: str, framework: str) -> dict[str, list[float]]:
+    """Return what the plain loop computes for a model of a file; a case of a pool of one worker."""
+    return plain_loop(load_models(Path(path))[name](), framework)
+
+
+def load_models(path: Path) -> dict[str, type[Model]]:
+    """Return the models that a file defines, by name."""
+    spec = importlib.util.spec_from_file_location(f"zoo_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind)
+        and issubclass(kind, Model)
+        and kind.__module__ == module.__name__
+        and kind.frameworks()
+    }
+
+
+def plain_loop(task: Model, framework: str) -> dict[str, list[float]]:
+    """Return the losses of the steps and of the evaluations, computed in one process on whole batches."""
+    loop = {"torch": _torch_loop, "tf": _tf_loop}[framework]
+    found = dict(loop(task))
+    steps = int(task.defaults["steps"])
+    return {
+        "train": [found["train", step] for step in range(1, steps + 1)],
+        "eval": [found["eval", step] for step in range(2, steps + 1, 2) if ("eval", step) in found],
+    }
+
+
+def _torch_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
+    import torch
+
+    model = task.torch_model()
+    batch, evaluated = (_batch(data, torch.as_tensor) for data in (task.train_data(), task.eval_data()))
+    parameters = [*model.parameters()]
+    if isinstance(task.loss, torch.nn.Module):
+        parameters += task.loss.parameters()
+    if hasattr(task, "torch_optimizer"):
+        optimizer = task.torch_optimizer(parameters)
+    else:
+        optimizer = torch.optim.SGD(
+            parameters,
+            task.defaults["learning_rate"],
+            momentum=task.defaults["momentum"],
+            weight_decay=task.defaults.get("weight_decay", 0.0),
+        )
+    for step in range(1, int(task.defaults["steps"]) + 1):
+        model.train()
+        optimizer.zero_grad()
+        loss = _torch_loss(task, model, batch)
+        loss.backward()
+        optimizer.step()
+        task.after_step(model, step)
+        yield ("train", step), float(loss.detach())
+        if step % 2 == 0 and evaluated is not None:
+            model.eval()
+            with torch.no_grad():
+                yield ("eval", step), float(_torch_loss(task, model, evaluated))
+
+
+def _torch_loss(task: Any, model: Any, batch: Mapping[str, Any]) -> Any:
+    import torch
+    from torch.nn import functional
+
+    if hasattr(task, "torch_loss"):
+        losses, _ = task.torch_loss(model, batch)
+    else:
+        outputs = task.plain_outputs(model, batch["inputs"])
+        named = {"cross_entropy": functional.cross_entropy, "mse": functional.mse_loss}
+        is_named = isinstance(task.loss, str)
+        losses = named[task.loss](outputs, batch["targets"]) if is_named else task.loss(outputs, batch)
+    return _mean(losses, batch, torch.sum)
+
+
+def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
+    import keras
+    import tensorflow as tf
+
+    model = task.tf_model()
+    batch, evaluated = (_batch(data, tf.convert_to_tensor) for data in (task.train_data(), task.eval_data()))
+    if hasattr(task, "tf_optimizer"):
+        optimizer = task.tf_optimizer()
+    else:
+        optimizer = keras.optimizers.SGD(task.defaults["learning_rate"], task.defaults["momentum"])
+    for step in range(1, int(task.defaults["steps"]) + 1):
+        with tf.GradientTape() as tape:
+            loss = _tf_loss(task, model, batch, training=True)
+            added = tf.add_n(model.losses) if model.losses else 0.0
+            total = loss + tf.cast(added, loss.dtype)
+        variables = model.trainable_variables
+        pairs = zip(tape.gradient(total, variables), variables, strict=True)
+        optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
+        task.after_step(model, step)
+        yield ("train", step), float(loss)
+        if step % 2 == 0 and evaluated is not None:
+            yield ("eval", step), float(_tf_loss(task, model, evaluated, training=False))
+
+
+def _tf_loss(task: Any, model: Any, batch: Mapping[str, Any], training: bool) -> Any:
+    import keras
+    import tensorflow as tf
+
+    if hasattr(task, "tf_loss"):
+        losses, _ = task.tf_loss(_Called(model, training), batch)
+        return _mean(losses, batch, tf.reduce_sum)
+    outputs, targets = model(batch["inputs"], training=training), batch["targets"]
+    if task.loss == "cross_entropy":
+        losses = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+    elif task.loss == "mse":
+        losses = keras.losses.mean_squared_error(targets, outputs)
+    else:
+        losses = task.loss(outputs, batch)
+    samples = tf.reduce_mean(tf.reshape(losses, (len(targets), -1)), axis=1) if losses.shape else losses
+    return _mean(samples, batch, tf.reduce_sum)
+
+
+class _Called:
+    """A Keras model that is called in one mode, as a task's own loss calls it."""
+
+    def __init__(self, model: Any, training: bool) -> None:
+        self._model, self._training = model, training
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self._model(*inputs, **{"training": self._training, **options})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _mean(losses: Any, batch: Mapping[str, Any], total: Any) -> Any:
+    """Return the mean of losses over samples, by their weights if they have any.
+
+    Args:
+        losses: one for each sample; or the mean, alone or as ``hvdtrain.Weighted``.
+        batch: the samples.
+        total: a function that sums an array.
+    """
+    losses = getattr(losses, "value", losses)
+    if not losses.shape:
+        return losses
+    weights = batch.get("weights")
+    return total(losses) / len(losses) if weights is None else total(losses * weights) / total(weights)
+
+
+def _batch(data: Any, convert: Any) -> dict[str, Any] | None:
+    """Return a data set as one batch."""
+    if data is None:
+        return None
+    named = data if isinstance(data, Mapping) else dict(zip(("inputs", "targets"), data, strict=False))
+    return {
+        name: {key: convert(value) for key, value in array.items()}
+        if isinstance(array, Mapping)
+        else convert(array)
+        for name, array in named.items()
+    }
