@@ -1,6 +1,7 @@
-"""Names that users of other trainers type for fields of the config, and values that they write."""
+"""Names that users of other trainers type for config fields and parts of a task, and values they write."""
 
 import difflib
+import re
 from collections.abc import Collection
 
 # words of other trainers: the config field that does this
@@ -117,6 +118,52 @@ _ADVICE = {
         "The task has the data, the model and the loss; its options are set by task_options.",
     ),
 }  # fmt: skip
+_EVAL_DATA = "eval_data() returns the evaluation data, of several sets hvdtrain.EvalSets"
+_OWN_LOSS = "here torch_loss(model, batch) or tf_loss(model, batch) returns the loss of each sample"
+_LOADERS = ("data", "dataloader", "dataloaders", "loader", "dataset", "set", "ds")
+# members of classes of other trainers: what a task has in their place
+_TASK_ADVICE = {
+    **dict.fromkeys(("training_step", "train_step", "compute_loss", "forward_step"), _OWN_LOSS),
+    **dict.fromkeys(
+        ("validation_step", "test_step", "eval_step", "evaluation_step"),
+        f"evaluation computes loss and metrics; {_OWN_LOSS} and {{metric: value of each sample}}",
+    ),
+    "predict_step": "torch_serve(model, batch) or tf_serve(model, batch) returns the outputs",
+    **dict.fromkeys(
+        ("configure_optimizers", "configure_optimizer", "create_optimizer", "get_optimizer", "optimizer",
+         "optimizers", "scheduler", "lr_scheduler", "create_scheduler", "configure_schedulers"),
+        "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule",
+    ),
+    **dict.fromkeys(
+        ("compute_metrics", "compute_metric", "configure_metrics", "metrics_fn", "metric_fn"),
+        "metrics maps names to metrics: names, functions of (outputs, batch), SumMetric or GatheredMetric",
+    ),
+    **{f"{split}_{kind}": "train_data() returns the training data: samples, not batches"
+       for split in ("train", "training") for kind in _LOADERS},
+    **{f"{split}_{kind}": _EVAL_DATA
+       for split in ("val", "valid", "validation", "eval", "test", "dev") for kind in _LOADERS},
+    "predict_dataloader": "predict_data() returns the data to predict",
+    "prepare_data": "the task's constructor or train_data() prepares data",
+    **dict.fromkeys(("collate_fn", "data_collator", "batch_collate"), "the method is collate(samples)"),
+    **dict.fromkeys(
+        ("loss_fn", "loss_function", "criterion", "objective"),
+        "the attribute is loss: a name or a function of (outputs, batch)",
+    ),
+    **dict.fromkeys(
+        ("sampler", "train_sampler", "sample_weights", "sampling_weights", "sample_weight"),
+        "class_weights, or the key 'weights' of the data, weighs samples",
+    ),
+    **dict.fromkeys(
+        ("epochs", "max_epochs", "num_epochs", "batch_size", "global_batch_size", "lr", "learning_rate",
+         "weight_decay", "momentum", "label_smoothing", "precision", "lr_schedule", "warmup_epochs"),
+        "options of the config are set by defaults, a mapping, or on the command line",
+    ),
+}  # fmt: skip
+_HOOK = re.compile(
+    r"on_(step|window|evaluation|checkpoint|start|end|workers_changed|fit_\w+)"
+    r"|on_((before|after)_)?(train|training|validation|val|eval|test|predict|evaluate|save|log|load|epoch|batch|"
+    r"step|optimizer|backward|zero_grad|sanity|exception|init)(_\w+)?|should_stop|configure_callbacks"
+)
 _VALUES = {
     ("lr_schedule", "reducelronplateau"): "write plateau",
     ("lr_schedule", "reduce_lr_on_plateau"): "write plateau",
@@ -134,6 +181,41 @@ _OTHER_VALUES = {
     "optimizer": "the task can return any other one in torch_optimizer(parameters) or tf_optimizer()",
 }
 _NULLS = ("none", "nil", "null", "")
+
+
+def task_advice(name: str) -> str:
+    """Return what a task has in place of a member of other trainers' classes; empty for any other name."""
+    plain = name.lower()
+    is_hook = _HOOK.fullmatch(plain) is not None
+    return (
+        "callbacks is a list of objects with methods of hvdtrain.Callback"
+        if is_hook
+        else (_TASK_ADVICE.get(plain, ""))
+    )
+
+
+def is_misspelt(name: str, known: str) -> bool:
+    """Return whether a name is close to a known one: one letter, or a third of the letters of each word."""
+    words, others = name.lower().split("_"), known.split("_")
+    if _distance("".join(words), "".join(others)) <= 1:
+        return True
+    return len(words) == len(others) and all(
+        _distance(one, other) <= min(2, len(other) // 3) for one, other in zip(words, others, strict=True)
+    )
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters must be put in, left out, replaced or exchanged to turn one into the other."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one):
+        row = [i + 1]
+        for j, wanted in enumerate(other):
+            cost = min(rows[i][j + 1] + 1, row[j] + 1, rows[i][j] + (letter != wanted))
+            if i and j and letter == other[j - 1] and wanted == one[i - 1]:
+                cost = min(cost, rows[i - 1][j - 1] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def _normalized(name: object) -> str:

@@ -1,13 +1,14 @@
 """Task and Dataset, the interfaces that a user implements, and loading a task by name or path."""
 
 import difflib
+import dis
 import importlib
 import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -15,24 +16,45 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
+from hvdtrain.field_names import is_misspelt, task_advice
 from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP, load_triton
 from hvdtrain.paths import expand_task
 from hvdtrain.user_errors import where_raised
 
 Arrays = dict[str, NDArray[Any]]
 
-# arguments of the task's methods, for those that are given any
-_ARGUMENTS = {
+# what a task can have: the arguments of its methods, and None for attributes
+MEMBERS: dict[str, tuple[str, ...] | None] = {
+    "train_data": (),
+    "eval_data": (),
+    "predict_data": (),
+    "torch_model": (),
+    "tf_model": (),
     "torch_loss": ("model", "batch"),
     "tf_loss": ("model", "batch"),
     "torch_optimizer": ("parameters",),
+    "tf_optimizer": (),
     "torch_optimizers": ("model",),
-    "torch_blocks": ("model",),
-    "tf_blocks": ("model",),
     "tf_optimizers": ("model",),
     "torch_step": ("model", "batch", "optimizers"),
     "tf_step": ("model", "batch", "optimizers"),
+    "torch_blocks": ("model",),
+    "tf_blocks": ("model",),
+    "torch_serve": ("model", "batch"),
+    "tf_serve": ("model", "batch"),
+    "collate": ("samples",),
+    "describe": (),
+    "loss": None,
+    "metrics": None,
+    "ignore_index": None,
+    "class_weights": None,
+    "class_axis": None,
+    "defaults": None,
+    "state_names": None,
+    "callbacks": None,
 }
+
+_READS = ("LOAD_ATTR", "LOAD_METHOD")
 
 # prefix for modules of task files, which other processes cannot import by name
 FILE_MODULE_PREFIX = "hvdtrain_task_"
@@ -155,16 +177,19 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error
     for name in ("train_data", "eval_data"):
         if not callable(getattr(task, name, None)):
-            raise TaskError(f"task {spec} has no method {name}()", "docs/tasks.md lists what a task needs.")
+            hint = _hint_at(task, name) or "docs/tasks.md lists what a task needs."
+            raise TaskError(f"task {spec} has no method {name}()", hint)
     wanted = FRAMEWORKS[framework].model_method
     if not callable(getattr(task, wanted, None)):
         methods = [row.model_method for row in FRAMEWORKS.values()]
         other = next((name for name in methods if callable(getattr(task, name, None))), None)
         remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
+        remedy = _hint_at(task, wanted) or remedy
         raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
     row = FRAMEWORKS[framework]
     if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
-        raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)")
+        hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
+        raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
     if hasattr(task, row.step_method) and OWN_STEP not in row.capabilities:
         raise TaskError(f"task {spec} has {row.step_method}: the backend for {row.title} cannot call it")
     _check_signatures(task, spec, framework)
@@ -181,7 +206,7 @@ def _check_signatures(task: Any, spec: str, framework: str) -> None:
     of_framework = (row.model_method, row.loss_method, row.optimizer_method)
     of_step = (row.step_method, row.optimizers_method)
     for method in ("train_data", "eval_data", *of_framework, *of_step):
-        arguments = _ARGUMENTS.get(method, ())
+        arguments = MEMBERS[method] or ()
         try:
             signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
         except (TypeError, ValueError):  # there is none, or it is not written in Python
@@ -194,6 +219,70 @@ def _check_signatures(task: Any, spec: str, framework: str) -> None:
                 f"task {spec}: {method}{signature} cannot be called as {call}: {error}",
                 f"Write def {method}({', '.join(('self', *arguments))}).",
             ) from None
+
+
+def unknown_members(task: Any) -> dict[str, str]:
+    """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant.
+
+    It is empty for a known member, and for one that the task's own code reads. What a class of a library
+    gives is not looked at.
+
+    Args:
+        task: the task.
+    """
+    classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
+    spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]
+    read = {name for kind in classes for value in vars(kind).values() for name in _read_by(value)}
+    found = {}
+    for name, members in ((name, space) for space in spaces for name in space):
+        if name in MEMBERS or name in read or name.startswith("_"):
+            continue
+        near = next((known for known in MEMBERS if is_misspelt(name, known)), "")
+        if near and members.get(near) is None:
+            found[name] = f"did you mean {_called(near, MEMBERS[near] is not None)}?"
+        elif advice := task_advice(name):
+            found[name] = advice
+    return found
+
+
+def notes_on_members(task: Any) -> list[str]:
+    """Return notes on members of a task that are misspelt, or that other trainers have."""
+    return [
+        f"the task has {_called(name, callable(getattr(task, name, None)))}, which hvdtrain does not know; "
+        f"{meant}"
+        for name, meant in unknown_members(task).items()
+    ]
+
+
+def _hint_at(task: Any, missing: str) -> str:
+    """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
+    for name, meant in unknown_members(task).items():
+        if re.search(rf"\b{missing}\b", meant):
+            return f"It has {_called(name, callable(getattr(task, name, None)))}: {meant}"
+    return ""
+
+
+def _called(name: str, is_method: bool) -> str:
+    return f"{name}()" if is_method else name
+
+
+def _is_users(kind: type) -> bool:
+    """Return whether a class is written by the user, and comes from no library."""
+    module = sys.modules.get(kind.__module__)
+    path = getattr(module, "__file__", None) or ""
+    is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
+    return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)
+
+
+def _read_by(value: Any) -> Iterator[str]:
+    """Yield the names of attributes that the code of a class's member reads."""
+    if isinstance(value, property):
+        value = value.fget
+    codes = [getattr(getattr(value, "__func__", value), "__code__", None)]
+    while codes:
+        if (code := codes.pop()) is not None:
+            yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS)
+            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
 
 
 class GivenTask:

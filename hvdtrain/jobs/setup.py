@@ -66,7 +66,7 @@ from hvdtrain.reporting.report import SilentReport
 from hvdtrain.seeding import seed_generators
 from hvdtrain.session import Session, versions_with
 from hvdtrain.stages import replicas
-from hvdtrain.task import constructor_parameters, load_task_class, make_task
+from hvdtrain.task import constructor_parameters, load_task_class, make_task, notes_on_members
 from hvdtrain.trackers import check_installed
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.user_errors import where_raised
@@ -319,6 +319,7 @@ def open_task_data(job: JobSpec) -> TaskData:
         eval_data,
         {**train_values, **eval_values},
         notes=(
+            *notes_on_members(task),
             *_notes_on_data(train_data, "train_data"),
             *_notes_on_data(eval_data, "eval_data"),
             *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),

@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -12,6 +13,7 @@ from hvdtrain.task import (
     built_in_names,
     load_task_class,
     make_task,
+    notes_on_members,
     task_class_of,
     task_spec,
 )
@@ -269,6 +271,61 @@ def test_a_task_without_any_model_is_named():
     assert why(type("Part", (Base,), {"torch_model": None}), {}) == (
         "task it has no method torch_model(), which --framework torch needs"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("metric", {}, "the task has metric, which hvdtrain does not know; did you mean metrics?"),
+        ("defualt", {}, "did you mean defaults?"),
+        ("class_weight", [1, 2], "did you mean class_weights?"),
+        ("torch_optimiser", print, "torch_optimiser(), which hvdtrain does not know; did you mean torch_opt"),
+        ("callback", [], "did you mean callbacks?"),
+        ("evalData", print, "did you mean eval_data()?"),
+        ("collate_fn", print, "the method is collate(samples)"),
+        ("training_step", print, "here torch_loss(model, batch) or"),
+        ("configure_optimizers", print, "torch_optimizer(parameters) or"),
+        ("compute_metrics", print, "metrics maps names to metrics"),
+        ("val_dataloader", print, "eval_data() returns the evaluation data"),
+        ("on_epoch_end", print, "callbacks is a list of objects"),
+        ("epochs", 3, "options of the config are set by defaults"),
+    ],
+)
+def test_a_member_that_is_misspelt_or_of_another_trainer_is_noted(name, value, said):
+    inherits = type("Part", (Base,), {name: value})
+    (note,) = notes_on_members(type("More", (inherits,), {})())
+    assert said in note
+
+
+class WithHelpers(Base):
+    default_path = "here"
+    eval_path = predict_path = "there"
+    metrics: ClassVar = {"mae": "mae"}
+    metric = "mae"  # beside metrics
+
+    def __init__(self):
+        self.cache, self.lr = {}, 0.1
+
+    def eval_data(self):
+        return self.val_data()
+
+    def val_data(self):
+        return None
+
+    def torch_optimizer(self, parameters):
+        return [self.lr for _ in parameters]
+
+
+def test_helpers_of_a_task_get_no_note():
+    import unittest
+
+    # members of a library's class are not the user's
+    assert not notes_on_members(type("Part", (WithHelpers, unittest.TestCase), {"lr": 3})())
+
+
+def test_a_member_that_is_missing_and_misspelt_is_named():
+    task_class = type("Part", (Base,), {"train_data": None, "trian_data": lambda self: {}})
+    assert why(task_class, {}).endswith("It has trian_data(): did you mean train_data()?")
 
 
 class OwnLoss:
