@@ -17,6 +17,8 @@ _OTHER_BUILD = (
     "torchvision was built for another PyTorch: install both from one index, or `pip uninstall torchvision`, "
     "which transformers and torchmetrics do without. `python -m hvdtrain doctor` imports them."
 )
+# where the C++ frames begin that PyTorch adds to some of its texts
+_FRAMES = "Exception raised from "
 # folders whose code is not the user's
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
@@ -114,7 +116,7 @@ def _places_in_graph(text: str) -> list[tuple[str, int]]:
 
 def _text_of(error: BaseException) -> str:
     """Return an exception's text without terminal codes and without the lists that frameworks add."""
-    text = click.unstyle(str(error))  # Keras writes some of its errors in colour
+    text = click.unstyle(str(error)).partition(_FRAMES)[0].rstrip()  # Keras writes some errors in colour
     if _GRAPH_ERROR in text:  # its own text is the last paragraph; the stack of the graph precedes it
         paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
         own = [p for p in paragraphs[1:] if not p.startswith(("File ", "Detected at", "Stack trace"))]

@@ -23,6 +23,9 @@ _WRONG_OF = {
     "softmax": ("auc", "perplexity"),
 }
 
+# what PyTorch says of a derivative where none is recorded
+_NO_GRADIENT = "does not require grad"
+
 Shapes = Mapping[str, str]
 
 
@@ -126,6 +129,11 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
     if other is not None and (difference := _difference(run, other)):
         lines.append(difference)
     lines += _hints(run)
+    if other is not None and _NO_GRADIENT in str(error):
+        lines.append(
+            "An evaluation computes without gradient. Compute derivatives under `with torch.enable_grad():`, "
+            "in the model or the loss."
+        )
     lines.append("--debug shows the traceback.")
     problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
     return TaskError(problem, "\n  ".join(lines))

@@ -113,3 +113,8 @@ def test_the_code_that_loads_a_task_is_not_named():
     with pytest.raises(TaskError) as caught:
         load_task_class("no_such_module:Task")
     assert where_raised(caught.value.__cause__) == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_frames_of_compiled_code_are_left_out():
+    said = where_raised(RuntimeError("shapes differ\nException raised from check at a.cpp:1\nframe #0: f"))
+    assert said == "RuntimeError: shapes differ"

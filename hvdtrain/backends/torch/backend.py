@@ -14,6 +14,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.adasum import check_adasum
@@ -289,7 +290,7 @@ class TorchBackend:
         self.model.eval()
         if partial is None:
             self._evaluation.begin()
-        with torch.inference_mode():
+        with torch.no_grad():  # and no inference mode, whose tensors neither a step nor Horovod can use later
             for place, (micro_batch, weights, _) in enumerate(self._micro_batches(batch)):
                 sums = torch.mv(self._per_sample(micro_batch, len(weights)).rows, weights)
                 before = 0.0 if partial is None else partial.weight
@@ -410,7 +411,7 @@ class TorchBackend:
         """Return the model's outputs for one batch, by name. Local: no collective."""
         self.model.eval()
         found: dict[str, list[NDArray[Any]]] = {}
-        with torch.inference_mode(), autocast(self._precision, self._device):
+        with torch.no_grad(), autocast(self._precision, self._device):
             for micro_batch in batch.micro_batches:
                 outputs = predicted(self.model, self._objective, micro_batch, self._serve, self._is_one_call)
                 for name, tensor in outputs.items():
@@ -441,11 +442,15 @@ class TorchBackend:
         self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
-        watch = self._evaluation.watch if self._evaluation else None
+        watch = self._watch if self._evaluation else None
         self._eval_objective = make_objective(task, "torch", NAMED, watch=watch)
         # in training or not: whether the objective gave a batch's mean, when it was last called
         own = may_give_mean(task, "torch")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+
+    def _watch(self, outputs: Any, batch: Any) -> None:
+        """Keep outputs for the metrics, without the gradient that a model may compute in evaluation, too."""
+        self._evaluation.watch(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), batch)
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
@@ -616,7 +621,7 @@ class TorchBackend:
             self.model.train(training)
         self._names = ()  # so that shapes are checked
         if not training:
-            with torch.no_grad():  # a model may keep tensors, which a step could not use in inference mode
+            with torch.no_grad():
                 rows = self._per_sample(micro_batch, len(weights)).rows
                 self._evaluation.try_out(self._evaluation.take(), batch.samples.rows(0, len(weights)))
         elif self._own_step is not None:
@@ -648,7 +653,7 @@ class TorchBackend:
         if training and self._own_step is not None:  # which is never given padding
             return
         self.model.eval()
-        with torch.inference_mode(), autocast(self._precision, self._device):
+        with torch.no_grad(), autocast(self._precision, self._device):
             losses, metrics = self._objective(self.model, batch.micro_batches[0])
         self._gives_mean[training] = any(map(is_batch_mean, (losses, *metrics.values())))
 

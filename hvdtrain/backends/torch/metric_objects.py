@@ -84,7 +84,7 @@ class ObjectState:
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Add a micro-batch."""
-        with torch.inference_mode():
+        with torch.no_grad():
             if self._empty is None:
                 self._check(outputs, batch, rows)
             self._update(outputs, batch, rows)
@@ -109,7 +109,7 @@ class ObjectState:
 
     def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
         """Return the metric's value."""
-        with torch.inference_mode():
+        with torch.no_grad():
             for _, module in metrics_within(self._metric):
                 module._update_count = 1
             samples = merged[_SAMPLES].reshape(-1)

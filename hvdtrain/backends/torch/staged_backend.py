@@ -87,7 +87,7 @@ class TorchStagedBackend(Staged, TorchBackend):
         if partial is None:
             self._evaluation.begin()
         passes = self._passes
-        with torch.inference_mode():
+        with torch.no_grad():
             passes.begin(batch, training=False)
             for place in range(len(batch.weights)):
                 passes.place = place
