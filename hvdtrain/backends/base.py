@@ -74,6 +74,7 @@ class ModelInfo:
         stages: what each stage of a split model has, in words.
         stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
         stage_cuts: the first block of each stage but the first.
+        synchronized_layers: number of batch-norm layers that normalise over all workers.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -86,6 +87,7 @@ class ModelInfo:
     stages: tuple[str, ...] = ()
     stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     stage_cuts: tuple[int, ...] = ()
+    synchronized_layers: int = 0
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _batch(config: Config, plan: TrainingPlan) -> str:
 
 def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
     layers, batch = model.batch_norm_layers, plan.batch
-    is_synchronised = session.config.sync_batch_norm
+    is_synchronised = session.config.sync_batch_norm or 0 < layers == model.synchronized_layers
     if not layers:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
     together = batch.global_batch // batch.accumulate
@@ -179,6 +179,7 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
         return (
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
         )
+    layers -= model.synchronized_layers  # those with synchronized=True
     padding = "" if batch.is_even else "; padding (a repeated sample) counts in the statistics"
     if is_dealt(session):
         padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"

@@ -97,7 +97,13 @@ from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.own_step import NamedOptimizers, OwnStep, make_optimizers, take_rates
-from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.precision import (
+    LossScale,
+    cast_outputs_to_fp32,
+    check_scaled,
+    new_loss_scale,
+    precision_of,
+)
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
@@ -190,7 +196,9 @@ class TensorFlowBackend:
         """Build model, optimizer and compiled steps, with initial values. Collective if it is split."""
         # automatic names of layers start anew, equal on all workers; only an earlier model is worth the
         # seconds of a garbage collection, and `start` refuses a process that has used TensorFlow before
+        policy = keras.config.dtype_policy()  # a session's, and the user's
         keras.utils.clear_session(free_memory=TensorFlowBackend._has_built)
+        keras.config.set_dtype_policy(policy)
         TensorFlowBackend._has_built = True
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self._seed = config.seed
@@ -201,10 +209,10 @@ class TensorFlowBackend:
         check_local_steps(task, config, self.workers)
         check_sharding(task, config, self.workers)
         self._make_batches(config)
-        self._has_collectives = config.sync_batch_norm and self.workers.may_reduce  # the model itself
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         self._make_objectives(task, config)
         tensors = self._make_model(task, config, batch)
+        self._has_collectives = self._batch_norm.layers > 0 and self.workers.may_reduce  # the model itself
         method = own_optimizer_method(task, config)
         shapes = self._shapes
         groups = ParameterGroups(config, shapes, method)
@@ -215,10 +223,12 @@ class TensorFlowBackend:
         self._shards = make_shards(config, trainable, self.workers)
         chosen, own_rates, factors = self._make_optimizers(task, config, tensors, groups, method)
         self.optimizers = list(self._optimizers.values())
+        if step is not None:
+            check_scaled(self._precision, self.optimizers)
         self._ema = make_ema(tensors, config.ema_decay, self._shards)
         self._local: LocalSteps | None = None
         reducer, loss_scale = self._make_reducer(trainable, config)
-        is_alone = not (config.sync_batch_norm or config.sync_every or config.stages > 1)
+        is_alone = not (self._batch_norm.layers or config.sync_every or config.stages > 1)
         measured = step is None and is_alone and self._is_cpu
         self._clock = StepClock(self._traced_workers, measured)
         self._own_step = None
@@ -240,6 +250,7 @@ class TensorFlowBackend:
             notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
+            synchronized_layers=self._batch_norm.layers,
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
@@ -496,7 +507,7 @@ class TensorFlowBackend:
         self, trainable: Iterable[Field], config: Config
     ) -> tuple[GradientReducer, LossScale | None]:
         """Make what sums gradients over workers, and the scale of the loss if there is one."""
-        loss_scale = LossScale(self._near) if config.precision == "fp16" else None
+        loss_scale = new_loss_scale(config, self._precision, self.optimizers[0], self._near)
         reducer = choose_reducer(config, self._near, trainable, loss_scale)
         self._low_rank = reducer if isinstance(reducer, LowRank) else None
         return reducer, loss_scale
@@ -549,7 +560,8 @@ class TensorFlowBackend:
         """Make the task's model, changed as the config asks; return this worker's variables."""
         self._batch_norm = BatchNormSync(self._traced_workers)
         self.model = make_model(task, config, self._batch_norm)
-        self._called = cast_outputs_to_fp32(self.model, config.precision)
+        self._precision = precision_of(self.model, config.precision)
+        self._called = cast_outputs_to_fp32(self.model, self._precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         tensors = ModelState(self.model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in tensors.trainable_fields()}

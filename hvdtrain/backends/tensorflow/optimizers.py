@@ -18,6 +18,7 @@ from hvdtrain.backends.tensorflow.formulas import SGD, AdamW
 from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer
 from hvdtrain.backends.tensorflow.model_state import ModelState
 from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 
 
 def choose_optimizer(
@@ -63,13 +64,23 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
         method: the task's method that made it.
 
     Raises:
-        TaskError: If it is a schedule or a function, or not a positive number.
+        TaskError: If it is a schedule or a function, or not a positive number; or if the optimizer keeps a
+            moving average of the weights, which only ``model.fit`` would use.
     """
     inner = optimizer
     while getattr(inner, "inner_optimizer", None) is not None:  # one that scales losses
         inner = inner.inner_optimizer
     if not isinstance(inner._learning_rate, keras.Variable):
         raise scheduled(method, type(inner._learning_rate).__name__)
+    if inner.use_ema:
+        overwrites = f", and overwrites them every {inner.ema_overwrite_frequency} steps"
+        raise TaskError(
+            f"the optimizer of {method}() keeps a moving average of the weights (use_ema=True)"
+            f"{overwrites if inner.ema_overwrite_frequency else ''}; evaluation, checkpoints and exports would "
+            "not use it",
+            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config (docs/config.md): they "
+            "then use the average.",
+        )
     # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
     base = float(str(np.float32(inner._learning_rate.numpy())))
     check_positive(base, method)

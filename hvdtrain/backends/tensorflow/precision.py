@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
 from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 
 Tensor = Any
 
@@ -23,17 +25,72 @@ _HALVES = (tf.bfloat16, tf.float16)
 def autocast(precision: str) -> Iterator[None]:
     """Return a context in which a model is made whose layers compute in half precision.
 
-    Layers that the user gave a type keep it.
+    Layers that the user gave a type keep it. A policy that is set meanwhile is of this model alone.
     """
-    if precision == "fp32":
-        yield
-        return
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(_POLICIES[precision])
+    if precision != "fp32":
+        keras.config.set_dtype_policy(_POLICIES[precision])
     try:
         yield
     finally:
         keras.config.set_dtype_policy(before)
+
+
+def precision_of(model: Any, precision: str) -> str:
+    """Return the precision in which a model computes: the config's, or that of its layers' policies."""
+    policies = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    found = next((name for name, policy in _POLICIES.items() if policy in policies), "fp32")
+    return found if precision == "fp32" else precision
+
+
+def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Sized) -> "LossScale | None":
+    """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself.
+
+    Where layers ask for fp16 and not the config, it is that of ``model.fit``.
+
+    Args:
+        config: the config.
+        precision: in which the model computes.
+        optimizer: the optimizer.
+        workers: the workers among whom a step sums its gradients.
+    """
+    if precision != "fp16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    optimizer.loss_scale_factor = None
+    return LossScale(workers) if config.precision == "fp16" else LossScale(workers, INITIAL_SCALE / 2)
+
+
+def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
+    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16.
+
+    Raises:
+        TaskError: naming one that does not.
+    """
+    plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
+    if precision == "fp16" and plain:
+        raise TaskError(
+            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of tf_step",
+            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's optimizer, "
+            "or use mixed_bfloat16.",
+        )
+
+
+def own_scale(optimizer: Any) -> Tensor | None:
+    """Return what an optimizer divides gradients by before it applies them; None if it does not."""
+    is_plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
+    if is_plain and optimizer.loss_scale_factor is None:
+        return None
+    return tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
+
+
+def scaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+    """Return gradients times a factor; as they are if it is None."""
+    return list(gradients) if factor is None else [g * tf.cast(factor, g.dtype) for g in gradients]
+
+
+def unscaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+    """Return gradients divided by a factor; as they are if it is None."""
+    return list(gradients) if factor is None else [g / tf.cast(factor, g.dtype) for g in gradients]
 
 
 def cast_outputs_to_fp32(model: Any, precision: str) -> Any:
@@ -111,9 +168,7 @@ class LossScale:
     def unscale(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Divide reduced gradients by the factor; return them and whether they are finite."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-        factor = self.factor
-        unscaled = [g / tf.cast(factor, g.dtype) for g in gradients]
-        return unscaled, is_finite
+        return unscaled(gradients, self.factor), is_finite
 
     def adapt(self, is_finite: Tensor) -> None:
         """Adapt the scale to whether a step's gradients were finite."""

@@ -28,7 +28,12 @@ from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPend
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.precision import LossScale, cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.precision import (
+    LossScale,
+    cast_outputs_to_fp32,
+    new_loss_scale,
+    precision_of,
+)
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.tensorflow.stage_model import (
     Called,
@@ -231,9 +236,9 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
         self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
+        self._precision = precision_of(model, config.precision)
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
-        if config.sync_batch_norm:
-            self._batch_norm.take_over(model)
+        self._batch_norm.take_over(model, every=config.sync_batch_norm)
         self.model = StageModel(own)
         free_others(whole, own)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
@@ -291,7 +296,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self, trainable: Iterable[Field], config: Config
     ) -> tuple[GradientReducer, LossScale | None]:
         """Make what sums gradients over the replicas, and the scale of the loss if there is one."""
-        loss_scale = LossScale(self._groups.own) if config.precision == "fp16" else None
+        loss_scale = new_loss_scale(config, self._precision, self.optimizers[0], self._groups.own)
         self._low_rank = None
         return choose_reducer(config, self._groups.own), loss_scale
 

@@ -20,6 +20,7 @@ from hvdtrain.backends.own_step import (
 )
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, native, normalized
 from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.precision import own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.step_calls import Calls
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
@@ -125,11 +126,14 @@ class StepOptimizer(NotCalled):
             )
         target, own = _target_and_own_weights(losses, samples)
         weights = samples.gradient_weights if own is None else samples.gradient_weights * own
+        scale = own_scale(self._optimizer)
+        weights = weights if scale is None else weights * scale
         weights = tf.cast(weights if target.shape.rank else tf.reduce_sum(weights), target.dtype)
         found = tape.gradient(target, [native(variable) for variable in self.variables], weights)
         self._note_unused(found)
         gradients = dense(found, self.variables, self._zero)
-        return gradients if samples.learning_rate is None else self._reduced(gradients, own, samples)
+        reduced = gradients if samples.learning_rate is None else self._reduced(gradients, own, samples)
+        return unscaled(reduced, scale)
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Clip the gradients, set the learning rate and take a step.
@@ -147,7 +151,7 @@ class StepOptimizer(NotCalled):
         # parameters change after every reduction has succeeded
         with tf.control_dependencies([tf.group(*clipped)]):
             self._optimizer.learning_rate.assign(self.learning_rate)
-            self._apply(clipped, self.variables)
+            self._apply(scaled(clipped, own_scale(self._optimizer)), self.variables)
 
     def minimize(self, losses: Any, tape: tf.GradientTape | None = None) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""

@@ -42,31 +42,41 @@ class BatchNormSync:
     Attributes:
         weights: of the samples that the model is called with next, (samples,); set before each
             micro-batch, while the step is traced.
+        layers: how many layers it has taken over.
     """
 
     def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None
+        self.layers = 0
         self._workers = workers
         self._group = group_of(workers)
 
-    def take_over(self, model: Layer) -> None:
+    def take_over(self, model: Layer, every: bool = True) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
+
+        Args:
+            model: the model.
+            every: whether all of them; else those with ``synchronized=True``, if there are other workers.
 
         Raises:
             TaskError: naming a layer that computes in a way of its own.
         """
         for path, layer in find_batch_norms(model).items():
             kind = type(layer)
+            if not (every or (getattr(layer, "synchronized", False) and self._workers.may_reduce)):
+                continue
             plain = kind.call is keras.layers.BatchNormalization.call and not getattr(layer, "renorm", False)
             if not (plain or getattr(kind, MARK, False)):
                 raise TaskError(
-                    f"--sync-batch-norm cannot synchronise {path}: {kind.__name__} computes in its own way",
+                    f"{'--sync-batch-norm' if every else 'synchronized=True'} cannot synchronise {path}: "
+                    f"{kind.__name__} computes in its own way",
                     "Give the model Keras's own layer, without renorm; or, where that is as good in "
                     f"training, give {kind.__name__} the attribute {MARK} = True.",
                 )
             # not a class of its own: a saved model names its layers' classes
             name = "hvdtrain.batch_norm." + re.sub(r"[^\w.]", "_", path)
             layer.call = partial(_call, layer, layer.call, self, name)
+            self.layers += 1
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a tensor over workers."""

@@ -8,7 +8,7 @@ from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activati
 from hvdtrain.backends.tensorflow.precision import autocast
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
 from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import ConfigError, TaskError
 
 
 def make_model(task: Any, config: Config, batch_norm: BatchNormSync) -> keras.Model:
@@ -30,8 +30,15 @@ def make_model(task: Any, config: Config, batch_norm: BatchNormSync) -> keras.Mo
         raise TaskError(
             "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
         )
-    if config.sync_batch_norm:
-        batch_norm.take_over(model)
+    if config.stages == 1:
+        batch_norm.take_over(model, every=config.sync_batch_norm)
+    if batch_norm.layers and (config.compile or config.sync_every):
+        raise ConfigError(
+            "the model has BatchNormalization(synchronized=True), which goes neither with compile nor with "
+            "sync_every",
+            "Leave out the option, or synchronized=True.",
+            everywhere=True,
+        )
     if config.checkpoint_activations:
         apply_activation_checkpointing(model)
     return model

@@ -10,7 +10,7 @@ from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
 from hvdtrain.backends.tensorflow.model_state import Field
-from hvdtrain.backends.tensorflow.precision import LossScale
+from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -59,6 +59,7 @@ class Update:
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
         self._waits_for: list[Tensor] = []
         self._is_finite: Tensor | None = None
+        self._own_scale: Tensor | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -67,6 +68,9 @@ class Update:
 
     def scale(self, gradient_weights: Tensor) -> Tensor:
         """Return the samples' gradient weights, times the loss scale."""
+        self._own_scale = own_scale(self._optimizer)
+        if self._own_scale is not None:
+            gradient_weights *= self._own_scale
         return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
 
     def backward(self, losses: Tensor, gradient_weights: Tensor, tape: tf.GradientTape) -> list[Tensor]:
@@ -98,7 +102,7 @@ class Update:
         """
         if self.loss_scale is None:
             self._is_finite = None
-            return gradients, vector
+            return unscaled(gradients, self._own_scale), vector
         gradients, is_finite = self.loss_scale.unscale(gradients)
         self._is_finite = self._agreed(is_finite)
         with self._after_reductions():
@@ -129,7 +133,7 @@ class Update:
         with self._after_reductions():
             self._optimizer.learning_rate.assign(learning_rate)
             if self._is_finite is None:
-                self._optimizer.apply(gradients, self._updated())
+                self._optimizer.apply(scaled(gradients, self._own_scale), self._updated())
             else:
                 tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
 
