@@ -80,6 +80,15 @@ class Model:
         return cls.judge.frameworks or tuple(f for f in ("torch", "tf") if hasattr(cls, f"{f}_model"))
 
 
+def tf_classifier(_: Any = None) -> Any:
+    """Return a small Keras model of three classes."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
+    return keras.Sequential(layers)
+
+
 def judged(path: str, name: str, framework: str) -> dict[str, list[float]]:
     """Return what the plain loop computes for a model of a file; a case of a pool of one worker."""
     return plain_loop(load_models(Path(path))[name](), framework)
@@ -168,13 +177,15 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
         optimizer = task.tf_optimizer()
     else:
         optimizer = keras.optimizers.SGD(task.defaults["learning_rate"], task.defaults["momentum"])
+    if model.dtype_policy.name == "mixed_float16":  # as compile() does
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     for step in range(1, int(task.defaults["steps"]) + 1):
         with tf.GradientTape() as tape:
             loss = _tf_loss(task, model, batch, training=True)
             added = tf.add_n(model.losses) if model.losses else 0.0
-            total = loss + tf.cast(added, loss.dtype)
+            scaled = optimizer.scale_loss(loss + tf.cast(added, loss.dtype))
         variables = model.trainable_variables
-        pairs = zip(tape.gradient(total, variables), variables, strict=True)
+        pairs = zip(tape.gradient(scaled, variables), variables, strict=True)
         optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
         task.after_step(model, step)
         yield ("train", step), float(loss)

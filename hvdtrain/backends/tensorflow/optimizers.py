@@ -73,13 +73,11 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
     if not isinstance(inner._learning_rate, keras.Variable):
         raise scheduled(method, type(inner._learning_rate).__name__)
     if inner.use_ema:
-        overwrites = f", and overwrites them every {inner.ema_overwrite_frequency} steps"
         raise TaskError(
-            f"the optimizer of {method}() keeps a moving average of the weights (use_ema=True)"
-            f"{overwrites if inner.ema_overwrite_frequency else ''}; evaluation, checkpoints and exports would "
-            "not use it",
-            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config (docs/config.md): they "
-            "then use the average.",
+            f"the optimizer of {method}() keeps a moving average of the weights (use_ema=True), which "
+            "evaluation, checkpoints and exports would not use",
+            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config: they then use the "
+            "average, which does not overwrite the weights in training.",
         )
     # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
     base = float(str(np.float32(inner._learning_rate.numpy())))

@@ -69,9 +69,10 @@ def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
     plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
     if precision == "fp16" and plain:
         raise TaskError(
-            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of tf_step",
-            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's optimizer, "
-            "or use mixed_bfloat16.",
+            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
+            "tf_step",
+            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's "
+            "optimizer, or use mixed_bfloat16.",
         )
 
 
