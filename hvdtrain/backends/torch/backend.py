@@ -6,9 +6,9 @@ with the same names in the same order.
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 import numpy as np
@@ -58,7 +58,14 @@ from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.collectives import HorovodCollectives
 from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device, device_memory
-from hvdtrain.backends.torch.dry_run import Recorder, count_frozen, last_activation, state_kept
+from hvdtrain.backends.torch.dry_run import (
+    Recorder,
+    count_frozen,
+    describe_undone,
+    last_activation,
+    parts_in_evaluation,
+    state_kept,
+)
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
@@ -146,6 +153,8 @@ class TorchBackend:
         self.info = BackendInfo(f"PyTorch {torch.__version__} on {on}", {"torch": torch.__version__})
         self._device = device
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
+        # which of train() and eval() was called last, and what the model's flag was then; None before both
+        self._is_training, self._flag = False, cast(bool | None, None)
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and steps, with their initial values. Collective if the model is split."""
@@ -225,6 +234,7 @@ class TorchBackend:
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state."""
         recorder, values, error = Recorder(self.model), {}, None
+        in_evaluation, undone = parts_in_evaluation(self.model), ""
         meter: ActivationMeter | None = None
         memory: StepMemory | None = None
         try:
@@ -232,6 +242,7 @@ class TorchBackend:
                 wrapped = self._wrap(batch)
                 with (meter := ActivationMeter(self.model, wrapped.tensors())):
                     values = self._dry_run(wrapped, training)
+                undone = describe_undone(in_evaluation) if training else ""
             memory = meter.found() if training and self._own_step is None else None
         except PeerLostError:
             raise
@@ -239,8 +250,9 @@ class TorchBackend:
             error = raised
             if meter is not None:
                 memory = StepMemory(0, largest=meter.largest())
+        self._flag = None  # the modes are as before, so that training begins with a call of train()
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
-        note = describe_not_applied(skipped)
+        note = "; ".join(filter(None, (describe_not_applied(skipped), undone)))
         return DryRun(recorder.outputs, values, last_activation(self.model), error, note, memory)
 
     def train_step(
@@ -249,8 +261,7 @@ class TorchBackend:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
         self._learn_form(batch, training=True)
         self._seed_step(batch.step)
-        if not self.model.training:
-            self.model.train()
+        self._enter_mode(training=True)
         if self.workers.is_elastic:
             self._moving.keep()
         try:
@@ -287,7 +298,7 @@ class TorchBackend:
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
         """Evaluate one batch and return the sums so far. Local: no collective."""
         self._learn_form(batch, training=False)
-        self.model.eval()
+        self._enter_mode(training=False)
         if partial is None:
             self._evaluation.begin()
         with torch.no_grad():  # and no inference mode, whose tensors neither a step nor Horovod can use later
@@ -318,7 +329,20 @@ class TorchBackend:
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Collective. Return a context in which the model has the moving average of its weights, if any."""
-        return self._ema.in_model()
+        return self._evaluating()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Return a context as ``ema_weights``, after which the model is in training, as each trainer has it.
+
+        So ``train()`` undoes with the averages what ``eval()`` did with them, such as merging them.
+        """
+        with self._ema.in_model():
+            try:
+                yield
+            finally:
+                if not self._is_training:
+                    self._enter_mode(training=True)
 
     def sync_batch_norm_statistics(self) -> None:
         """Collective. Average the moving statistics of batch norm over workers."""
@@ -409,7 +433,7 @@ class TorchBackend:
 
     def predict(self, batch: TorchBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
-        self.model.eval()
+        self._enter_mode(training=False)
         found: dict[str, list[NDArray[Any]]] = {}
         with torch.no_grad(), autocast(self._precision, self._device):
             for micro_batch in batch.micro_batches:
@@ -617,8 +641,7 @@ class TorchBackend:
         micro_batch, weights = batch.micro_batches[0], batch.weights[0]
         gradient_weights = batch.gradient_weights[0]
         self._batch_norm.weights = weights
-        if self.model.training != training:
-            self.model.train(training)
+        self._enter_mode(training)
         self._names = ()  # so that shapes are checked
         if not training:
             with torch.no_grad():
@@ -637,6 +660,12 @@ class TorchBackend:
                 self._update.begin()
         return sample_values(self._names, self._weighted, rows.cpu().numpy(), weights.cpu().numpy())
 
+    def _enter_mode(self, training: bool) -> None:
+        """Call ``train()`` or ``eval()`` of the model, unless it was the last of both that was called."""
+        if self._is_training is not training or self.model.training is not self._flag:
+            (self.model.train if training else self.model.eval)()
+            self._is_training, self._flag = training, self.model.training
+
     def _numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
         """Return what stands after the sums in a vector that is reduced: findings and signals."""
         if not unused and signals is NO_SIGNALS:
@@ -652,7 +681,7 @@ class TorchBackend:
             return
         if training and self._own_step is not None:  # which is never given padding
             return
-        self.model.eval()
+        self._enter_mode(training=False)
         with torch.no_grad(), autocast(self._precision, self._device):
             losses, metrics = self._objective(self.model, batch.micro_batches[0])
         self._gives_mean[training] = any(map(is_batch_mean, (losses, *metrics.values())))
@@ -662,7 +691,7 @@ class TorchBackend:
 
         A micro-batch of which no sample counts stays as it is.
         """
-        training = self.model.training
+        training = self._is_training
         for place, rows in enumerate(batch.counted_rows):
             if rows is None or self._gives_mean[training]:
                 yield batch.counted(place)
@@ -672,7 +701,7 @@ class TorchBackend:
 
     def _per_sample(self, micro_batch: dict[str, torch.Tensor], samples: int) -> Values:
         """Return losses and all values of the samples of a micro-batch."""
-        objective = self._train_objective if self.model.training else self._eval_objective
+        objective = self._train_objective if self._is_training else self._eval_objective
         with autocast(self._precision, self._device):
             losses, metrics = objective(self.model, micro_batch)
         return self._values({"loss": losses, **metrics}, samples)
@@ -680,7 +709,7 @@ class TorchBackend:
     def _values(self, given: dict[str, Any], samples: int) -> Values:
         """Return the loss, the first, and the metrics of the samples of a micro-batch."""
         weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
-        self._gives_mean[self.model.training] = any(is_batch_mean(given[name]) for name in weighted)
+        self._gives_mean[self._is_training] = any(is_batch_mean(given[name]) for name in weighted)
         names = tuple(given)
         if names != self._names or weighted != self._weighted:
             check_values(given, samples)

@@ -1,6 +1,6 @@
 """What a dry run needs in PyTorch; ``tensorflow/dry_run.py`` does the same for Keras."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from hvdtrain.backends.torch.model_state import set_values
+
+_NAMED = 3  # of modules, at most
 _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
 
 
@@ -47,7 +50,8 @@ def _as_array(tensor: torch.Tensor) -> Any:
 def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Return a context after which a model and PyTorch's random generators are as they were.
 
-    The copies lie in the host's memory. Those of tensors that lie there take none before one of both changes.
+    The mode is restored by ``train()`` or ``eval()``, which may change more than flags. The copies lie in the
+    host's memory. Those of tensors that lie there take none before one of both changes.
 
     Args:
         model: the model.
@@ -56,33 +60,69 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
     """
     more = [(tensor, _kept(tensor)) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
-        (tensors, name, tensor, _kept(tensor))
+        (tensors, name, tensor, _kept(tensor, tensors is module._buffers))
         for module in model.modules()
         for tensors in (cast(dict[str, Any], module._parameters), module._buffers)
         for name, tensor in tensors.items()
         if tensor is not None
     ]
-    phases = [(module, module.training) for module in model.modules()]
+    mode, flags = model.training, [(module, module.training) for module in model.modules()]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for tensors, name, tensor, _ in places:
-                    tensors[name] = tensor
-                for tensor, value in [*more, *(place[2:] for place in places)]:
-                    if torch._C._data_address(tensor) != torch._C._data_address(value):  # type: ignore[attr-defined]
-                        tensor.copy_(value)
-            for module, phase in phases:
-                module.training = phase
+            if model.training is not mode:
+                (model.train if mode else model.eval)()
+            for tensors, name, tensor, _ in places:
+                tensors[name] = tensor
+            for tensor, value in [*more, *(place[2:] for place in places)]:
+                if _address(tensor) != _address(value):
+                    set_values(tensor, value)
+            for module, flag in flags:
+                module.training = flag
 
 
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can."""
-    if tensor.device.type == "cpu":
+def _kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
+    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can.
+
+    Of a buffer it is made at once: PyTorch could not resize one of the two, as observers of quantisation do.
+    """
+    if tensor.device.type == "cpu" and not is_buffer:
         with suppress(RuntimeError):  # if something else, such as numpy, has allocated the memory
             return torch._lazy_clone(tensor.detach())
     return tensor.detach().cpu().clone()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where the values lie; of a sparse tensor, a number of its own."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+
+
+def parts_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules in evaluation mode, by name, of a model that is in training mode."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules() if model.training else ():
+        if not module.training and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found
+
+
+def describe_undone(before: Mapping[str, nn.Module]) -> str:
+    """Return a note of modules that ``train()`` has put into training mode; empty if there are none.
+
+    Args:
+        before: what ``parts_in_evaluation`` returned before the call.
+    """
+    undone = [f"{name} ({type(module).__name__})" for name, module in before.items() if module.training]
+    if not undone:
+        return ""
+    names = ", ".join(undone[:_NAMED]) + (f" and {len(undone) - _NAMED} more" if undone[_NAMED:] else "")
+    return (
+        f"train() is called before the first step, as in every trainer, and puts {names} into training mode; "
+        "torch_model() had put that into evaluation mode. To keep it there, override train() of the model"
+    )
 
 
 def last_activation(model: nn.Module) -> str:

@@ -67,9 +67,9 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
-    model = make_model().cpu().eval()
+    model = make_model().cpu()
     model.load_state_dict(weights)
-    return model
+    return model.eval()  # which may change the weights
 
 
 def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> Outputs:

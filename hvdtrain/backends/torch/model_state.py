@@ -321,3 +321,17 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
     copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
+
+
+def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a tensor other values, and their shape; its strides stay where the shape does."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        if tensor.layout is not torch.strided:
+            tensor.copy_(value)
+        elif tensor.shape != value.shape or tensor.dtype != value.dtype:
+            tensor.data = value.to(tensor.device, copy=True)
+        else:
+            for axis, stride in enumerate(tensor.stride()):
+                if stride == 0 and tensor.shape[axis]:  # of an expanded tensor
+                    tensor, value = tensor.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+            tensor.copy_(value)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hvdtrain.backends.torch.model_state import Entry
+from hvdtrain.backends.torch.model_state import Entry, set_values
 
 _Tensors = dict[str, Any]
 
@@ -125,7 +125,7 @@ class MovingState:
         for place in self._all():
             place.holder[place.name] = place.tensor
             if place.tensor is not None and place.copy is not None:
-                _set(place.tensor, place.copy)
+                set_values(place.tensor, place.copy)
                 place.mark = _mark(place.tensor)
 
     def forget(self) -> None:
@@ -182,14 +182,6 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     """Return what changes if an operation changes a tensor, or it is given other memory."""
     version = -1 if tensor.is_inference() else tensor._version
     return version, 0 if tensor.is_sparse else tensor.data_ptr()
-
-
-def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        if tensor.shape == value.shape:
-            tensor.copy_(value)
-        else:
-            tensor.data = value.clone()
 
 
 def _total(tensor: torch.Tensor) -> complex:

@@ -79,8 +79,7 @@ class StagePasses:
         """
         self._batch, self.place, self.sums, self.last_values = batch, 0, None, None
         self._kept.clear()
-        if not self._backend.model.training == self._whole.training == training:
-            self._backend.model.train(training)
+        self._backend._enter_mode(training)
         self._objective = self._backend._train_objective if training else self._backend._eval_objective
 
     def samples(self, place: int) -> int:
