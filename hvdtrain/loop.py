@@ -244,7 +244,7 @@ def _evaluate(session: Session, plan: TrainingPlan, learning_rate: float) -> Non
     skipped = session.skipped.count
     try:
         with ACTIVITY.during(EVALUATING, session.state.progress.step):
-            session.backend.sync_batch_norm_statistics()
+            _combine_state(session)
             _evaluate_sets(session, plan, learning_rate)
     except PeerLostError:
         session.skipped.count = skipped  # the evaluation is done again
@@ -294,11 +294,20 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
 
 
 def save(session: Session) -> None:
-    """Collective. Average the moving statistics and save; rank 0 writes, in the background."""
+    """Collective. Give all workers the state that is saved, and save; rank 0 writes, in the background."""
     with ACTIVITY.during(SAVING, session.state.progress.step):
-        session.backend.sync_batch_norm_statistics()
+        _combine_state(session)
         session.saver.save(session.backend, session.manifest())
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
+
+
+def _combine_state(session: Session) -> None:
+    """Collective. Give all workers one state of what no optimizer updates: what is evaluated is saved."""
+    if late := session.backend.combine_state():
+        session.report.note(
+            f"training also changes {', '.join(late)}, on each worker by itself: from here on, all take rank "
+            "0's before each evaluation and save; the task's state_reductions can combine them"
+        )
 
 
 def _outgoing_signals(

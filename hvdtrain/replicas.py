@@ -1,4 +1,4 @@
-"""The check that the workers' copies of the parameters are still equal."""
+"""The check that the workers' copies of the model are still equal."""
 
 from collections import Counter
 from hashlib import blake2b
@@ -10,7 +10,9 @@ _RANKS_NAMED = 8
 
 
 def check_replicas(backend: Backend) -> None:
-    """Collective. Check that every worker holds the same parameters, by one small checksum.
+    """Collective. Check that every worker holds the same model, by one small checksum.
+
+    What training changes on each worker by itself is left out.
 
     Raises:
         ReplicaDriftError: on every worker alike, naming the ranks and the first parameter that differs.
@@ -18,7 +20,7 @@ def check_replicas(backend: Backend) -> None:
     workers = backend.workers
     if workers.size == 1:
         return
-    checksums = backend.parameter_checksums()
+    checksums = backend.checksums()
     digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
     digests = workers.allgather_object(digest)
     if len(set(digests)) == 1:
@@ -31,6 +33,8 @@ def check_replicas(backend: Backend) -> None:
             having.setdefault(name, {})[rank] = crc
     usual = {name: Counter(found.values()).most_common(1)[0][0] for name, found in having.items()}
     differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
+    explained = backend.replica_state.explain({name: set(crcs.values()) for name, crcs in differing.items()})
+    differing = {name: found for name, found in differing.items() if name not in explained}
     if not differing:
         return
     drifted = sorted(
@@ -42,7 +46,7 @@ def check_replicas(backend: Backend) -> None:
     ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
     raise ReplicaDriftError(
         f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",
-        "A worker computed something else: faulty memory, another library, or a task that changes "
-        "parameters on its own.",
+        "A worker computed something else: faulty memory, another library, or a task that changes it on its "
+        "own. If training does so, name it in the task's state_reductions.",
         everywhere=True,
     )

@@ -51,6 +51,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "class_axis": None,
     "defaults": None,
     "state_names": None,
+    "state_reductions": None,
     "callbacks": None,
 }
 
@@ -111,6 +112,8 @@ class Task(Protocol):
     - ``predict_data()``: the data that ``hvdtrain predict`` goes over, which needs no targets;
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;
+    - ``state_reductions``: how state that no optimizer updates is combined over workers before it is
+      evaluated or saved: a mapping of patterns of portable names to "rank0", "mean", "sum" or "max";
     - ``describe()``: a line of text for the plan that describes the data;
     - ``callbacks``: a list of objects with methods of ``hvdtrain.Callback``, or a method that returns one.
     """
@@ -206,7 +209,7 @@ def _check_signatures(task: Any, spec: str, framework: str) -> None:
     of_framework = (row.model_method, row.loss_method, row.optimizer_method)
     of_step = (row.step_method, row.optimizers_method)
     for method in ("train_data", "eval_data", *of_framework, *of_step):
-        arguments = MEMBERS[method] or ()
+        arguments = MEMBERS.get(method) or ()
         try:
             signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
         except (TypeError, ValueError):  # there is none, or it is not written in Python

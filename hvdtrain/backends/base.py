@@ -6,7 +6,7 @@ Methods that every rank must call, in the same order, have docstrings that start
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +16,14 @@ from hvdtrain.agreement import Workers
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.recording import StepRecorder
+from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import (
     NO_SIGNALS,
 )
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
 
 PortableState = dict[str, NDArray[Any]]
 # a portable state, or a part of one, that is only read: an array may be fetched when it is asked for
@@ -134,6 +136,8 @@ class DryRun:
         note: what the user should know of the computation, in words; empty if nothing.
         memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
             After an error, it has the largest tensors alone.
+        changed: checksums, by portable name, of the state that it changed before it was put back.
+        refusal: what makes the model one that cannot be trained as it is, though nothing failed.
     """
 
     outputs: Any
@@ -142,6 +146,8 @@ class DryRun:
     error: Exception | None = None
     note: str = ""
     memory: StepMemory | None = None
+    changed: Mapping[str, int] = field(default_factory=dict)
+    refusal: TaskError | None = None
 
 
 class PendingMetrics(Protocol):
@@ -176,11 +182,13 @@ class Backend(Protocol):
         workers: the job's workers.
         info: what is known when the backend has started.
         model: the framework's own model after ``build``; for callbacks, the loop leaves it alone.
+        replica_state: the workers' copies of the model's state that no optimizer updates, after ``build``.
     """
 
     workers: Workers
     info: BackendInfo
     model: Any
+    replica_state: ReplicaState
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values.
@@ -281,12 +289,16 @@ class Backend(Protocol):
         """
         ...
 
-    def sync_batch_norm_statistics(self) -> None:
-        """Collective. Average the moving statistics of batch norm over workers."""
+    def combine_state(self) -> list[str]:
+        """Collective. Give all workers one state of what no optimizer updates, which is then saved.
+
+        Returns:
+            The names of what training changes on each worker by itself, which the dry run did not find.
+        """
         ...
 
-    def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each trainable parameter of this worker, in a fixed order.
+    def checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order.
 
         Local: no collective.
         """

@@ -64,7 +64,10 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
     error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one))
-    notes = share_findings(session.backend.workers, error, found)
+    workers = session.backend.workers
+    notes = share_findings(workers, error, found)
+    changed = dict(passes[0].result.changed) if passes else {}
+    session.backend.replica_state.expect(workers.allgather_object(changed))
     return Dry(passes, notes, time.perf_counter() - begun_seconds, half)
 
 
@@ -135,6 +138,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
             raise error
         yield done[-1]
+        if result.refusal is not None:  # of which the other workers learn
+            return
 
 
 def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:

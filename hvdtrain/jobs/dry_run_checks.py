@@ -84,6 +84,8 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
         other: that of the training data, if this is of the evaluation data.
     """
     error = run.result.error
+    if error is None and run.result.refusal is not None:
+        return run.result.refusal
     problem = _label_error(run)
     if error is None:
         # a step of the task's own has no named loss: that of the evaluation is the first

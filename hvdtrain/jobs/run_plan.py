@@ -60,6 +60,7 @@ def describe_plan(
         "evaluation": _eval_sets(session),
         "batch": _batch(config, plan) + elastic_plan.batch(session, plan),
         "batch norm": _batch_norm(session, model, plan),
+        "state": session.backend.replica_state.describe(),
         "length": _length(session, plan),
         "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau)
         + elastic_plan.learning_rate(session, plan),

@@ -640,7 +640,7 @@ def test_moving_statistics_are_averaged(started):
     step(backend, global_batch(backend, SAMPLES))
     local = state_of(backend)
     everyone = backend.workers.allgather_object(local)
-    backend.sync_batch_norm_statistics()
+    backend.combine_state()
     for name in ("model/norm/moving_mean", "model/norm/moving_variance"):
         expected = np.mean([state[name] for state in everyone], axis=0)
         np.testing.assert_allclose(state_of(backend)[name], expected, rtol=1e-6)
@@ -812,12 +812,12 @@ def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, 
 @pytest.mark.local
 def test_checksums_tell_parameters_apart(started):
     backend = build(started, Linear())
-    before = backend.parameter_checksums()
+    before = backend.checksums()
     assert sorted(name for name, _ in before) == ["model/dense/bias", "model/dense/kernel"]
-    assert before == backend.parameter_checksums()
+    assert before == backend.checksums()
     assert before == backend.workers.broadcast_object(before)
     step(backend, global_batch(backend, SAMPLES))
-    assert all(one != other for one, other in zip(before, backend.parameter_checksums(), strict=True))
+    assert all(one != other for one, other in zip(before, backend.checksums(), strict=True))
 
 
 @pytest.mark.local
@@ -841,7 +841,7 @@ def test_portable_names_and_layouts(started):
     assert shapes == expected
     assert info.parameter_shapes == {f"model/{name}": shape for name, shape in model.items()}
     assert info.batch_norm_layers == 1
-    names = [name for name, _ in backend.parameter_checksums()]
+    names = [name for name, _ in backend.checksums()]
     assert sorted(names) == sorted(f"model/{name}" for name in model)
 
 

@@ -323,6 +323,6 @@ class ElasticNumpyBackend(NumpyBackend):
         self._before("broadcast_state")
         self._load(self.workers.broadcast_object(self._state() if self.workers.rank == root else None, root))
 
-    def parameter_checksums(self):
-        self._before("parameter_checksums")
-        return super().parameter_checksums()
+    def checksums(self):
+        self._before("checksums")
+        return super().checksums()

@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
+from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
@@ -107,6 +108,7 @@ class FakeBackend:
 
     def __init__(self, workers, parameters=None, *, losses=None, unused_at=(), eval_losses=()) -> None:
         self.workers = workers
+        self.replica_state = ReplicaState(None, workers, None, list)
         self.state = dict(parameters or {"model/a/kernel": np.zeros((2, 3), np.float32)})
         self.calls: list[str] = []
         self.rates: list[float] = []
@@ -174,10 +176,11 @@ class FakeBackend:
     def ema_weights(self):
         return nullcontext()
 
-    def sync_batch_norm_statistics(self) -> None:
+    def combine_state(self) -> list[str]:
         self.calls.append("average")
+        return []
 
-    def parameter_checksums(self) -> list[tuple[str, int]]:
+    def checksums(self) -> list[tuple[str, int]]:
         self.calls.append("compare")
         return [(name, zlib.crc32(array.tobytes())) for name, array in self.state.items()]
 

@@ -26,6 +26,7 @@ from hvdtrain.backends.base import (
     Shapes,
 )
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import FINDINGS, StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, SIGNALS
 from hvdtrain.config import Config
@@ -72,6 +73,7 @@ class NumpyBackend:
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
+        self.replica_state = ReplicaState(None, workers, None, list)  # type: ignore[arg-type]
         self.info = BackendInfo(f"numpy {np.__version__} on the CPU", {"numpy": np.__version__})
         self.model: Any = None
 
@@ -144,10 +146,10 @@ class NumpyBackend:
     def ema_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sync_batch_norm_statistics(self) -> None:
-        pass
+    def combine_state(self) -> list[str]:
+        return []
 
-    def parameter_checksums(self) -> list[tuple[str, int]]:
+    def checksums(self) -> list[tuple[str, int]]:
         return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:

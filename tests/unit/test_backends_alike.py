@@ -31,7 +31,8 @@ OWN_NAMES = {
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry", "set_values"},  # of a tensor, which may get another shape
-    "torch/dry_run.py": {"parts_in_evaluation", "describe_undone"},  # Keras's layers have no mode
+    # Keras's layers have no mode; PyTorch copies tensors late
+    "torch/dry_run.py": {"parts_in_evaluation", "describe_undone", "as_kept"},
     "torch/stage_model.py": {
         "give_memory",  # on a device, where TensorFlow's variables are made anyway
         "is_plain",  # variables of Keras stay the same ones

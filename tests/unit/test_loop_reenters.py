@@ -13,10 +13,10 @@ from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 
 COLLECTIVE = (
     "train_step",
-    "sync_batch_norm_statistics",
+    "combine_state",
     "eval_metrics",
     "gather_state",
-    "parameter_checksums",
+    "checksums",
 )
 REPORTED = ("on_start", "on_step", "on_window", "on_evaluation")
 

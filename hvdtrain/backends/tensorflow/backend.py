@@ -61,6 +61,7 @@ from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
@@ -107,6 +108,7 @@ from hvdtrain.backends.tensorflow.precision import (
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.sharded_optimizer import make_ema, shard_optimizer
 from hvdtrain.backends.tensorflow.sharded_parameters import make_shards
 from hvdtrain.backends.tensorflow.sharded_state import make_state
@@ -238,6 +240,7 @@ class TensorFlowBackend:
             self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, method, config)
         self._state = self._make_state(tensors)
+        self._make_replica_state(task)
         self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
@@ -268,9 +271,9 @@ class TensorFlowBackend:
         called = self._called
         recorder = self._called = Recorder(called)
         values: dict[str, NDArray[Any]] = {}
-        error, meter = None, ActivationMeter(self._is_cpu)
+        error, meter, changes = None, ActivationMeter(self._is_cpu), Changes()
         try:
-            with peer_errors(), state_kept(self.model), meter:
+            with peer_errors(), state_kept(self.model), meter, self._state_tensors.watched() as changes:
                 values = self._dry_run(self._wrap(batch), training, meter)
         except PeerLostError:
             raise
@@ -283,7 +286,8 @@ class TensorFlowBackend:
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
         memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
-        return DryRun(recorder.outputs, values, last, error, note, memory)
+        outputs = recorder.outputs
+        return DryRun(outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -381,16 +385,18 @@ class TensorFlowBackend:
         """Collective. Return a context in which the model has the moving average of its weights, if any."""
         return self._ema.in_model()
 
-    def sync_batch_norm_statistics(self) -> None:
-        """Collective. Average the moving statistics of batch norm over workers."""
-        if self.workers.size == 1:
-            return
+    def combine_state(self) -> list[str]:
+        """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
+        if self._replicas.size == 1:
+            return []
         with peer_errors():
-            self._batch_norm.average_statistics(self._state.model.fields)
+            return self.replica_state.combine()
 
-    def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
-        return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
+    def checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
+        fields = self._state.model.trainable_fields()
+        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
+        return [*trained, *self.replica_state.checksums()]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
@@ -414,9 +420,12 @@ class TensorFlowBackend:
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
+        self.replica_state.restart()
         if self.workers.size == 1:
             return
         with peer_errors():
+            if self.workers.is_elastic:
+                self.replica_state.follow(self.workers, root)
             variables = [field.variable for field in self._state.model.fields]
             averages = [
                 *self._ema.to_broadcast(),
@@ -570,6 +579,15 @@ class TensorFlowBackend:
     def _make_state(self, tensors: ModelState) -> TrainingState:
         """Make the state of this worker."""
         return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
+
+    def _make_replica_state(self, task: Any) -> None:
+        """Make what keeps the workers' copies of state that no optimizer updates alike."""
+        self._follow_state(task, self.workers, HorovodCollectives())
+
+    def _follow_state(self, task: Any, replicas: Talking, collectives: HorovodCollectives) -> None:
+        self._replicas = replicas
+        self._state_tensors = StateTensors(self.model, self._state.model)
+        self.replica_state = ReplicaState(task, self._replicas, collectives, self._state_tensors)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, method: str

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
 from hvdtrain.backends.pipeline.checks import gives_blocks
-from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
+from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged, several_calls
@@ -151,15 +151,9 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             order=self._evaluation.order,
         )
 
-    def sync_batch_norm_statistics(self) -> None:
-        """Collective. Average the moving statistics of batch norm over the replicas of this stage."""
-        if self.layout.replicas == 1:
-            return
-        with peer_errors():
-            self._batch_norm.average_statistics(self._state.model.fields)
-
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
+        self.replica_state.restart()
         with peer_errors():
             optimizer = next(iter(self._optimizers.values()))
             self._state.broadcast([optimizer.iterations, *self._scale_variables()])
@@ -204,6 +198,11 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
     def _own_form(self, training: bool) -> Form:
         """Return the names of the sums, as they were when a pass of this kind was traced last."""
         return self._traced_forms.get(training, ((), ()))
+
+    def _make_replica_state(self, task: Any) -> None:
+        """Make what keeps the copies of this stage's state alike, among the replicas."""
+        collectives = HorovodCollectives(self._groups.own)
+        self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its variables."""

@@ -6,7 +6,7 @@ that give mean and variance, backward of the two sums through which they carry g
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -83,17 +83,6 @@ class BatchNormSync:
         if not self._workers.may_reduce:
             return vector
         return hvd.allreduce(vector, op=hvd.Sum, name=name, **self._group)
-
-    def average_statistics(self, fields: Iterable[Any]) -> None:
-        """Collective. Average the moving statistics of a model's fields over workers; all of them or none."""
-        averages = []
-        for field in fields:
-            if not field.trainable and tf.as_dtype(field.variable.dtype).is_floating:
-                name = f"hvdtrain.statistics.{field.path}"
-                average = hvd.allreduce(field.variable.value, op=hvd.Average, name=name, **self._group)
-                averages.append((field, average))
-        for field, average in averages:
-            field.variable.assign(average)
 
     def weights_of(self, x: Tensor) -> Tensor:
         """Return the weights of a tensor's rows, (rows,), fp64.

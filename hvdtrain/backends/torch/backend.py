@@ -48,6 +48,7 @@ from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
@@ -80,6 +81,7 @@ from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.sharded_optimizer import make_ema, shard_optimizer
 from hvdtrain.backends.torch.sharded_parameters import make_shards
 from hvdtrain.backends.torch.sharded_state import make_state
@@ -197,6 +199,7 @@ class TorchBackend:
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
         self._state = self._make_state(tensors)
+        self._make_replica_state(task)
         changed_early = self._optimizers.values() if self._own_step is not None else ()
         self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
@@ -233,12 +236,17 @@ class TorchBackend:
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state."""
-        recorder, values, error = Recorder(self.model), {}, None
+        recorder, values, error, changes = Recorder(self.model), {}, None, Changes()
         in_evaluation, undone = parts_in_evaluation(self.model), ""
         meter: ActivationMeter | None = None
         memory: StepMemory | None = None
         try:
-            with peer_errors(), state_kept(self.model, self._device), recorder:
+            with (
+                peer_errors(),
+                state_kept(self.model, self._device),
+                recorder,
+                self._state_tensors.watched() as changes,
+            ):
                 wrapped = self._wrap(batch)
                 with (meter := ActivationMeter(self.model, wrapped.tensors())):
                     values = self._dry_run(wrapped, training)
@@ -253,7 +261,8 @@ class TorchBackend:
         self._flag = None  # the modes are as before, so that training begins with a call of train()
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         note = "; ".join(filter(None, (describe_not_applied(skipped), undone)))
-        return DryRun(recorder.outputs, values, last_activation(self.model), error, note, memory)
+        last = last_activation(self.model)
+        return DryRun(recorder.outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -344,16 +353,19 @@ class TorchBackend:
                 if not self._is_training:
                     self._enter_mode(training=True)
 
-    def sync_batch_norm_statistics(self) -> None:
-        """Collective. Average the moving statistics of batch norm over workers."""
-        if self.workers.size == 1:
-            return
+    def combine_state(self) -> list[str]:
+        """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
+        self._state_tensors.take_back()
+        if self._replicas.size == 1:
+            return []
         with peer_errors():
-            self._batch_norm.average_statistics(self._state.model.entries)
+            return self.replica_state.combine()
 
-    def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each trainable parameter of this worker, in a fixed order."""
-        return [(field.name, zlib.crc32(field.read().data)) for field in self._state.model.trainable_fields()]
+    def checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
+        fields = self._state.model.trainable_fields()
+        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
+        return [*trained, *self.replica_state.checksums()]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
@@ -378,10 +390,13 @@ class TorchBackend:
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
+        self.replica_state.restart()
         if self.workers.size == 1:
             return
         self._moving.forget()
         with peer_errors():
+            if self.workers.is_elastic:
+                self.replica_state.follow(self.workers, root)
             self._state.broadcast_optimizers(self.workers, root)
             hvd.broadcast_parameters(self.model.state_dict(), root)
             self._state.broadcast_ema(root)
@@ -497,6 +512,15 @@ class TorchBackend:
     def _make_state(self, tensors: ModelState) -> TrainingState:
         """Make the state of this worker."""
         return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
+
+    def _make_replica_state(self, task: Any) -> None:
+        """Make what keeps the workers' copies of state that no optimizer updates alike."""
+        self._follow_state(task, self.workers, HorovodCollectives())
+
+    def _follow_state(self, task: Any, replicas: Talking, collectives: HorovodCollectives) -> None:
+        self._replicas = replicas
+        self._state_tensors = StateTensors(self.model, self._state.model)
+        self.replica_state = ReplicaState(task, self._replicas, collectives, self._state_tensors)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, own_optimizer: str

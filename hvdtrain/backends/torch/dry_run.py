@@ -58,9 +58,9 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
         device: where it computes.
         others: more tensors that are to be as they were.
     """
-    more = [(tensor, _kept(tensor)) for tensor in others]
+    more = [(tensor, as_kept(tensor)) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
-        (tensors, name, tensor, _kept(tensor, tensors is module._buffers))
+        (tensors, name, tensor, as_kept(tensor, tensors is module._buffers))
         for module in model.modules()
         for tensors in (cast(dict[str, Any], module._parameters), module._buffers)
         for name, tensor in tensors.items()
@@ -82,7 +82,7 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
                 module.training = flag
 
 
-def _kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
+def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
     """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can.
 
     Of a buffer it is made at once: PyTorch could not resize one of the two, as observers of quantisation do.

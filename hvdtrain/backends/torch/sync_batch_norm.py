@@ -5,7 +5,6 @@ weight, so that padding does not count. One all-reduce per layer and direction: 
 that give mean and variance, backward of the two sums through which they carry gradient.
 """
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import horovod.torch as hvd
@@ -15,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.backends.pipeline.groups import group_of
-from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
@@ -69,22 +67,6 @@ class BatchNormSync:
             return vector
         summed: Tensor = hvd.allreduce_(vector, op=hvd.Sum, name=name, **self._group)
         return summed
-
-    def average_statistics(self, entries: Iterable[Entry]) -> None:
-        """Collective. Average a model's moving statistics over workers: all of them, or none if it fails."""
-        own = [e for e in entries if not isinstance(e.tensor, torch.nn.Parameter)]
-        own = [entry for entry in own if entry.tensor.is_floating_point()]
-        means = [
-            hvd.allreduce_(
-                entry.tensor.clone(),
-                op=hvd.Average,
-                name=f"hvdtrain.statistics.{entry.path}",
-                **self._group,
-            )
-            for entry in own
-        ]
-        for entry, mean in zip(own, means, strict=True):
-            entry.tensor.copy_(mean)
 
     def weights_of(self, x: Tensor) -> Tensor:
         """Return the weights of a tensor's rows, (rows,), fp64.

@@ -1,0 +1,317 @@
+"""The state of a model that no optimizer updates, on several workers: combined, or equal.
+
+Moving statistics of batch norm are averaged before the model is evaluated or saved. Of other state that
+training changes, all workers take rank 0's, unless the task's ``state_reductions`` say otherwise. What
+training does not change is left as it is, bit by bit, and ought to be equal on all workers.
+"""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.agreement import Workers
+from hvdtrain.errors import TaskError
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.float64]
+
+REDUCTIONS = ("rank0", "mean", "sum", "max")
+_EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean", "sum" and "max".'
+_SHOWN = 6  # names in a message
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that no optimizer updates.
+
+    Attributes:
+        name: its portable name.
+        kind: "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers.
+        default: how it is combined if the task does not say it: "mean" for a moving statistic of batch norm,
+            "max" for the count of its batches; empty for all others.
+        read: copies its bytes to the host.
+        write: sets its bytes.
+        numbers: returns its values as fp64.
+        assign: sets it to values of fp64.
+    """
+
+    name: str
+    kind: str
+    default: str
+    read: Callable[[], Bytes]
+    write: Callable[[Bytes], None]
+    numbers: Callable[[], Numbers]
+    assign: Callable[[Numbers], None]
+
+
+@dataclass
+class Changes:
+    """What a dry run changed beside the trained parameters, before it was put back.
+
+    Attributes:
+        crcs: checksums of the state that has changed, by portable name.
+        refusal: what makes the model one that cannot be trained as it is.
+    """
+
+    crcs: dict[str, int] = field(default_factory=dict)
+    refusal: TaskError | None = None
+
+
+def made_late(names: Sequence[str], method: str, call: str) -> TaskError | None:
+    """Return the error for parameters or state that a model makes when it is called; None if there are none.
+
+    Args:
+        names: their names in the framework.
+        method: the task's method that makes the model.
+        call: how the model is called once.
+    """
+    if not names:
+        return None
+    return TaskError(
+        f"the model makes {_some(names)} only when it is called in a step: what is made after {method}() is "
+        "neither trained nor saved",
+        f"Make it in {method}(), or call the model there once, before it is returned: {call}.",
+    )
+
+
+class Talking(Protocol):
+    """Workers that tell one another objects."""
+
+    @property
+    def size(self) -> int:
+        """Their number."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Which of them this worker is."""
+        ...
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective. Return the values of all of them, in the order of ranks."""
+        ...
+
+
+class _Collectives(Protocol):
+    def join(self, data: Bytes, name: str = ...) -> Bytes: ...
+
+    def sum(self, vector: Numbers) -> Numbers: ...
+
+
+class ReplicaState:
+    """The workers' copies of a model's state that no optimizer updates.
+
+    Args:
+        task: its ``state_reductions`` are used.
+        workers: those that have copies.
+        collectives: among them.
+        tensors: returns the tensors as they are now, in the same order on all workers.
+
+    Raises:
+        TaskError: If ``state_reductions`` has another form or does not fit the model.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        workers: Talking,
+        collectives: _Collectives,
+        tensors: Callable[[], Sequence[StateTensor]],
+    ) -> None:
+        self._workers, self._collectives, self._tensors = workers, collectives, tensors
+        self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False))
+        self._changing: dict[str, bool] = {}  # what training changes: whether workers then differ
+        self._begun: dict[str, int] | None = None  # checksums before the first step
+        self._bases: dict[str, Numbers] = {}  # of the sums: the values that all workers had last
+        self._late: list[str] = []  # found to change after the dry run
+
+    def restart(self) -> None:
+        """Take the values as those that all workers begin with. Local: no collective."""
+        self._begun = None
+
+    def follow(self, workers: Workers, root: int) -> None:
+        """Collective. Take what the root knows to change; a worker that joins does not know it."""
+        self._changing = dict(workers.broadcast_object(self._changing, root))
+
+    def checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers. Local."""
+        tensors = self._tensors()
+        found = self._checksums(tensors)
+        ought = [t for t in tensors if not (self._reduction(t) or t.name in self._changing)]
+        return [(tensor.name, found[tensor.name]) for tensor in ought]
+
+    def expect(self, changed: Sequence[Mapping[str, int]]) -> None:
+        """Take what a training step changed on each worker, in the order of ranks, with checksums. Local."""
+        for name in dict.fromkeys(name for of_rank in changed for name in of_rank):
+            self._changing[name] = len({of_rank.get(name) for of_rank in changed if of_rank}) > 1
+
+    def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
+        """Return which tensors differ because training changes them though the dry run did not. Local.
+
+        Those are they that no worker has as they were before the first step.
+
+        Args:
+            differing: the checksums that the workers have, by name.
+        """
+        begun = self._begun or {}
+        found = {name for name, crcs in differing.items() if name in begun and begun[name] not in crcs}
+        self._learn(sorted(found))
+        return found
+
+    def _learn(self, names: Sequence[str]) -> None:
+        self._late += [name for name in names if name not in self._changing]
+        self._changing |= dict.fromkeys(names, True)
+
+    def combine(self) -> list[str]:
+        """Collective. Give all workers the same state; return names that the dry run did not see change."""
+        tensors = self._tensors()
+        found = self._checksums(tensors)
+        moved = {name: crc != (self._begun or {})[name] for name, crc in found.items()}
+        gathered = self._workers.allgather_object((list(found.values()), list(moved.values())))
+        crcs = {t.name: {of[i] for of, _ in gathered} for i, t in enumerate(tensors)}
+        have_moved = {t.name: [of[i] for _, of in gathered] for i, t in enumerate(tensors)}
+        differing = [t.name for t in tensors if not self._reduction(t) and len(crcs[t.name]) > 1]
+        self._learn([name for name in differing if all(have_moved[name])])
+        chosen: dict[str, list[StateTensor]] = {kind: [] for kind in REDUCTIONS}
+        for tensor in tensors:
+            name, default = tensor.name, "rank0" if tensor.name in self._changing else ""
+            reduction = self._reduction(tensor) or default
+            if reduction and (len(crcs[name]) > 1 or (reduction == "sum" and any(have_moved[name]))):
+                chosen[reduction].append(tensor)
+        self._take_first(chosen["rank0"])
+        self._average(chosen["mean"])
+        self._add_up(chosen["sum"])
+        self._take_largest(chosen["max"])
+        for tensor in chosen["sum"]:
+            self._bases[tensor.name] = tensor.numbers()
+            if self._begun is not None:
+                self._begun[tensor.name] = zlib.crc32(tensor.read().data)
+        late, self._late = self._late, []
+        return late
+
+    def describe(self) -> str:
+        """Return how the workers' state that training changes is combined, for the plan; empty if none is."""
+        if self._workers.size == 1:
+            return ""
+        names = {t.name: t.default for t in self._tensors()}
+        own = [n for n, differs in self._changing.items() if n not in self._declared and not names.get(n)]
+        parts = [f"{_some([n])}: {kind}" for n, kind in self._declared.items()]
+        if several := [name for name in own if self._changing[name]]:
+            parts.append(
+                f"{_some(several)}: each worker has its own; rank 0's is saved, as DistributedDataParallel "
+                "has it (see state_reductions)"
+            )
+        if alike := [name for name in own if not self._changing[name]]:
+            parts.append(f"{_some(alike)}: changed by training, the same on all workers; rank 0's is saved")
+        return "; ".join(parts)
+
+    def _reduction(self, tensor: StateTensor) -> str:
+        return self._declared.get(tensor.name, tensor.default)
+
+    def _checksums(self, tensors: Iterable[StateTensor]) -> dict[str, int]:
+        tensors = list(tensors)
+        found = {tensor.name: zlib.crc32(tensor.read().data) for tensor in tensors}
+        if self._begun is None:
+            self._begun = dict(found)
+            self._bases = {t.name: t.numbers() for t in tensors if self._reduction(t) == "sum"}
+        for tensor in tensors:  # a parameter that was frozen meanwhile
+            self._begun.setdefault(tensor.name, found[tensor.name])
+        return found
+
+    def _take_first(self, tensors: Sequence[StateTensor]) -> None:
+        if not tensors:
+            return
+        own = [tensor.read() for tensor in tensors]
+        sent = np.concatenate(own) if self._workers.rank == 0 else np.zeros(0, np.uint8)
+        joined = self._collectives.join(sent, "hvdtrain.state")
+        for tensor, data in zip(tensors, _cut(joined, own), strict=True):
+            tensor.write(data)
+
+    def _average(self, tensors: Sequence[StateTensor]) -> None:
+        own = [tensor.numbers() for tensor in tensors]
+        for tensor, total in zip(tensors, self._sums(own), strict=True):
+            tensor.assign(total / self._workers.size)
+
+    def _add_up(self, tensors: Sequence[StateTensor]) -> None:
+        added = [tensor.numbers() - self._bases[tensor.name] for tensor in tensors]
+        for tensor, total in zip(tensors, self._sums(added), strict=True):
+            tensor.assign(self._bases[tensor.name] + total)
+
+    def _take_largest(self, tensors: Sequence[StateTensor]) -> None:
+        if not tensors:
+            return
+        own = [tensor.numbers() for tensor in tensors]
+        joined = self._collectives.join(np.concatenate(own).view(np.uint8), "hvdtrain.state")
+        largest = joined.view(np.float64).reshape(self._workers.size, -1).max(0)
+        for tensor, numbers in zip(tensors, _cut(largest, own), strict=True):
+            tensor.assign(numbers)
+
+    def _sums(self, own: Sequence[Numbers]) -> list[Numbers]:
+        return _cut(self._collectives.sum(np.concatenate(own)), own) if own else []
+
+
+def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool) -> dict[str, str]:
+    """Return the reduction of each tensor for which the task gives one, by name.
+
+    Raises:
+        TaskError: If ``state_reductions`` has another form or does not fit the model.
+    """
+    given = getattr(task, "state_reductions", None) or {}
+    if not isinstance(given, Mapping):
+        raise _wrong(f"state_reductions must be a mapping of patterns to reductions, found {given!r}")
+    declared: dict[str, str] = {}
+    for pattern, reduction in given.items():
+        if not isinstance(pattern, str) or reduction not in REDUCTIONS:
+            raise _wrong(f"state_reductions has {pattern!r}: {reduction!r}")
+        matched = [tensor for tensor in tensors if _matches(pattern, tensor.name)]
+        if not matched:
+            known = [tensor.name for tensor in tensors]
+            there = f"There are {_some(known)}." if known else "The model has none."
+            raise _wrong(
+                f"state_reductions: the pattern {pattern!r} matches no state beside the trained parameters",
+                f"{there} * stands for any text.",
+            )
+        for tensor in matched:
+            if declared.setdefault(tensor.name, reduction) != reduction:
+                continue  # the first pattern that matches counts
+            if (why := _unfit(tensor.kind, reduction)) and declared[tensor.name] == reduction:
+                raise _wrong(
+                    f"state_reductions: {tensor.name} {why}, of which there is no {reduction!r}",
+                    'Choose "rank0", or give the model a buffer of floating-point numbers.',
+                )
+    if is_elastic and (lost := [name for name, reduction in declared.items() if reduction == "sum"]):
+        raise _wrong(
+            f"state_reductions: {_some(lost)} cannot be summed in an elastic job: what a lost worker has "
+            "counted is lost",
+            'Train with a fixed number of workers, or choose "rank0", "mean" or "max".',
+        )
+    return declared
+
+
+def _unfit(kind: str, reduction: str) -> str:
+    """Return what makes a reduction impossible; empty if nothing does."""
+    held = {"i": "has integers", "b": "has booleans", "c": "has complex numbers"}
+    return held[kind] if kind in {"mean": "ibc", "sum": "bc", "max": "c"}.get(reduction, "") else ""
+
+
+def _matches(pattern: str, name: str) -> bool:
+    pattern, name = pattern.replace(".", "/"), name.replace(".", "/")
+    return fnmatchcase(name, pattern) or fnmatchcase(name.removeprefix("model/"), pattern)
+
+
+def _wrong(problem: str, remedy: str = _EXAMPLE) -> TaskError:
+    return TaskError(problem, remedy, everywhere=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(name.removeprefix("model/") for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

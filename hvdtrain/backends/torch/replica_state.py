@@ -1,0 +1,191 @@
+"""The tensors of a PyTorch model that no optimizer updates; ``tensorflow/replica_state.py`` has Keras's."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
+from hvdtrain.backends.torch.dry_run import as_kept
+from hvdtrain.backends.torch.layouts import left_out
+from hvdtrain.backends.torch.model_state import ModelState
+from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
+from hvdtrain.errors import TaskError
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a module has a buffer or a parameter.
+
+    Attributes:
+        holder: the mapping that has it.
+        name: its name there.
+        tensor: what was there first, which is what is saved.
+        is_saved: whether it is a part of the saved state.
+        is_buffer: whether it is a buffer, and no parameter.
+    """
+
+    holder: dict[str, Any]
+    name: str
+    tensor: torch.Tensor
+    is_saved: bool
+    is_buffer: bool
+
+    def replacement(self) -> torch.Tensor | None:
+        """Return what a forward pass has put in the tensor's place, if it has."""
+        now = self.holder.get(self.name)
+        return now if isinstance(now, torch.Tensor) and now is not self.tensor else None
+
+    @property
+    def is_trained(self) -> bool:
+        return isinstance(self.tensor, torch.nn.Parameter) and self.tensor.requires_grad
+
+
+class StateTensors:
+    """A model's buffers, persistent or not, and its frozen parameters.
+
+    Args:
+        model: the model.
+        tensors: those that have portable names.
+    """
+
+    def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
+        self._model = model
+        self.paths = {id(entry.tensor): entry.path for entry in tensors.entries}
+        saved = set(self.paths)
+        batch_norms = find_batch_norms(model).values()
+        of_norms = [(m, name) for m in batch_norms for name in _STATISTICS if name in m._buffers]
+        self._defaults = {id(m._buffers[name]): "mean" for m, name in of_norms}
+        self._places: list[_Place] = []
+        for path, module in model.named_modules():
+            parameters = cast(dict[str, Any], module._parameters)
+            for holder in (parameters, module._buffers):
+                for name, tensor in holder.items():
+                    is_saved = id(tensor) in saved
+                    if tensor is None or tensor.is_meta or (holder is parameters and not is_saved):
+                        continue
+                    self.paths.setdefault(id(tensor), "/".join(filter(None, (*path.split("."), name))))
+                    self._places.append(_Place(holder, name, tensor, is_saved, holder is not parameters))
+                    if name in left_out(module):  # the count of a norm's batches
+                        self._defaults[id(tensor)] = "max"
+
+    def __call__(self) -> list[StateTensor]:
+        """Return the tensors that are not trained now, each once.
+
+        Raises:
+            TaskError: If the model has put another kind of tensor in the place of one.
+        """
+        self.take_back()
+        return [self._state_tensor(tensor) for tensor in self._untrained()]
+
+    @contextmanager
+    def watched(self) -> Iterator[Changes]:
+        """Return a context in which the model is called, and what that changes is found out. Local."""
+        found = Changes()
+        before = [
+            (place, as_kept(place.tensor, place.is_buffer)) for place in self._places if not place.is_trained
+        ]
+        known = {key for key, _ in _all_places(self._model)}
+        yield found
+        for place, value in before:
+            now, path = place.replacement(), self.paths[id(place.tensor)]
+            if now is not None and _is_unlike(now, place.tensor):
+                found.refusal = _unlike(path, now, place.tensor) if place.is_saved else None
+            elif _differ(now := place.tensor if now is None else now, value):
+                found.crcs[f"model/{path}"] = zlib.crc32(as_bytes(now).data)
+        late = [name for key, name in _all_places(self._model) if key not in known]
+        found.refusal = made_late(late, "torch_model", "model(inputs)") or found.refusal
+
+    def _untrained(self) -> list[torch.Tensor]:
+        there = [place for place in self._places if not place.is_trained and place.replacement() is None]
+        return list({id(place.tensor): place.tensor for place in there}.values())
+
+    def take_back(self) -> None:
+        """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back.
+
+        Raises:
+            TaskError: If it has another shape or type.
+        """
+        for place in self._places:
+            now, tensor = place.replacement(), place.tensor
+            if now is None or place.is_trained:
+                continue
+            if not _is_unlike(now, tensor):
+                with torch.no_grad():
+                    place.holder[place.name] = tensor.copy_(now)
+            elif place.is_saved:
+                raise _unlike(self.paths[id(tensor)], now, tensor)
+
+    def _state_tensor(self, tensor: torch.Tensor) -> StateTensor:
+        kind = "c" if tensor.is_complex() else "f" if tensor.is_floating_point() else "i"
+        return StateTensor(
+            f"model/{self.paths[id(tensor)]}",
+            "b" if tensor.dtype == torch.bool else kind,
+            self._defaults.get(id(tensor), ""),
+            partial(as_bytes, tensor),
+            partial(_write, tensor),
+            partial(_numbers, tensor),
+            partial(_assign, tensor),
+        )
+
+
+def _all_places(model: torch.nn.Module) -> Iterator[tuple[tuple[int, str], str]]:
+    """Return where a model has parameters and persistent buffers: the mapping and name, and their paths."""
+    for path, module in model.named_modules():
+        for holder in (module._parameters, module._buffers):
+            for name, tensor in holder.items():
+                if tensor is not None and name not in module._non_persistent_buffers_set:
+                    yield (id(holder), name), f"{path}.{name}".lstrip(".")
+
+
+def _differ(now: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether a tensor has other bytes than before; at once if nothing has written to it."""
+    is_strided = now.layout is value.layout is torch.strided
+    if is_strided and torch._C._data_address(now) == torch._C._data_address(value):  # type: ignore[attr-defined]
+        return False
+    return not np.array_equal(as_bytes(now), as_bytes(value))
+
+
+def _is_unlike(now: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Return whether a tensor cannot be copied into another one without a change."""
+    return now.shape != tensor.shape or now.dtype != tensor.dtype
+
+
+def _unlike(path: str, now: torch.Tensor, tensor: torch.Tensor) -> TaskError:
+    """Return the error for a buffer that is replaced by one of another shape or type."""
+    was, is_ = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (tensor, now))
+    return TaskError(
+        f"a forward pass replaces the buffer {path}, {was}, by one that is {is_}: it cannot be saved",
+        "Give the buffer its last shape and type in torch_model(), or register it with persistent=False.",
+    )
+
+
+def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Return a tensor's values as bytes in the host's memory; those of one that lies there may share it."""
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    data: NDArray[np.uint8] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return data
+
+
+@torch.no_grad()
+def _write(tensor: torch.Tensor, data: NDArray[np.uint8]) -> None:
+    value = torch.from_numpy(data.copy()).view(tensor.dtype).reshape(tensor.shape)
+    tensor.copy_(value if tensor.layout is torch.strided else value.to_sparse())
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[np.float64]:
+    numbers: NDArray[np.float64] = tensor.detach().cpu().double().reshape(-1).clone().numpy()
+    return numbers
+
+
+@torch.no_grad()
+def _assign(tensor: torch.Tensor, numbers: NDArray[np.float64]) -> None:
+    tensor.copy_(torch.from_numpy(numbers).reshape(tensor.shape))

@@ -1,0 +1,269 @@
+"""State beside the trained parameters: what training changes, how it is combined, and what stays as it is."""
+
+from collections.abc import Mapping
+
+from conformance.zoo import GRADIENT_DESCENT, RANDOM, Judge, Model, X, Y
+
+EVEN = 24  # of which two or three workers have equal parts, without padding
+TABLE = RANDOM.randn(4, 5).astype("float32")
+
+
+class Even(Model):
+    """As many samples for each worker."""
+
+    defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "global_batch_size": EVEN}
+
+    def train_data(self):
+        return X[:EVEN], Y[:EVEN]
+
+
+class Observer(Model):
+    """The largest input, by which an evaluation divides; the buffer is replaced in each forward pass."""
+
+    state_reductions: Mapping[str, str] = {"*.peak": "max"}
+    judge = Judge(workers=(1, 3))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("peak", torch.zeros(()))
+
+            def forward(self, x):
+                if self.training:
+                    self.peak = torch.maximum(self.peak, x.detach().abs().max())
+                    return self.linear(x)
+                return self.linear(x / self.peak)
+
+        torch.manual_seed(0)
+        return Net()
+
+    def tf_model(self):
+        import keras
+
+        @keras.saving.register_keras_serializable("zoo")
+        class Scaled(keras.layers.Layer):
+            def build(self, _):
+                self.peak = self.add_weight(shape=(), initializer="zeros", trainable=False, name="peak")
+
+            def call(self, x, training=False):
+                if training:
+                    self.peak.assign(keras.ops.maximum(self.peak, keras.ops.max(keras.ops.abs(x))))
+                    return x
+                return x / self.peak
+
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4,)), Scaled(), keras.layers.Dense(3)])
+
+
+class Counter(Even):
+    """The number of samples seen, in which an evaluation ends up."""
+
+    state_reductions: Mapping[str, str] = {"*.seen": "sum"}
+    judge = Judge(workers=(1, 3))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+            def forward(self, x):
+                if self.training:
+                    self.seen += len(x)
+                    return self.linear(x)
+                return self.linear(x * self.seen / 100)
+
+        torch.manual_seed(0)
+        return Net()
+
+    def tf_model(self):
+        import keras
+
+        class Counted(keras.layers.Layer):
+            def build(self, _):
+                self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+
+            def call(self, x, training=False):
+                if training:
+                    self.seen.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "float32"))
+                    return x
+                return x * self.seen / 100
+
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4,)), Counted(), keras.layers.Dense(3)])
+
+
+class Mean(Even):
+    """A mean of the inputs that moves, in a layer that is no batch norm."""
+
+    state_reductions: Mapping[str, str] = {"*.mean": "mean"}
+    judge = Judge(workers=(3,))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("mean", torch.zeros(4))
+
+            def forward(self, x):
+                if self.training:
+                    self.mean.lerp_(x.detach().mean(0), 0.1)
+                    return self.linear(x)
+                return self.linear(x - self.mean)
+
+        torch.manual_seed(0)
+        return Net()
+
+
+class Queue(Even):
+    """A queue of inputs and a pointer into it: each worker has its own. Neither is in the loss."""
+
+    judge = Judge(
+        workers=(2, 3),
+        noted=("queue: each worker has its own; rank 0's is saved, as DistributedDataParallel has it",),
+    )
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("queue", torch.zeros(EVEN, 4))
+
+            def forward(self, x):
+                if self.training:
+                    self.queue = torch.cat([x.detach(), self.queue])[:EVEN]
+                return self.linear(x)
+
+        torch.manual_seed(0)
+        return Net()
+
+    def tf_model(self):
+        import keras
+
+        class Kept(keras.layers.Layer):
+            def build(self, _):
+                self.queue = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="queue")
+
+            def call(self, x, training=False):
+                if training:
+                    self.queue.assign(x[0])
+                return x
+
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4,)), Kept(), keras.layers.Dense(3)])
+
+
+class Table(Model):
+    """A table in a buffer, or a frozen layer, which training does not change."""
+
+    judge = Judge(workers=(3,))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("table", torch.from_numpy(TABLE))
+                self.head = torch.nn.Linear(5, 3)
+
+            def forward(self, x):
+                return self.head(x @ self.table)
+
+        torch.manual_seed(0)
+        return Net()
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(3)])
+        model.layers[0].trainable = False
+        return model
+
+
+class Growing(Model):
+    """A buffer that grows: its last shape is not known before training."""
+
+    judge = Judge(workers=(1, 2), refused=("replaces the buffer kept, float32 (0, 4), by one that is",))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("kept", torch.zeros(0, 4))
+
+            def forward(self, x):
+                self.kept = torch.cat([self.kept, x.detach()])
+                return self.linear(x)
+
+        return Net()
+
+
+class WrongPattern(Observer):
+    """A pattern that matches a trained parameter alone."""
+
+    state_reductions: Mapping[str, str] = {"linear.*": "mean", "dense.*": "mean"}
+    judge = Judge(
+        workers=(2,), refused=("the pattern 'linear.*' matches no state beside the trained parameters",)
+    )
+
+
+class NoMean(Counter):
+    """A mean of integers."""
+
+    tf_model = None
+    state_reductions: Mapping[str, str] = {"seen": "mean"}
+    judge = Judge(("torch",), (2,), ("model/seen has integers, of which there is no 'mean'",))
+
+
+class LateProjector(Model):
+    """A projector that the first forward pass makes, or a layer that only training calls."""
+
+    judge = Judge(workers=(1, 2), refused=("only when it is called in a step", "Make it in"))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+
+            def forward(self, x):
+                if not hasattr(self, "projector"):
+                    self.projector = torch.nn.Linear(3, 3)
+                return self.projector(self.linear(x))
+
+        return Net()
+
+    def tf_model(self):
+        import keras
+
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense, self.extra = keras.layers.Dense(3), keras.layers.Dense(3)
+
+            def call(self, x, training=False):
+                return self.extra(self.dense(x)) if training else self.dense(x)
+
+        model = Net()
+        model(X[:2])
+        return model

@@ -1,0 +1,147 @@
+"""State that no optimizer updates: combined as it should be, left alone, or found to have drifted."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.fakes import on_every_rank
+
+from hvdtrain.backends.replica_state import ReplicaState, StateTensor
+from hvdtrain.errors import ReplicaDriftError, TaskError
+from hvdtrain.replicas import check_replicas
+
+
+class Collectives:
+    """Moves bytes between fake workers."""
+
+    def __init__(self, workers):
+        self.workers = workers
+
+    def join(self, data, name=""):
+        return np.concatenate(
+            [np.frombuffer(part, np.uint8) for part in self.workers.allgather_object(data.tobytes())]
+        )
+
+    def sum(self, vector):
+        return self.join(vector.view(np.uint8)).view(np.float64).reshape(self.workers.size, -1).sum(0)
+
+
+def tensor(name, array, default=""):
+    def write(data):
+        array.reshape(-1)[:] = np.frombuffer(data, array.dtype)
+
+    def assign(numbers):
+        array.reshape(-1)[:] = numbers
+
+    return StateTensor(
+        f"model/{name}",
+        array.dtype.kind,
+        default,
+        lambda: np.frombuffer(array.tobytes(), np.uint8),
+        write,
+        lambda: array.astype(np.float64).reshape(-1),
+        assign,
+    )
+
+
+def replicas(work, size=3, **reductions):
+    """Give ``work`` a worker's rank, its arrays and its ReplicaState; return what it returns, by rank."""
+
+    def on_rank(workers):
+        arrays = {
+            "norm/mean": np.zeros(2, np.float32),
+            "queue": np.zeros((2, 2), np.float32),
+            "seen": np.full(1, 5, np.int64),
+            "table": np.full(3, 0.1, np.float32),
+        }
+        tensors = [tensor(n, a, "mean" if n == "norm/mean" else "") for n, a in arrays.items()]
+        task = SimpleNamespace(state_reductions=reductions)
+        state = ReplicaState(task, workers, Collectives(workers), lambda: tensors)
+        state.checksums()
+        return work(workers, arrays, state)
+
+    return on_every_rank(["here"] * size, on_rank)
+
+
+def test_batch_norm_is_averaged_other_state_is_rank_0s_and_the_rest_stays():
+    def work(workers, arrays, state):
+        state.expect(workers.allgather_object({"model/queue": workers.rank}))
+        arrays["norm/mean"] += workers.rank
+        arrays["queue"] += workers.rank + 1
+        assert state.combine() == []
+        return arrays
+
+    for arrays in replicas(work):
+        assert arrays["norm/mean"].tolist() == [1, 1]
+        assert (arrays["queue"] == 1).all()
+        assert (arrays["table"] == np.float32(0.1)).all()
+
+
+def test_what_each_worker_has_counted_is_added_once():
+    def work(workers, arrays, state):
+        for _ in range(2):
+            arrays["seen"] += 4
+            state.combine()
+        state.combine()
+        return int(arrays["seen"][0])
+
+    assert replicas(work, seen="sum") == [5 + 2 * 3 * 4] * 3
+
+
+def test_the_largest_and_the_mean():
+    def work(workers, arrays, state):
+        arrays["queue"] -= workers.rank + 1
+        arrays["table"] += workers.rank
+        state.combine()
+        return arrays["queue"][0, 0], round(float(arrays["table"][0]), 3)
+
+    assert replicas(work, queue="max", **{"*.table": "mean"}) == [(-1, 1.1)] * 3
+
+
+def test_what_changes_later_on_all_workers_is_combined_and_named():
+    def work(workers, arrays, state):
+        arrays["queue"] += workers.rank + 1
+        return state.combine(), arrays["queue"][0, 0], state.combine()
+
+    assert replicas(work) == [(["model/queue"], 1, [])] * 3
+
+
+def test_what_one_worker_changes_is_left_for_the_check_which_names_it():
+    def work(workers, arrays, state):
+        if workers.rank == 1:
+            arrays["table"][0] = 9
+        assert state.combine() == []
+        check_replicas(SimpleNamespace(workers=workers, replica_state=state, checksums=state.checksums))
+
+    for error in replicas(work):
+        assert isinstance(error, ReplicaDriftError)
+        assert "rank 1 (here) drifted from the others, first in model/table" in error.problem
+
+
+def test_the_plan_names_what_training_changes():
+    def work(workers, arrays, state):
+        state.expect([{"model/queue": rank, "model/seen": 7, "model/norm/mean": rank} for rank in range(3)])
+        return state.describe()
+
+    assert (
+        replicas(work)
+        == [
+            "queue: each worker has its own; rank 0's is saved, as DistributedDataParallel has it (see "
+            "state_reductions); seen: changed by training, the same on all workers; rank 0's is saved"
+        ]
+        * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("reductions", "said"),
+    [
+        ({"other": "mean"}, "the pattern 'other' matches no state beside the trained parameters"),
+        ({"queue": "median"}, "state_reductions has 'queue': 'median'"),
+        ({"*/seen": "mean"}, "model/seen has integers, of which there is no 'mean'"),
+    ],
+)
+def test_reductions_that_do_not_fit_are_refused(reductions, said):
+    for error in replicas(lambda *_: None, **reductions):
+        assert isinstance(error, TaskError)
+        assert said in error.problem
