@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
-from hvdtrain.data.eval_sets import metric_prefixes
+from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.memory_peak import is_turn, own_peak_mib
@@ -24,6 +24,7 @@ from hvdtrain.step_results import (
     check_weights,
     judge_evaluation,
     name_skipped_samples,
+    nothing_counts,
     stops_early,
 )
 from hvdtrain.training_plan import TrainingPlan
@@ -286,6 +287,8 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
     metrics = backend.eval_metrics(partial, signals).read()
     check_weights(f"the evaluation of {name!r}" if name else "the evaluation", metrics)
+    if not metrics.weights.get("loss", metrics.weight):
+        raise nothing_counts(f"the {set_words(name)}")
     if metrics.statistics.skipped_samples:
         session.skipped.count += metrics.statistics.skipped_samples
         name_skipped_samples(session)

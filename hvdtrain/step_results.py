@@ -43,6 +43,7 @@ class StepResults:
         self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
+        self._uncounted: int | None = 0  # samples until now of which none counts; None when one has
         self._stragglers = StragglerWatch()
         session.state.window.restart_clock()
         session.settle = self.settle
@@ -108,6 +109,7 @@ class StepResults:
     def _add_own(self, step: StepInfo, metrics: StepMetrics) -> None:
         session = self._session
         check_weights(f"step {step.step}", metrics)
+        self._check_counted(step, metrics)
         if is_diverged(metrics):
             if self._local is not None:
                 raise self._local.divergence(step, metrics)
@@ -123,6 +125,15 @@ class StepResults:
             session.lost = error
         if self._plan.is_due(session.config.log_every, step):
             self._close_window(step)
+
+    def _check_counted(self, step: StepInfo, metrics: StepMetrics) -> None:
+        """Check that a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0."""
+        if self._uncounted is None or metrics.weights.get("loss", metrics.weight) > 0:
+            self._uncounted = None
+            return
+        self._uncounted += step.samples - step.samples_before
+        if self._uncounted >= self._session.data_size or self._plan.is_done(step):
+            raise nothing_counts(f"{self._uncounted:,} samples of the training data")
 
     @contextmanager
     def pause_timer(self) -> Iterator[None]:
@@ -182,6 +193,16 @@ def check_weights(when: str, metrics: StepMetrics) -> None:
                 "Check the samples' 'weights', or what the task's loss or metric returns as weights.",
                 everywhere=True,
             )
+
+
+def nothing_counts(of: str) -> TaskError:
+    """Return the error of a loss that has no value, as all its weights are 0."""
+    return TaskError(
+        f"the loss of {of} has no value: all its weights are 0",
+        "Check the data's 'weights', what the task's loss returns as weights, and whether all targets are "
+        "ignore_index.",
+        everywhere=True,
+    )
 
 
 def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:

@@ -138,6 +138,7 @@ class DryRun:
             After an error, it has the largest tensors alone.
         changed: checksums, by portable name, of the state that it changed before it was put back.
         refusal: what makes the model one that cannot be trained as it is, though nothing failed.
+        changed_inputs: names of the arrays that it changed in place.
     """
 
     outputs: Any
@@ -148,6 +149,7 @@ class DryRun:
     memory: StepMemory | None = None
     changed: Mapping[str, int] = field(default_factory=dict)
     refusal: TaskError | None = None
+    changed_inputs: tuple[str, ...] = ()
 
 
 class PendingMetrics(Protocol):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -61,10 +61,14 @@ class HostBatch:
 
     def half(self) -> "HostBatch":
         """Return the first half, rounded up, of the first micro-batch, as a batch of its own."""
-        count = -(-self.weights.shape[1] // 2)
-        arrays = {name: array[:1, :count] for name, array in self.arrays.items()}
+        return self.rows(range(-(-self.weights.shape[1] // 2)))
+
+    def rows(self, places: Sequence[int]) -> "HostBatch":
+        """Return some samples of the first micro-batch as a batch of its own."""
+        chosen = slice(1), list(places)
+        arrays = {name: array[chosen] for name, array in self.arrays.items()}
         return replace(
-            self, arrays=arrays, weights=self.weights[:1, :count], indices=self.indices[:1, :count], bad=()
+            self, arrays=arrays, weights=self.weights[chosen], indices=self.indices[chosen], bad=()
         )
 
     @property

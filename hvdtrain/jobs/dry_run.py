@@ -7,19 +7,25 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import StepMemory
+from hvdtrain.backends.base import DryRun, StepMemory
 from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.objective import may_give_mean
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
+from hvdtrain.data.repeats import reused_memory, shared_samples
+from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.jobs.dry_run_looks import find_broadcast, random_note, scale_note
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.seeding import random_state_kept
 from hvdtrain.session import Session
 from hvdtrain.user_errors import where_raised
+from hvdtrain.words import counted
+
+_SHARED = 0.05  # a few samples come twice in most data
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,10 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     with random_state_kept():
         passes = list(_passes(session, task, memory))
         half = _half(session) if passes and passes[0].result.memory is not None else None
+        reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
     errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
-    error = next((error for error in errors if error), None)
-    found = dict(note for one in passes for note in find_notes(one))
+    error = reused or next((error for error in errors if error), None)
+    found = dict(note for one in passes for note in find_notes(one)) | shared
     workers = session.backend.workers
     notes = share_findings(workers, error, found)
     changed = dict(passes[0].result.changed) if passes else {}
@@ -80,6 +87,37 @@ def _half(session: Session) -> StepMemory | None:
         return None
     batch = session.train_batch(plan, session.state.progress)
     return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory
+
+
+def _reused_memory(session: Session) -> HvdtrainError | None:
+    """Return the error of data that give several samples in the same memory. Local."""
+    given = {TRAINING_DATA: session.train_data}
+    given |= {set_words(name): dataset for name, dataset in sets_of(session.eval_data).items()}
+    for words, dataset in given.items():
+        if name := reused_memory(dataset):
+            return DataError(
+                f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
+                "in the same memory, so all samples of a batch become the last one",
+                "Return an array of its own for each sample, such as buffer.copy().",
+            )
+    return None
+
+
+def _shared(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield the notes on evaluation samples that are training samples. Local: rank 0 looks."""
+    if session.backend.workers.rank:
+        return
+    for name, dataset in sets_of(session.eval_data).items():
+        if "train" in name:  # which is meant
+            continue
+        shared, compared = shared_samples(session.train_data, dataset)
+        if shared > 1 and shared >= _SHARED * compared:
+            yield (
+                f"samples of the {set_words(name)}",
+                f"{shared} of {counted(compared, 'sample')} of the {set_words(name)} that were looked at "
+                f"({shared / compared:.0%}) are in the training data, too: this evaluation does not say how "
+                "good the model is for new data",
+            )
 
 
 def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:
@@ -128,8 +166,11 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         training = what == TRAINING_DATA
         result = session.backend.dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
-        one = Pass.of(what, batch, result, name if is_named else "", ignored)
-        done.append(replace(one, named_metrics=metrics if is_named else {}))
+        one = replace(
+            Pass.of(what, batch, result, name if is_named else "", ignored),
+            named_metrics=metrics if is_named else {},
+        )
+        done.append(_looked_at(session, task, one, batch, done[0] if done else None))
         if result.error is not None:
             largest = result.memory.largest if result.memory else ()
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
@@ -140,6 +181,38 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         yield done[-1]
         if result.refusal is not None:  # of which the other workers learn
             return
+
+
+def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: Pass | None) -> Pass:
+    """Collective. Return a pass with what more looks at its batch show.
+
+    Args:
+        session: the run.
+        task: the task.
+        one: the pass.
+        batch: its batch.
+        training: the pass of the training data, if it is of the evaluation data.
+    """
+    config, what, found = session.config, one.what, one.result
+    if found.error is not None or found.refusal is not None or config.stages > 1:
+        return one
+
+    def evaluated(batch: HostBatch) -> DryRun:
+        return session.backend.dry_run(batch, training=False)
+
+    if training is not None:
+        again = evaluated(replace(batch, step=batch.step + 1))
+        is_half = config.precision != "fp32"
+        notes = (
+            random_note(what, found, again, is_half=is_half),
+            scale_note(what, one.arrays, training.arrays),
+        )
+        one = replace(one, notes=notes)
+    elif session.eval_data is not None:  # which shows the same of the loss
+        return one
+    if not may_give_mean(task, config.framework):  # named losses and metrics check shapes themselves
+        return one
+    return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
 
 
 def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:

@@ -42,6 +42,8 @@ class Pass:
         ignore_index: the target that does not count.
         is_sample: (samples,), whether a row is a sample and not padding; None if all are.
         named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
+        error: what more looks at the batch show to be wrong; None if nothing.
+        notes: what else they show that the user should know.
     """
 
     what: str
@@ -52,6 +54,8 @@ class Pass:
     ignore_index: int = IGNORE_INDEX
     is_sample: NDArray[np.bool_] | None = None
     named_metrics: Mapping[str, str] = field(default_factory=dict)
+    error: HvdtrainError | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -91,7 +95,7 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
         # a step of the task's own has no named loss: that of the evaluation is the first
         is_first = other is None or not (other.named_loss or other.named_metrics)
         wrong = (_probabilities_error(run) or _metric_error(run)) if is_first else None
-        return problem or wrong or (None if other else _loss_error(run))
+        return problem or wrong or run.error or (None if other else _loss_error(run))
     if problem is None and isinstance(error, HvdtrainError):
         difference = _difference(run, other) if other else ""
         return type(error)(error.problem, f"{difference}\n  {error.remedy}") if difference else error
@@ -106,6 +110,18 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
         yield f"data of the {run.what}", f"in the {run.what}, {found}"
     if not _mean_is_finite(run):
         yield f"loss of the {run.what}", f"the loss of the first batch of the {run.what} is not finite"
+    for place, note in enumerate(filter(None, run.notes)):
+        yield f"{place} of the {run.what}", note
+    if run.result.changed_inputs:
+        names = ", ".join(map(repr, run.result.changed_inputs))
+        yield (
+            "changed inputs",
+            f"the model changes {names} of its batch in place: the loss, and whatever else reads them later, "
+            "gets other values than the data have. Change a copy, such as x.clone()",
+        )
+    weights = run.arrays.get("weights")
+    if weights is not None and not weights.any():
+        yield f"weights of the {run.what}", f"all 'weights' of the first batch of the {run.what} are 0"
     if run.result.note:
         yield f"computation of the {run.what}", run.result.note
     outputs = _array_of(run)

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.base import DryRun
+from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.finite import describe_not_finite
+from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.jobs.dry_run_looks import random_note, scale_note
 
 RANDOM = np.random.RandomState(3)
 LOGITS = RANDOM.randn(4, 3).astype(np.float32)
@@ -278,3 +281,58 @@ def test_a_metric_of_logits_notes_outputs_that_look_like_a_sigmoids():
     ]
     assert not list(find_notes(replace(run, named_metrics={"it": "auc"})))
     assert not list(find_notes(replace(run, named_loss="mse")))
+
+
+def test_outputs_that_differ_between_two_evaluations_are_noted_and_rounding_is_not():
+    once = DryRun({"logits": LOGITS}, {"loss": np.ones(4)})
+    again = replace(once, outputs={"logits": LOGITS * 1.1}, values={"loss": np.full(4, 1.2)})
+    note = random_note("evaluation data", once, again)
+    assert "a loss of 1 and of 1.2, values that differ by 20.0%" in note
+    assert random_note("evaluation data", once, replace(once, outputs={"logits": LOGITS * 1.00001})) == ""
+
+
+@pytest.mark.parametrize(("scale", "is_noted"), [(255, True), (1 / 255, True), (4, False)])
+def test_inputs_of_another_scale_are_noted(scale, is_noted):
+    training = {"inputs": RANDOM.rand(8, 8).astype(np.float32), "targets": np.arange(8)}
+    note = scale_note("evaluation data", {**training, "inputs": training["inputs"] * scale}, training)
+    assert bool(note) == is_noted
+
+
+class Items:
+    """Samples, perhaps in one buffer."""
+
+    def __init__(self, reuses=False, size=40):
+        self.buffer, self.size, self.reuses = np.zeros(3, np.float32), size, reuses
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.buffer[:] = index
+        return {"inputs": self.buffer if self.reuses else self.buffer.copy(), "targets": index}
+
+
+class Batches(Items):
+    """The same, in batches."""
+
+    def batch(self, indices):
+        rows = self.buffer[: len(indices)]
+        rows[:] = indices
+        return {"inputs": rows if self.reuses else rows.copy()}
+
+
+@pytest.mark.parametrize("kind", [Items, Batches])
+def test_data_that_return_one_buffer_are_found(kind):
+    assert [reused_memory(kind(reuses)) for reuses in (False, True)] == ["", "inputs"]
+
+
+def test_samples_of_the_training_data_are_counted_unless_few_are_distinct():
+    train = as_dataset({"inputs": RANDOM.randn(300, 3), "targets": np.arange(300)})
+    half = as_dataset({
+        "inputs": np.concatenate([train.batch(np.arange(20))["inputs"], RANDOM.randn(20, 3)]),
+        "targets": np.arange(40),
+    })  # fmt: skip
+    assert shared_samples(train, half) == (20, 40)
+    assert shared_samples(Items(size=9), Items(size=4)) == (4, 4)
+    few = as_dataset({"inputs": RANDOM.randint(0, 2, (300, 3))})
+    assert shared_samples(few, few) == (0, 0)

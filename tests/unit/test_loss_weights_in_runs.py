@@ -69,9 +69,13 @@ def test_weights_that_are_none_are_refused(tmp_path, weight):
     assert caught.value.everywhere
 
 
+def test_a_run_in_which_no_sample_counts_is_refused(tmp_path):
+    with pytest.raises(TaskError, match="of the training data has no value: all its weights are 0"):
+        trained(tmp_path, Weighing([0.0] * 5))
+
+
 @pytest.mark.parametrize(("weights", "fields", "notes"), [
     ([0.004] * 5, {"compression": "fp16"}, 1), ([0.004] * 5, {}, 0), ([4.0] * 5, {"compression": "fp16"}, 0),
-    ([0.0] * 5, {"compression": "fp16"}, 0),
 ])  # fmt: skip
 def test_small_weights_are_said_once_if_gradients_are_rounded_to_16_bits(tmp_path, weights, fields, notes):
     _, report, _ = trained(tmp_path, Weighing(weights), **fields)

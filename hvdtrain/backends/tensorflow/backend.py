@@ -76,7 +76,13 @@ from hvdtrain.backends.tensorflow.batches import (
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
 from hvdtrain.backends.tensorflow.device import device_memory, device_name, use_device
-from hvdtrain.backends.tensorflow.dry_run import Recorder, count_frozen, last_activation, state_kept
+from hvdtrain.backends.tensorflow.dry_run import (
+    Recorder,
+    count_frozen,
+    last_activation,
+    seed_operations,
+    state_kept,
+)
 from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import (
@@ -714,6 +720,11 @@ class TensorFlowBackend:
         if len(weights.shape) > 1:  # several micro-batches
             arrays = {name: array[0] for name, array in arrays.items()}
             weights, gradient_weights = weights[0], gradient_weights[0]
+
+        seed_operations(batch.step)
+        seeds = self._seeds(batch.step)
+        for i, state in enumerate(self._seed_states):
+            state.assign(seeds[i])
 
         def compute() -> tuple[Tensor, Seen]:
             if training and self._own_step is not None:

@@ -75,6 +75,12 @@ def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
             eager.context().clear_kernel_cache()  # random operations keep generators of their own there
 
 
+def seed_operations(step: int) -> None:
+    """Let random operations outside of a graph draw what belongs to a step; ``state_kept`` undoes it."""
+    eager.context()._rng.seed(step)
+    eager.context().clear_kernel_cache()
+
+
 def last_activation(model: Layer) -> str:
     """Return "softmax" or "sigmoid" if the model's last layer computes it; else nothing."""
     layers = getattr(model, "layers", [])

@@ -61,6 +61,8 @@ from hvdtrain.backends.torch.compile import check_compiler, compiled
 from hvdtrain.backends.torch.device import choose_device, device_memory
 from hvdtrain.backends.torch.dry_run import (
     Recorder,
+    changed_in_place,
+    copied,
     count_frozen,
     describe_undone,
     last_activation,
@@ -240,6 +242,7 @@ class TorchBackend:
         in_evaluation, undone = parts_in_evaluation(self.model), ""
         meter: ActivationMeter | None = None
         memory: StepMemory | None = None
+        changed: tuple[str, ...] = ()
         try:
             with (
                 peer_errors(),
@@ -247,10 +250,11 @@ class TorchBackend:
                 recorder,
                 self._state_tensors.watched() as changes,
             ):
-                wrapped = self._wrap(batch)
+                wrapped = self._wrap(copied(batch))
                 with (meter := ActivationMeter(self.model, wrapped.tensors())):
                     values = self._dry_run(wrapped, training)
                 undone = describe_undone(in_evaluation) if training else ""
+                changed = changed_in_place(batch, wrapped.micro_batches[0])
             memory = meter.found() if training and self._own_step is None else None
         except PeerLostError:
             raise
@@ -262,7 +266,8 @@ class TorchBackend:
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         note = "; ".join(filter(None, (describe_not_applied(skipped), undone)))
         last = last_activation(self.model)
-        return DryRun(recorder.outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
+        found = changes.crcs, changes.refusal, changed
+        return DryRun(recorder.outputs, values, last, error, note, memory, *found)
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -667,6 +672,7 @@ class TorchBackend:
         self._batch_norm.weights = weights
         self._enter_mode(training)
         self._names = ()  # so that shapes are checked
+        self._seed_step(batch.step)
         if not training:
             with torch.no_grad():
                 rows = self._per_sample(micro_batch, len(weights)).rows

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.torch.model_state import set_values
+from hvdtrain.data.feed import HostBatch
 
 _NAMED = 3  # of modules, at most
 _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
@@ -80,6 +83,22 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
                     set_values(tensor, value)
             for module, flag in flags:
                 module.training = flag
+
+
+def copied(batch: HostBatch) -> HostBatch:
+    """Return a batch whose arrays a model may change: the tensors of the CPU lie in the arrays' memory."""
+    return replace(batch, arrays={name: array.copy() for name, array in batch.arrays.items()})
+
+
+def changed_in_place(batch: HostBatch, micro_batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Return the names of those tensors that are not what the first micro-batch of a batch holds."""
+    return tuple(
+        name
+        for name, tensor in micro_batch.items()
+        if not np.array_equal(
+            tensor.detach().cpu().numpy(), batch.arrays[name][0], equal_nan=tensor.is_floating_point()
+        )
+    )
 
 
 def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:

@@ -1,0 +1,150 @@
+"""What more looks at a batch of the dry run show: wrong shapes, a random evaluation, data that do not fit."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.backends.base import DryRun
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.nesting import SEPARATOR
+from hvdtrain.errors import HvdtrainError, TaskError
+
+# relative to the norm: rounding on a GPU is far below, in half precision not so far
+_ROUNDING, _HALF_ROUNDING = 1e-3, 2e-2
+_SCALES = 30  # how much larger or smaller inputs are on average that were not scaled alike
+_FEWEST_VALUES = 32
+
+
+def find_broadcast(
+    what: str, batch: HostBatch, outputs: Any, compute: Callable[[HostBatch], DryRun]
+) -> HvdtrainError | None:
+    """Collective. Return the error of a loss or metric that broadcasts (n, 1) with (n,) to (n, n).
+
+    It is looked for where the batch has an array, such as targets, with one number for each sample. Two
+    samples are computed together, and each input with each target alone: if the former are means over rows,
+    columns or all of the latter, they were broadcast.
+
+    Args:
+        what: the data set, in words.
+        batch: a batch of it.
+        outputs: the model's outputs for it.
+        compute: evaluates a batch, and changes nothing.
+    """
+    count = batch.weights.shape[1]
+    numbers = {
+        key: array[0]
+        for key, array in batch.arrays.items()
+        if not _is_input(key) and array[0].size == count and array.ndim <= 3
+    }
+    if not numbers or count < 2:
+        return None
+    values = np.stack([array.reshape(count) for array in numbers.values()], 1)
+    rows = [0, max(1, int(np.argmax((values != values[0]).any(1))))]
+    together = compute(batch.rows(rows))
+    alone = [compute(_mixed(batch, i, k)) for i in rows for k in rows]
+    if any(result.error is not None for result in (together, *alone)):
+        return None
+    for name, given in together.values.items():
+        table = np.asarray([result.values[name][0] for result in alone]).reshape(2, 2)
+        right, means = table.diagonal(), (table.mean(1), table.mean(0), table.sum(1), table.sum(0))
+        is_mean = _are_close(given, table.mean()) and not _are_close(given, right.mean())
+        if is_mean or (not _are_close(given, right) and any(_are_close(given, mean) for mean in means)):
+            value = "the loss" if name == "loss" else f"the metric {name!r}"
+            of = " and ".join(str(batch.indices[0, row]) for row in rows)
+            shapes = [f"outputs are {array.shape}" for array in _leaves(outputs)]
+            shapes += [f"{key!r} is {array.shape}" for key, array in numbers.items()]
+            return TaskError(
+                f"{value} compares each sample with all others, as ({count}, 1) and ({count},) are broadcast "
+                f"to ({count}, {count}): {', '.join(shapes)}. For samples {of} of the {what} it is "
+                f"{given.mean():.4g}; the mean of their own values is {right.mean():.4g}",
+                "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does in "
+                "PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
+            )
+    return None
+
+
+def _mixed(batch: HostBatch, inputs: int, others: int) -> HostBatch:
+    """Return a batch of one sample that has the inputs of a sample, and everything else of another."""
+    one, other = batch.rows([inputs]), batch.rows([others])
+    return replace(one, arrays={**other.arrays, **{k: v for k, v in one.arrays.items() if _is_input(k)}})
+
+
+def _is_input(name: str) -> bool:
+    return name.partition(SEPARATOR)[0] == "inputs"
+
+
+def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False) -> str:
+    """Return the note on a batch that is evaluated twice with different results; empty if they agree.
+
+    Args:
+        what: the data set, in words.
+        once: what the evaluation gave.
+        again: what it gave with other random numbers.
+        is_half: whether it is computed in half precision.
+    """
+    tolerance = _HALF_ROUNDING if is_half else _ROUNDING
+    pairs = zip(_leaves(once.outputs), _leaves(again.outputs), strict=False)
+    furthest = max((_distance(one, other) for one, other in pairs if one.shape == other.shape), default=0.0)
+    losses = [result.values["loss"] for result in (once, again) if "loss" in result.values]
+    if len(losses) == 2:
+        furthest = max(furthest, _distance(*losses))
+    if not furthest > tolerance:
+        return ""
+    values = f"a loss of {losses[0].mean():.4g} and of {losses[1].mean():.4g}, " if len(losses) == 2 else ""
+    return (
+        f"evaluating the first batch of the {what} twice gives {values}values that differ by {furthest:.1%}: "
+        "the evaluation draws random numbers, as a dropout does that is left on. Pass training=self.training "
+        "to functional.dropout; in Keras, do not call a layer with training=True"
+    )
+
+
+def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> str:
+    """Return the note on inputs whose scale is not that of the training data; empty if there are none.
+
+    Args:
+        what: the data set, in words.
+        arrays: name to array (samples, ...) of a batch of it.
+        others: those of the training data.
+    """
+    for name, array in arrays.items():
+        other = others.get(name)
+        if (
+            name.partition(SEPARATOR)[0] != "inputs"
+            or other is None
+            or "f" not in (array.dtype.kind + other.dtype.kind)
+        ):
+            continue
+        if min(array.size, other.size) < _FEWEST_VALUES:
+            continue
+        here, there = (float(np.abs(np.nan_to_num(a.astype(np.float64))).mean()) for a in (array, other))
+        if min(here, there) > 0 and max(here, there) >= _SCALES * min(here, there):
+            return (
+                f"{name!r} of the {what} lies between {array.min():.4g} and {array.max():.4g}, that of the "
+                f"training data between {other.min():.4g} and {other.max():.4g}, in the first batches: scale "
+                "both alike"
+            )
+    return ""
+
+
+def _leaves(outputs: Any) -> Iterator[NDArray[Any]]:
+    """Yield the arrays of floating-point numbers in a model's outputs."""
+    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "fc":
+        yield outputs
+    elif isinstance(outputs, Mapping | tuple | list):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _leaves(part)
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    return bool(np.allclose(one, other, rtol=_ROUNDING, atol=1e-6))
+
+
+def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return the norm of a difference relative to that of the first; of values that are finite in both."""
+    finite = np.isfinite(one) & np.isfinite(other)
+    one, other = one[finite], other[finite]
+    size = float(np.linalg.norm(one))
+    return float(np.linalg.norm(one - other)) / size if size else float(np.linalg.norm(other) > 0)

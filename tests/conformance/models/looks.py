@@ -1,0 +1,140 @@
+"""What a plain loop computes wrongly without a word, and the dry run refuses."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from conformance.zoo import Judge, Model, X
+
+Y = X @ np.asarray([1, -2, 0.5, 1], np.float32)
+BROADCASTS = "outputs are ("
+
+
+def mean_of_rows(values: Any) -> Any:
+    """Return the mean of each row, in either framework."""
+    if hasattr(values, "detach"):
+        return values.mean(1)
+    import keras
+
+    return keras.ops.mean(values, 1)
+
+
+def right(outputs: Any, batch: Any) -> Any:
+    """Return the square of the error of each sample."""
+    return (outputs[:, 0] - batch["targets"]) ** 2
+
+
+def broadcast(outputs: Any, batch: Any) -> Any:
+    """Return the mean over all targets in place of the error of each sample."""
+    return mean_of_rows((outputs - batch["targets"]) ** 2)
+
+
+class Regression(Model):
+    """One output, (n, 1), and targets (n,), which the loss compares rightly."""
+
+    judge = Judge(workers=(1, 2))
+
+    loss = staticmethod(right)
+
+    def train_data(self):
+        return X, Y
+
+    def eval_data(self):
+        return X[:11], Y[:11]
+
+    def torch_model(self, outputs=1):
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Linear(4, outputs)
+
+    def tf_model(self, outputs=1):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(outputs)])
+
+
+class BroadcastLoss(Regression):
+    """(n, 1) - (n,) is (n, n)."""
+
+    judge = Judge(workers=(1, 2), refused=("the loss compares each sample with all others", BROADCASTS))
+    loss = staticmethod(broadcast)
+
+
+class BroadcastMetric(Regression):
+    """The same in a metric, with a loss that is right."""
+
+    judge = Judge(workers=(1, 2), refused=("the metric 'error' compares each sample with all", BROADCASTS))
+    metrics: ClassVar = {"error": broadcast}
+
+
+class BroadcastTargets(Regression):
+    """Targets (n, 1), and outputs of which the loss squeezes the last axis."""
+
+    judge = Judge(workers=(1, 2), refused=("the loss compares each sample with all others",))
+
+    def train_data(self):
+        return X, Y[:, None]
+
+    def eval_data(self):
+        return X[:11], Y[:11, None]
+
+    @staticmethod
+    def loss(outputs, batch):
+        return mean_of_rows((outputs[:, 0] - batch["targets"]) ** 2)
+
+
+class BroadcastClasses(Model):
+    """The largest output's number, (n, 1), compared with targets (n,)."""
+
+    judge = Judge(workers=(1, 2), refused=("the metric 'hits' compares each sample with all others",))
+
+    def torch_model(self):
+        return Regression.torch_model(self, 3)
+
+    def tf_model(self):
+        return Regression.tf_model(self, 3)
+
+    @staticmethod
+    def hits(outputs, batch):
+        if hasattr(outputs, "detach"):
+            return (outputs.argmax(1, keepdim=True) == batch["targets"]).float().mean(1)
+        import keras
+
+        found = keras.ops.argmax(outputs, 1, keepdims=True)
+        return mean_of_rows(keras.ops.cast(found == keras.ops.cast(batch["targets"], found.dtype), "float32"))
+
+    metrics: ClassVar = {"hits": hits}
+
+
+class Buffer:
+    """Samples that are all written to the same memory."""
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros(4, np.float32)
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        self.buffer[:] = X[index]
+        return self.buffer, Y[index]
+
+
+class ReusedBuffer(Regression):
+    """__getitem__ returns one array for all samples."""
+
+    judge = Judge(workers=(1, 2), refused=("changes 'inputs' of the one that was read before",))
+
+    def train_data(self):
+        return Buffer()
+
+
+class NothingCounts(Regression):
+    """All weights of samples are 0."""
+
+    judge = Judge(workers=(1, 2), refused=("the loss of 25 samples of the training data has no value",))
+    loss = "mse"
+
+    def train_data(self):
+        return {"inputs": X, "targets": Y[:, None], "weights": np.zeros(len(X), np.float32)}
