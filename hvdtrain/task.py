@@ -251,8 +251,7 @@ def unknown_members(task: Any) -> dict[str, str]:
 def notes_on_members(task: Any) -> list[str]:
     """Return notes on members of a task that are misspelt, or that other trainers have."""
     return [
-        f"the task has {_called(name, callable(getattr(task, name, None)))}, which hvdtrain does not know; "
-        f"{meant}"
+        f"the task has {_called(name, _is_method(task, name))}, which hvdtrain does not know; {meant}"
         for name, meant in unknown_members(task).items()
     ]
 
@@ -261,8 +260,12 @@ def _hint_at(task: Any, missing: str) -> str:
     """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
     for name, meant in unknown_members(task).items():
         if re.search(rf"\b{missing}\b", meant):
-            return f"It has {_called(name, callable(getattr(task, name, None)))}: {meant}"
+            return f"It has {_called(name, _is_method(task, name))}: {meant}"
     return ""
+
+
+def _is_method(task: Any, name: str) -> bool:
+    return callable(inspect.getattr_static(task, name, None))  # a property is not computed
 
 
 def _called(name: str, is_method: bool) -> str:

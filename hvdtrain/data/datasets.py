@@ -12,13 +12,14 @@ from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset
 from hvdtrain.data.frames import columns_of, is_frame
 from hvdtrain.data.hugging_face import HuggingFaceDataset, number_columns
 from hvdtrain.data.memory_map import memmap_base
-from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes, named, renamed
+from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes, named, native, renamed
 from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
 from hvdtrain.data.unsupported import check_supported, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
 from hvdtrain.user_errors import SAMPLE_NOTE
 
+_LARGEST = np.iinfo(np.int64).max
 _NAMED = 3  # samples of a batch that an exception names
 
 # the first argument of a method ``batch`` that makes batches instead of fetching samples
@@ -160,7 +161,11 @@ def _has_own_batch(source: Any) -> bool:
 
 
 class ArrayDataset:
-    """Samples in arrays, one array per name, along the first axis."""
+    """Samples in arrays, one array per name, along the first axis.
+
+    Attributes:
+        arrays: the arrays, in as many bits as they have.
+    """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], notes: tuple[str, ...] = ()) -> None:
         self.notes = notes
@@ -168,18 +173,18 @@ class ArrayDataset:
         if len(set(sizes.values())) > 1:
             raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
         # memory-mapped arrays are converted batch by batch: a whole copy may not fit in memory
-        self._arrays = {name: a if memmap_base(a) is not None else canonical(a) for name, a in arrays.items()}
+        self.arrays = {name: a if memmap_base(a) is not None else native(a) for name, a in arrays.items()}
         self._size = next(iter(sizes.values()), 0)
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, index: int) -> Arrays:
-        return {name: array[index] for name, array in self._arrays.items()}
+        return {name: array[index] for name, array in self.arrays.items()}
 
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
         """Fetch many samples with one vectorised copy per name."""
-        return {name: _rows(array, indices) for name, array in self._arrays.items()}
+        return {name: _rows(array, indices) for name, array in self.arrays.items()}
 
 
 class ItemDataset:
@@ -315,9 +320,12 @@ def signature(
         raise DataError(f"a sample of the {what} must map names to arrays, found {type(sample).__name__}")
     for name, value in sample.items():
         if value.dtype.kind not in "biufc":
+            way = "with .astype('float32')"
+            if value.dtype.kind in "mM":
+                way = "(times - times.min()) / np.timedelta64(1, 'D')"
             raise DataError(
                 f"the {what} holds {value.dtype} under {name!r}; it must be numbers",
-                "Convert it, such as with .astype('float32'), or leave it out of the samples.",
+                f"Convert it, such as {way}, or leave it out of the samples.",
             )
     return {name: f"{value.dtype}{list(value.shape[1:])}" for name, value in sorted(sample.items())}
 
@@ -326,4 +334,9 @@ def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
     array = canonical(value)
     # PyTorch's losses take class numbers as int64
     is_target = name.partition(SEPARATOR)[0] in TARGETS
+    if is_target and array.dtype == np.uint64 and array.size and array.max() > _LARGEST:
+        raise DataError(
+            f"{name!r} has the whole number {array.max()}, which 64 bits with a sign do not hold",
+            "Number its values from 0 in the data set, such as with np.unique(..., return_inverse=True).",
+        )
     return array.astype(np.int64) if is_target and array.dtype.kind in "iu" else array

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.blocks import order_identity
+from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
 from hvdtrain.wire_types import travels
@@ -129,7 +130,7 @@ def digest(value: Any) -> str:
     It is a hash. For floating-point numbers, the hash covers their type, shape and the places that are not
     finite; two numbers follow, a weighted sum and the norm, which ``is_same`` compares with a tolerance.
     """
-    array = np.asarray(value)
+    array = narrowed(np.asarray(value))  # a model of 64 bits reads the same data
     content: list[bytes] = [f"{array.dtype.str[1:]}{array.shape}".encode()]
     numbers = ""
     if array.dtype.kind in "fc":

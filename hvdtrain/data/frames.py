@@ -46,7 +46,21 @@ def matrix_of(name: str, frame: Any) -> NDArray[Any]:
             f"{name!r} is a data frame with columns that are not numbers: {_types(frame, left_out)}",
             "Drop or encode them.",
         )
-    return np.stack(list(arrays.values()), axis=1) if arrays else np.asarray(frame)
+    if not arrays:
+        return np.asarray(frame)
+    matrix = np.stack(list(arrays.values()), axis=1)
+    for column, array in arrays.items():
+        if (
+            matrix.dtype.kind == "f"
+            and array.dtype.kind in "iu"
+            and np.abs(array.astype(float)).max(initial=0) > 2**53
+        ):
+            raise DataError(
+                f"the column {column!r} of {name!r} has whole numbers above 2**53, which are rounded "
+                "together with columns of fractions",
+                "Number its values from 0, such as with pandas.factorize, or give it by itself.",
+            )
+    return matrix
 
 
 def _column(frame: Any, name: Any) -> NDArray[Any]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from hvdtrain.data.collate import ragged_error
 from hvdtrain.data.frames import is_frame, matrix_of
 from hvdtrain.data.nesting import flatten
+from hvdtrain.data.numeric import float_bits, narrowed
 from hvdtrain.data.unsupported import check_dense
 from hvdtrain.errors import DataError
 
@@ -95,12 +96,17 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         raise ragged_error(name, value, range(len(value))) from error
 
 
+def native(array: Any) -> NDArray[Any]:
+    """Return an array in the machine's byte order, and of at most 64 bits."""
+    result = np.asarray(array)
+    if result.dtype.kind == "f" and result.dtype.itemsize > 8:
+        return result.astype(np.float64)
+    return result if result.dtype.isnative else result.astype(result.dtype.newbyteorder("="))
+
+
 def canonical(array: Any) -> NDArray[Any]:
     """Return an array in a type that both frameworks can use.
 
-    64-bit floats are converted to 32 bits, and the bytes to the machine's own order.
+    64-bit floats are converted to 32 bits, unless the model has 64 (``set_float_bits``).
     """
-    result = np.asarray(array)
-    if result.dtype.kind == "f" and result.dtype.itemsize == 8:
-        return result.astype(np.float32)
-    return result if result.dtype.isnative else result.astype(result.dtype.newbyteorder("="))
+    return native(array) if float_bits() == 64 else narrowed(native(array))

@@ -15,6 +15,7 @@ from typing import Any
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.ipc import receive, send
+from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.user_errors import RaisedInReader, where_raised
@@ -82,7 +83,8 @@ def _serve(connection: socket.socket, payload_number: int, skip: bool) -> None:
         return
     send(connection, None)
     while True:
-        name, indices, keys = receive(connection)
+        name, indices, keys, bits = receive(connection)
+        set_float_bits(bits)
         send(connection, _fetch(datasets[name], indices, keys, skip))
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import hvdtrain
 from hvdtrain.data.bad_samples import Fetch, Fetched, LocalFetch
 from hvdtrain.data.ipc import receive, send
+from hvdtrain.data.numeric import float_bits
 from hvdtrain.data.reader_process import SIGNALS, RemoteError
 from hvdtrain.data.serialization import Payload
 from hvdtrain.errors import EnvironmentFault, TrainingError
@@ -139,7 +140,7 @@ class _Process:
             if not self._is_ready:
                 self._receive()  # raises if it could not load the data sets
                 self._is_ready = True
-            send(self._connection, (name, indices, keys))
+            send(self._connection, (name, indices, keys, float_bits()))
             fetched: Fetched = self._receive()
         except (EOFError, OSError):
             raise self._exit_error() from None

@@ -1,13 +1,26 @@
 """Opening what a task's method gave: one data set, or several sets of evaluation data."""
 
+import time
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.blocks import order_identity
-from hvdtrain.data.datasets import as_dataset, signature
+from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.eval_sets import EvalSets, check_not_bare_sets, fetch_with_name, name_the_set, set_words
+from hvdtrain.data.numeric import all_bits, merged_by_cast
+from hvdtrain.data.stream import Stream
+from hvdtrain.errors import DataError
 from hvdtrain.jobs.data_identity import DATA
+from hvdtrain.task import Arrays
+
+_VALUES = 1 << 21  # of an array that are compared
+_READ = 256  # samples of other data
+_SECONDS = 3.0
 
 
 def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -54,3 +67,61 @@ def _open_set(
     if order := order_identity(dataset):
         values[f"blocks of the {what}"] = order
     return dataset, {f"size of the {what}": len(dataset), **values}
+
+
+def check_casts(datasets: Mapping[str, Any]) -> None:
+    """Check that data of 64 bits keep their values apart in the 32 bits of the model. Local: no collective.
+
+    Args:
+        datasets: data sets by what messages call them, equal on all workers.
+
+    Raises:
+        DataError: naming the column, if different values become equal.
+    """
+    for what, dataset in datasets.items():
+        with all_bits():
+            arrays = _wide_arrays(dataset)
+        for name, array in arrays.items():
+            if name == "weights" or not array.size or (found := merged_by_cast(array)) is None:
+                continue
+            column, one, other = found
+            place = f"column {column} of {name!r}" if array[0].size > 1 else repr(name)
+            merged = f"{one!r} becomes infinite" if np.isinf(other) else f"{one!r} and {other!r} become equal"
+            raise DataError(
+                f"{place} of the {what} has numbers of 64 bits, and the model has 32: {merged}",
+                "Subtract their mean or number them from 0 in the task; or give the model 64 bits, with "
+                ".double() in PyTorch and dtype='float64' in Keras; or, if the difference does not matter, "
+                "convert them to float32.",
+                everywhere=True,
+            )
+
+
+def _wide_arrays(dataset: Any) -> Arrays:
+    """Return the floating-point numbers of 64 bits of a data set, or of its first samples."""
+    if isinstance(dataset, ArrayDataset):
+        found = {name: a[: max(2, _VALUES * len(a) // max(1, a.size))] for name, a in dataset.arrays.items()}
+    else:
+        try:
+            found = fetch(dataset, np.zeros(1, np.int64))
+            if any(map(_is_wide, found.values())):
+                found = _first_samples(dataset)
+        except Exception:
+            return {}  # it is reported when training reads it
+    return {name: array for name, array in found.items() if _is_wide(array)}
+
+
+def _first_samples(dataset: Any) -> Arrays:
+    """Return the first samples of a data set, fewer if they take long to read."""
+    if isinstance(dataset, Stream):
+        items = islice(dataset.items(0, 0, None, shuffles=False), _READ)
+        return dataset.batch_of([dataset.decoded(item) for item in items])
+    parts, deadline = [], time.monotonic() + _SECONDS
+    for first in range(0, min(_READ, len(dataset)), 16):
+        parts.append(fetch(dataset, np.arange(first, min(first + 16, len(dataset)))))
+        if time.monotonic() > deadline:
+            break
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _is_wide(array: Any) -> bool:
+    return bool(array.dtype.kind == "f" and array.dtype.itemsize == 8)

@@ -211,7 +211,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Place, unverified: Checkpoin
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task, data, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
-    build_together(job.config, task, backend)
+    build_together(job.config, task, backend, data=identity)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
     check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)

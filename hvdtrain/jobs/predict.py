@@ -186,7 +186,7 @@ def _predict(
     task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
     name, data = next(iter(identity.datasets.items()))  # of several sets, the first
     check_not_a_stream(data, "predict, which writes a row for each sample,")
-    build_together(job.config, task, backend)
+    build_together(job.config, task, backend, data=identity)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
     check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)

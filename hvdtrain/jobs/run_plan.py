@@ -68,7 +68,7 @@ def describe_plan(
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
-        "precision": _precision(config),
+        "precision": _precision(config, model),
         "gradients": model.reduction,
         "memory": "" if session.heaviest is None else session.heaviest.describe(),
         "sharded": sharding_plan.describe(config, session.backend.workers.size),
@@ -209,8 +209,9 @@ def _length(session: Session, plan: TrainingPlan) -> str:
     return f"{least}{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
 
 
-def _precision(config: Config) -> str:
-    text = "fp32" if config.precision == "fp32" else f"{config.precision}, weights fp32"
+def _precision(config: Config, model: ModelInfo) -> str:
+    own = f"fp{model.float_bits}"
+    text = own if config.precision == "fp32" else f"{config.precision}, weights {own}"
     if config.precision == "fp16":
         text += ", loss scaled"
     if config.checkpoint_activations:

@@ -20,6 +20,7 @@ from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (
     NOT_THE_TASKS,
@@ -47,7 +48,7 @@ from hvdtrain.jobs.data_identity import (
     keyed,
     words_for,
 )
-from hvdtrain.jobs.data_sets import open_sets
+from hvdtrain.jobs.data_sets import check_casts, open_sets
 from hvdtrain.jobs.failures import (
     do_in_time,
     end_at_once,
@@ -303,6 +304,7 @@ def new_task(job: JobSpec) -> Any:
     """
     config = job.config
     seed_generators(config.seed, "task")
+    set_float_bits(32)  # until the model is known
     return make_task(job.task_class, config.task, config.task_options, config.framework)
 
 
@@ -382,7 +384,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     check_metrics(job.config, task_data.task, task_data.eval_data)
     batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
     config = with_cuts_before(job.config, backend.workers)
-    model = build_together(config, task_data.task, backend, batch)
+    model = build_together(config, task_data.task, backend, batch, task_data.identity)
     return _with_call_note(job.config, task_data, backend), model, hosts
 
 
@@ -451,11 +453,15 @@ def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostB
     return session.train_batch(session.plan(), session.state.progress)
 
 
-def build_together(config: Config, task: Any, backend: Backend, batch: HostBatch | None = None) -> ModelInfo:
-    """Collective. Build the model with its initial values and compare its shape."""
+def build_together(
+    config: Config, task: Any, backend: Backend, batch: HostBatch | None = None, data: JobData = NO_DATA
+) -> ModelInfo:
+    """Collective. Build the model with its initial values, compare its shape, and check the types of data."""
     ACTIVITY.enter("building the model", is_long=True)
     model = build(config, task, backend, batch)
     assert_consistent(backend.workers, model_values(model))
+    if model.float_bits == 32:
+        check_casts({words_for(key): dataset for key, dataset in data.datasets.items()})
     return model
 
 
@@ -479,11 +485,13 @@ def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None =
     """Build the model with its initial values. Local, but collective if it is split into stages."""
     seed_generators(config.seed, "model")
     try:
-        return backend.build(task, config) if batch is None else backend.build(task, config, batch)
+        model = backend.build(task, config) if batch is None else backend.build(task, config, batch)
     except NOT_THE_TASKS:
         raise
     except BaseException as error:
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
+    set_float_bits(model.float_bits)
+    return model
 
 
 def check_alone(backend: Backend, command: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.data.indexed import IndexedDataset
+from hvdtrain.data.numeric import merged_by_cast
 from hvdtrain.errors import DataError
 
 
@@ -55,3 +56,24 @@ def test_a_column_that_was_named_is_not_left_out(make):
         DataError, match=r"the column 'label', which becomes 'targets', does not hold numbers"
     ):
         make([{"inputs": 1.0, "label": "cat"}])
+
+
+RANDOM = np.random.RandomState(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (1e8 + RANDOM.randn(24, 3), 0),  # coordinates
+        (np.stack([RANDOM.randn(5), 2.0**24 + np.arange(5)], 1), 1),  # numbers of rows
+        (np.array([1e300, 1.0]), 0),
+        (1 + 1e-9 * np.arange(9.0), 0),
+        (RANDOM.randn(300_000), None),  # some become equal by chance
+        (np.array([0.3, 0.1 + 0.2, 0.3]), None),  # that is rounding
+        (np.array([np.nan, np.inf, 1.5, 1.5]), None),
+        (np.array([123456789.0, 0.0]), None),
+    ],
+)
+def test_columns_whose_values_become_equal_in_32_bits_are_found(values, expected):
+    found = merged_by_cast(values)
+    assert (found and found[0]) == expected

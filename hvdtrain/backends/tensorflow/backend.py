@@ -90,6 +90,7 @@ from hvdtrain.backends.tensorflow.functions import (
     Phase,
     accumulated_gradients,
     add_to_loss,
+    joined,
     of_all,
     of_counted,
     phase_of_layers,
@@ -108,6 +109,7 @@ from hvdtrain.backends.tensorflow.precision import (
     LossScale,
     cast_outputs_to_fp32,
     check_scaled,
+    float_bits_of,
     new_loss_scale,
     precision_of,
 )
@@ -221,6 +223,7 @@ class TensorFlowBackend:
         self._make_objectives(task, config)
         tensors = self._make_model(task, config, batch)
         self._has_collectives = self._batch_norm.layers > 0 and self.workers.may_reduce  # the model itself
+        self._wrap.float_bits = float_bits_of(self.model)
         method = own_optimizer_method(task, config)
         shapes = self._shapes
         groups = ParameterGroups(config, shapes, method)
@@ -260,6 +263,7 @@ class TensorFlowBackend:
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
             synchronized_layers=self._batch_norm.layers,
+            float_bits=self._wrap.float_bits,
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
@@ -374,7 +378,7 @@ class TensorFlowBackend:
         self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
     ) -> TensorFlowPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        vector = tf.concat([partial.values, FINDINGS * [0.0], self._numbers(signals)], 0)
+        vector = joined(partial.values, FINDINGS * [0.0], self._numbers(signals))
         if self.workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
@@ -671,7 +675,7 @@ class TensorFlowBackend:
         else:
             gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
         unused = float(len(self._unused))
-        vector = tf.concat([sums, *self._clock.numbers(), [unused, 0.0], signals], 0)
+        vector = joined(sums, *self._clock.numbers(), [unused, 0.0], signals)
         gradients, vector = update.reduce(gradients, vector)
         gradients, vector = update.unscale_or_skip(gradients, vector)
         counted = vector[len(self._names)] if "loss" in self._weighted else None
@@ -696,7 +700,7 @@ class TensorFlowBackend:
             return tf.linalg.matvec(self._own_rows(step, micro_batch, number, part), weights)
 
         sums = of_samples(sums_of, arrays, weights, gradient_weights)
-        sums = tf.concat([sums, [float(len(self._unused)), 0.0], signals], 0)
+        sums = joined(sums, [float(len(self._unused)), 0.0], signals)
         vector = step.reduce(sums, self._names, self._weighted)
         self._ema.update(share)
         return vector
@@ -801,7 +805,7 @@ class TensorFlowBackend:
         self._names = tuple(given)
         self._weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
         self._gives_mean[training] = any(map(is_batch_mean, given.values()))
-        return weigh(given, tf.shape(weights)[0])
+        return weigh(given, tf.shape(weights)[0], weights.dtype)
 
 
 _backend: type[Backend] = TensorFlowBackend

@@ -73,11 +73,15 @@ class BatchMaker:
     Args:
         is_elastic: whether the number of micro-batches may change while the job runs.
         is_local: whether training steps are local, so that gradients are means over this worker's samples.
+
+    Attributes:
+        float_bits: bits of weights, and of the losses that they multiply, 32 or 64.
     """
 
     def __init__(self, is_elastic: bool = False, is_local: bool = False) -> None:
         self._is_elastic = is_elastic
         self._is_local = is_local
+        self.float_bits = 32
         self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def __call__(self, batch: HostBatch) -> TensorFlowBatch:
@@ -102,13 +106,14 @@ class BatchMaker:
     def _weigh(self, batch: HostBatch, one: bool) -> tuple[Any, ...]:
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
-            weights = batch.weights[0] if one else batch.weights
+            kind = np.dtype(f"float{self.float_bits}").type
+            weights = (batch.weights[0] if one else batch.weights).astype(kind, copy=False)
             reduced = float(weights.sum()) if self._is_local else batch.total_weight
             values = (
                 tf.constant(weights),
-                tf.constant(weights * np.float32(1 / (reduced or 1))),
+                tf.constant(weights * kind(1 / (reduced or 1))),
                 reduced,
-                tf.constant(np.asarray(reduced, np.float32)),
+                tf.constant(np.asarray(reduced, kind)),
                 not batch.weights.all(),
             )
             known = self._known_weights = batch.weights, values

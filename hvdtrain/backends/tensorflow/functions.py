@@ -203,8 +203,15 @@ class Phase:
 def add_to_loss(losses: Any, added: Tensor) -> Any:
     """Return a loss to which a number has been added for every sample, so that it counts once per step."""
     if isinstance(losses, Weighted):
-        return Weighted(tf.cast(losses.values, tf.float32) + added, losses.weights)
-    return tf.cast(losses, tf.float32) + added
+        return Weighted(add_to_loss(losses.values, added), losses.weights)
+    losses = tf.convert_to_tensor(losses)
+    kind = tf.float64 if losses.dtype == tf.float64 else tf.float32
+    return tf.cast(losses, kind) + tf.cast(added, kind)
+
+
+def joined(sums: Tensor, *parts: Any) -> Tensor:
+    """Return one vector of the type of the sums."""
+    return tf.concat([sums, *(tf.cast(part, sums.dtype) for part in parts)], 0)
 
 
 def native(variable: Any) -> Any:
@@ -250,7 +257,7 @@ def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -
         counted: sum of the loss's own weights over all workers, a single number.
         total_weight: sum of the samples' weights over all workers, likewise.
     """
-    factor = tf.where(counted > 0, total_weight / counted, 1.0)
+    factor = tf.where(counted > 0, total_weight / counted, tf.ones((), counted.dtype))
     divided: list[Tensor] = tf.cond(
         tf.equal(factor, 1.0),
         lambda: gradients,

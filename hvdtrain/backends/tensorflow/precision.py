@@ -21,6 +21,12 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 _HALVES = (tf.bfloat16, tf.float16)
 
 
+def float_bits_of(model: Any) -> int:
+    """Return the bits of the numbers that a model takes: 64 if a variable or an input has them, else 32."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    return 64 if any(str(value.dtype) == "float64" for value in (*model.variables, *inputs)) else 32
+
+
 @contextmanager
 def autocast(precision: str) -> Iterator[None]:
     """Return a context in which a model is made whose layers compute in half precision.

@@ -215,8 +215,8 @@ def _target_and_own_weights(losses: Any, samples: StepPart) -> tuple[Tensor, Ten
     if not isinstance(losses, Weighted):
         return tf.convert_to_tensor(losses), None
     values = tf.convert_to_tensor(losses.values)
-    weights = tf.stop_gradient(tf.cast(losses.weights, tf.float32))
+    weights = tf.stop_gradient(tf.cast(losses.weights, samples.weights.dtype))
     if values.shape.rank == 0:  # a batch's mean: of each sample an equal part
         number = tf.shape(samples.weights)[0]
-        weights = tf.fill([number], weights / tf.cast(number, tf.float32))
+        weights = tf.fill([number], weights / tf.cast(number, weights.dtype))
     return values, weights

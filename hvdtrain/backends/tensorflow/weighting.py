@@ -15,7 +15,7 @@ class Values(NamedTuple):
     """What an objective gave for the samples of one micro-batch.
 
     Attributes:
-        losses: (samples,), fp32, with gradient.
+        losses: (samples,), fp32 or fp64, with gradient.
         loss_weights: (samples,), without gradient; None if the loss has no weights of its own.
         rows: (numbers, samples): for each name the values, times their weights; then the weights of each
             name that has some. Their sums, weighted by sample, are reduced.
@@ -46,23 +46,28 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
             check_per_sample(what, shape_of(what, value), samples)
 
 
-def weigh(given: Mapping[str, Any], samples: Tensor) -> Values:
+def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values:
     """Return values and weights of a loss, the first, and of metrics, for each sample.
 
     A batch's mean becomes the value of each of its samples, with an equal part of the weight.
+
+    Args:
+        given: the loss and the metrics.
+        samples: number of samples.
+        kind: the type of the result.
     """
     pairs, weight_rows = [], []
     for value in given.values():
         weights: Tensor | None = None
         if isinstance(value, Weighted):
-            values, weights = tf.cast(value.values, tf.float32), tf.cast(value.weights, tf.float32)
+            values, weights = tf.cast(value.values, kind), tf.cast(value.weights, kind)
             weights = tf.stop_gradient(weights)
             if values.shape.rank == 0:
-                weights = tf.fill([samples], weights / tf.cast(samples, tf.float32))
+                weights = tf.fill([samples], weights / tf.cast(samples, kind))
                 values = tf.fill([samples], values)
             weight_rows.append(weights)
         else:
-            values = tf.cast(value, tf.float32)
+            values = tf.cast(value, kind)
         pairs.append((values, weights))
     rows = [values if weights is None else values * weights for values, weights in pairs]
     return Values(*pairs[0], tf.stack(rows + weight_rows))

@@ -79,7 +79,7 @@ from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
 from hvdtrain.backends.torch.optimizers import choose_optimizer
 from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
-from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32
+from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
@@ -173,6 +173,7 @@ class TorchBackend:
         self._make_objectives(task, config)
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         tensors = self._make_model(task, config, batch)
+        self._wrap.float_bits = float_bits_of(self.model)
         own_optimizer = own_optimizer_method(task, config)
         shapes = self._shapes
         groups = ParameterGroups(config, shapes, own_optimizer)
@@ -214,6 +215,7 @@ class TorchBackend:
             notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
+            float_bits=self._wrap.float_bits,
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
@@ -745,9 +747,10 @@ class TorchBackend:
             check_values(given, samples)
             self._names, self._weighted = names, weighted
         if weighted:
-            return weigh(given, samples)
-        detached = [value.detach().to(torch.float32) for value in given.values()]
-        return Values(given["loss"].to(torch.float32), None, torch.stack(detached))
+            return weigh(given, samples, self._wrap.float_type)
+        kind = self._wrap.float_type
+        detached = [value.detach().to(kind) for value in given.values()]
+        return Values(given["loss"].to(kind), None, torch.stack(detached))
 
 
 _backend: type[Backend] = TorchBackend

@@ -87,11 +87,15 @@ class BatchMaker:
     Args:
         device: where this worker computes.
         is_local: whether training steps are local, so that gradients are means over this worker's samples.
+
+    Attributes:
+        float_bits: bits of weights, and of the losses that they multiply, 32 or 64.
     """
 
     def __init__(self, device: torch.device, is_local: bool = False) -> None:
         self._device = device
         self._is_local = is_local
+        self.float_bits = 32
         self._known_weights: tuple[NDArray[Any], tuple[Any, ...]] | None = None
 
     def __call__(self, batch: HostBatch) -> TorchBatch:
@@ -111,6 +115,11 @@ class BatchMaker:
             in_warmup=batch.in_warmup,
         )
 
+    @property
+    def float_type(self) -> torch.dtype:
+        """The type of weights and losses."""
+        return torch.float64 if self.float_bits == 64 else torch.float32
+
     def _weigh(self, batch: HostBatch) -> tuple[Any, ...]:
         """Return weights, gradient weights, the rows that count and the sum that gradients are divided by.
 
@@ -119,10 +128,12 @@ class BatchMaker:
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             reduced = float(batch.weights.sum()) if self._is_local else batch.total_weight
-            parts = batch.weights * np.float32(1 / (reduced or 1))
+            kind = np.dtype(f"float{self.float_bits}").type
+            given = batch.weights.astype(kind, copy=False)
+            parts = given * kind(1 / (reduced or 1))
             rows = [np.flatnonzero(w) for w in batch.weights]
             tensors = (
-                [self._move(w) for w in batch.weights],
+                [self._move(w) for w in given],
                 [self._move(w) for w in parts],
                 [self._move(r) if 0 < len(r) < batch.weights.shape[1] else None for r in rows],
                 reduced,

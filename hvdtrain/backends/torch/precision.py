@@ -16,6 +16,13 @@ from hvdtrain.backends.workers import Sized
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def float_bits_of(model: torch.nn.Module) -> int:
+    """Return the bits of the numbers that a model takes, 32 or 64: those of its first matrix if any."""
+    given = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    first = next((p for p in given if p.dim() > 1), given[0] if given else None)
+    return 64 if first is not None and first.dtype in (torch.float64, torch.complex128) else 32
+
+
 def autocast(precision: str, device: torch.device, cache: bool = True) -> AbstractContextManager[Any]:
     """Return a context for the model and its loss: operations that bear it compute in half precision.
 

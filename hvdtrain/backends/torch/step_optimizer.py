@@ -108,7 +108,7 @@ class StepOptimizer(NotCalled):
         check_losses(losses, self._name)
         given = {f"what is given to the optimizer {self._name!r}": losses}
         check_values(given, len(samples.weights))
-        values = weigh(given, len(samples.weights))
+        values = weigh(given, len(samples.weights), samples.weights.dtype)
         check_reached(self._name, values.losses.requires_grad)
         weights = samples.gradient_weights
         with torch.autocast(weights.device.type, enabled=False):

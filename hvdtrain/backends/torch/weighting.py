@@ -15,7 +15,7 @@ class Values(NamedTuple):
     """What an objective gave for the samples of one micro-batch.
 
     Attributes:
-        losses: (samples,), fp32, with gradient.
+        losses: (samples,), fp32 or fp64, with gradient.
         loss_weights: (samples,), without gradient; None if the loss has no weights of its own.
         rows: (numbers, samples), without gradient: for each name the values, times their weights; then
             the weights of each name that has some. Their sums, weighted by sample, are reduced.
@@ -51,10 +51,15 @@ def check_values(given: Mapping[str, Any], samples: int) -> None:
             )
 
 
-def weigh(given: Mapping[str, Any], samples: int) -> Values:
+def weigh(given: Mapping[str, Any], samples: int, kind: torch.dtype) -> Values:
     """Return values and weights of a loss, the first, and of metrics, for each sample.
 
     A batch's mean becomes the value of each of its samples, with an equal part of the weight.
+
+    Args:
+        given: the loss and the metrics.
+        samples: number of samples.
+        kind: the type of the result.
     """
     losses: Tensor | None = None
     loss_weights: Tensor | None = None
@@ -62,13 +67,13 @@ def weigh(given: Mapping[str, Any], samples: int) -> Values:
     for value in given.values():
         weights: Tensor | None = None
         if isinstance(value, Weighted):
-            values = value.values.to(torch.float32)
-            weights = torch.as_tensor(value.weights, dtype=torch.float32, device=values.device).detach()
+            values = value.values.to(kind)
+            weights = torch.as_tensor(value.weights, dtype=kind, device=values.device).detach()
             if values.dim() == 0:
                 values, weights = values.expand(samples), (weights / samples).expand(samples)
             weight_rows.append(weights)
         else:
-            values = value.to(torch.float32)
+            values = value.to(kind)
         if losses is None:
             losses, loss_weights = values, weights
         rows.append(values.detach() if weights is None else values.detach() * weights)
