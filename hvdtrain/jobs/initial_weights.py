@@ -3,7 +3,7 @@
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState, Shapes
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.errors import CheckpointError, TaskError
@@ -34,8 +34,10 @@ def load_initial_weights(
         selection: Selection = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
-        weights = {name: array for name, array in (weights or {}).items() if name in selection.names}
-        text = selection.text
+        of_layers = [name for name in weights or {} if _is_chosen_of_layer(name, choice)]
+        names = {*selection.names, *of_layers}
+        weights = {name: array for name, array in (weights or {}).items() if name in names}
+        text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
     try:
         backend.scatter_weights(weights, is_part=not choice.is_all)
     except TaskError as error:
@@ -45,6 +47,12 @@ def load_initial_weights(
             everywhere=True,
         ) from None
     return text
+
+
+def _is_chosen_of_layer(name: str, choice: Choice) -> bool:
+    """Return whether patterns choose what a layer of Keras keeps beside variables, such as a vocabulary."""
+    path = name.removeprefix(OF_LAYERS)
+    return path != name and not choice.reason_against([name, f"model/{path}"])
 
 
 def _shapes(state: PortableState) -> Shapes:

@@ -14,6 +14,9 @@ from hvdtrain.errors import TaskError
 # the portable form has no place for it. They may be missing, and the other framework skips them.
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
 
+# of what layers of Keras keep beside variables, such as vocabularies
+OF_LAYERS = f"{PRIVATE['tf']}layers/"
+
 _SHOWN = 3  # lines of each kind of problem
 _NEARLY_ALL = 0.9  # part of the tensors, on both sides, that must fit for names to be proposed
 _ALIKE = 0.6  # difflib's ratio from which two names count as close

@@ -97,6 +97,7 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
+from hvdtrain.backends.tensorflow.layer_state import LayerState
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
@@ -211,7 +212,7 @@ class TensorFlowBackend:
         keras.config.set_dtype_policy(policy)
         TensorFlowBackend._has_built = True
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
-        self._seed = config.seed
+        self._seed, self._config = config.seed, config
         # of the sums, of those with weights of their own, of parameters without gradient: as last traced
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
@@ -410,7 +411,7 @@ class TensorFlowBackend:
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
-        kept = self._kept_by_compression()
+        kept = self._kept_by_compression() | (self._layer_state.read() if self.workers.rank == 0 else {})
         return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
 
     def scatter_state(self, state: PortableState | None) -> None:
@@ -425,7 +426,12 @@ class TensorFlowBackend:
 
     def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
         """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
-        run_on_rank_zero(self.workers, lambda: self._state.load_weights(weights or {}, is_part))
+
+        def load() -> None:
+            self._state.load_weights(weights or {}, is_part)
+            self._load_layers(weights or {})
+
+        run_on_rank_zero(self.workers, load)
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
@@ -444,6 +450,9 @@ class TensorFlowBackend:
             ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
             self._ema.follow_broadcast()
+            if self._layer_state:
+                state = self.workers.broadcast_object(self._layer_state.read(), root)
+                self._load_layers(state)
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
@@ -494,6 +503,12 @@ class TensorFlowBackend:
         self._state.load(rest)
         if self._low_rank is not None:
             self._low_rank.load(kept)
+        self._load_layers(state)
+
+    def _load_layers(self, state: PortableState) -> None:
+        """Let layers load themselves what was assigned; steps that were traced with tensors of theirs go."""
+        if self._layer_state.load(state):
+            self._compile(self._config)
 
     def _kept_by_compression(self) -> PortableState:
         """Collective. Return what the reducer keeps from step to step."""
@@ -582,6 +597,7 @@ class TensorFlowBackend:
         self._precision = precision_of(self.model, config.precision)
         self._called = cast_outputs_to_fp32(self.model, self._precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        self._layer_state = LayerState(self.model)
         tensors = ModelState(self.model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in tensors.trainable_fields()}
         return tensors

@@ -26,6 +26,7 @@ from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
+from hvdtrain.backends.tensorflow.layer_state import LayerState
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.precision import (
@@ -213,7 +214,6 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
                 everywhere=True,
             )
         self._precision = config.precision
-        self._batch_norm = BatchNormSync(self._traced_workers)
         model, blocks, is_whole = self._whole_model(task, config)
         self._form = form_of(model)
         whole = ModelState(model, Renaming(task, "tf"))
@@ -235,6 +235,14 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         self._stage_shapes = shapes_of_stages(whole.fields, owners, self._shapes, config.stages)
         self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
         tensors = whole.part([self.layout.stage in having for having in owners])
+        self._layer_state = LayerState(model)
+        if self._layer_state:
+            raise ConfigError(
+                f"stages {config.stages} cannot be used with the layer {self._layer_state.paths[0]}, which "
+                "loads its state itself",
+                "Compute it in train_data(), or leave out stages.",
+                everywhere=True,
+            )
         self._precision = precision_of(model, config.precision)
         self._batch_norm, self._batch_norms = BatchNormSync(self._groups.own), len(find_batch_norms(model))
         self._batch_norm.take_over(model, every=config.sync_batch_norm)
@@ -250,11 +258,10 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         With ``stage_balance`` memory and initial values by name, it is made without memory for variables, if
         these values are known of all parameters.
         """
-        config = config.model_copy(update={"sync_batch_norm": False})
         if config.stage_balance == "memory" and config.initial_parameters == "portable":
             try:
                 with parameters_without_memory() as are_changed:
-                    model = make_model(task, config, self._batch_norm)
+                    model = make_model(task, config)
                     blocks = blocks_of(task, model)
                 fields = list(ModelState(model, Renaming(task, "tf")).trainable_fields())
             except Exception:  # it uses values of variables; another error is raised below
@@ -264,7 +271,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             # it is made again with the same names of layers and the same seed
             keras.utils.clear_session(free_memory=False)
             keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
-        model = make_model(task, config, self._batch_norm)
+        model = make_model(task, config)
         return model, blocks_of(task, model), True
 
     def _division(

@@ -11,13 +11,13 @@ from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 
 
-def make_model(task: Any, config: Config, batch_norm: BatchNormSync) -> keras.Model:
+def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = None) -> keras.Model:
     """Return the task's model, changed as the config asks.
 
     Args:
         task: the task.
         config: the config.
-        batch_norm: synchronises batch norm if the config asks for it.
+        batch_norm: synchronises batch norm if the config or a layer asks for it; None if it is not to.
 
     Raises:
         TaskError: If the task gives something else, or a model without weights.
@@ -30,9 +30,9 @@ def make_model(task: Any, config: Config, batch_norm: BatchNormSync) -> keras.Mo
         raise TaskError(
             "tf_model() gave a model without weights yet", "Call it on sample inputs once, or build() it."
         )
-    if config.stages == 1:
+    if batch_norm is not None:
         batch_norm.take_over(model, every=config.sync_batch_norm)
-    if batch_norm.layers and (config.compile or config.sync_every):
+    if batch_norm is not None and batch_norm.layers and (config.compile or config.sync_every):
         raise ConfigError(
             "the model has BatchNormalization(synchronized=True), which goes neither with compile nor with "
             "sync_every",
