@@ -45,7 +45,8 @@ def expected(name, framework):
 
 def run(name, framework, workers, folder, *words):
     path, kind = ZOO[name]
-    options = ("--framework", framework, "--task", f"{path}:{name.rpartition('.')[2]}", *kind.judge.options)
+    options = ("--framework", framework, "--task", f"{path}:{name.rpartition('.')[2]}")
+    options += () if words[0] == "evaluate" else kind.judge.options
     controller = CONTROLLER.get((framework, workers), "none")
     return pool.command(workers, controller, framework, *words, *options, cwd=folder)
 

@@ -4,6 +4,7 @@ A file in ``models/`` has classes derived from ``Model``, which are tasks as use
 calls the task's own model and loss on the whole batch, without anything of hvdtrain's.
 """
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ GRADIENT_DESCENT = {
     "eval_every": 2,
     "save_every": 2,
 }
+
+DECAYED = {**GRADIENT_DESCENT, "weight_decay": 0.1, "momentum": 0.9}
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,12 @@ def _torch_loss(task: Any, model: Any, batch: Mapping[str, Any]) -> Any:
         losses, _ = task.torch_loss(model, batch)
     else:
         outputs = task.plain_outputs(model, batch["inputs"])
-        named = {"cross_entropy": functional.cross_entropy, "mse": functional.mse_loss}
+        named = {
+            "cross_entropy": functional.cross_entropy,
+            "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
+            "mse": functional.mse_loss,
+            "mae": functional.l1_loss,
+        }
         is_named = isinstance(task.loss, str)
         losses = named[task.loss](outputs, batch["targets"]) if is_named else task.loss(outputs, batch)
     return _mean(losses, batch, torch.sum)
@@ -182,8 +190,7 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
     for step in range(1, int(task.defaults["steps"]) + 1):
         with tf.GradientTape() as tape:
             loss = _tf_loss(task, model, batch, training=True)
-            added = tf.add_n(model.losses) if model.losses else 0.0
-            scaled = optimizer.scale_loss(loss + tf.cast(added, loss.dtype))
+            scaled = optimizer.scale_loss(loss)
         variables = model.trainable_variables
         pairs = zip(tape.gradient(scaled, variables), variables, strict=True)
         optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
@@ -194,6 +201,14 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
 
 
 def _tf_loss(task: Any, model: Any, batch: Mapping[str, Any], training: bool) -> Any:
+    """Return what ``fit`` and ``evaluate`` of Keras call the loss: with what the model adds."""
+    import tensorflow as tf
+
+    loss = _tf_mean(task, model, batch, training)
+    return loss + tf.cast(tf.add_n(model.losses), loss.dtype) if model.losses else loss
+
+
+def _tf_mean(task: Any, model: Any, batch: Mapping[str, Any], training: bool) -> Any:
     import keras
     import tensorflow as tf
 
@@ -203,8 +218,13 @@ def _tf_loss(task: Any, model: Any, batch: Mapping[str, Any], training: bool) ->
     outputs, targets = model(batch["inputs"], training=training), batch["targets"]
     if task.loss == "cross_entropy":
         losses = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
-    elif task.loss == "mse":
-        losses = keras.losses.mean_squared_error(targets, outputs)
+    elif isinstance(task.loss, str):
+        named = {
+            "binary_cross_entropy": functools.partial(keras.losses.binary_crossentropy, from_logits=True),
+            "mse": keras.losses.mean_squared_error,
+            "mae": keras.losses.mean_absolute_error,
+        }
+        losses = named[task.loss](targets, outputs)
     else:
         losses = task.loss(outputs, batch)
     samples = tf.reduce_mean(tf.reshape(losses, (len(targets), -1)), axis=1) if losses.shape else losses
@@ -228,14 +248,13 @@ def _mean(losses: Any, batch: Mapping[str, Any], total: Any) -> Any:
     """Return the mean of losses over samples, by their weights if they have any.
 
     Args:
-        losses: one for each sample; or the mean, alone or as ``hvdtrain.Weighted``.
+        losses: one for each sample; or the mean; each of them alone or as ``hvdtrain.Weighted``.
         batch: the samples.
         total: a function that sums an array.
     """
-    losses = getattr(losses, "value", losses)
+    losses, weights = losses if isinstance(losses, tuple) else (losses, batch.get("weights"))
     if not losses.shape:
         return losses
-    weights = batch.get("weights")
     return total(losses) / len(losses) if weights is None else total(losses * weights) / total(weights)
 
 
@@ -244,9 +263,10 @@ def _batch(data: Any, convert: Any) -> dict[str, Any] | None:
     if data is None:
         return None
     named = data if isinstance(data, Mapping) else dict(zip(("inputs", "targets"), data, strict=False))
-    return {
-        name: {key: convert(value) for key, value in array.items()}
-        if isinstance(array, Mapping)
-        else convert(array)
-        for name, array in named.items()
-    }
+    return {name: _converted(array, convert) for name, array in named.items()}
+
+
+def _converted(array: Any, convert: Any) -> Any:
+    if isinstance(array, Mapping):
+        return {key: convert(value) for key, value in array.items()}
+    return tuple(map(convert, array)) if isinstance(array, tuple) else convert(array)

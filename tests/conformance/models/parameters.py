@@ -1,0 +1,343 @@
+"""Parameters that are shared, made late, computed of others, or that do not always get a gradient."""
+
+from conformance.zoo import DECAYED, Judge, Model
+
+
+class TiedWeights(Model):
+    """The decoder is the encoder's weight, transposed; both are one parameter."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder, self.decoder = nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False)
+                self.decoder.weight = self.encoder.weight
+                self.head = nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.head(self.encoder(x).tanh() @ self.decoder.weight)
+
+        torch.manual_seed(0)
+        return Tied()
+
+    def tf_model(self):
+        import keras
+
+        class Tied(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.encoder, self.head = keras.layers.Dense(6, use_bias=False), keras.layers.Dense(3)
+
+            def call(self, inputs):
+                hidden = keras.ops.tanh(self.encoder(inputs))
+                return self.head(keras.ops.matmul(hidden, keras.ops.transpose(self.encoder.kernel)))
+
+        keras.utils.set_random_seed(0)
+        model = Tied()
+        model(keras.ops.zeros((1, 4)))
+        return model
+
+
+class UsedTwice(Model):
+    """One layer called several times in a pass, as in ALBERT."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        shared = nn.Linear(4, 4)
+        return nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(4, 3))
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        shared, inputs = keras.layers.Dense(4, "tanh"), keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(3)(shared(shared(inputs))))
+
+
+class OneLayerInTwoPlaces(Model):
+    """A module that two others hold: its parameters have two names."""
+
+    judge = Judge(workers=(2,))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        shared = nn.Linear(4, 4)
+        first, second = nn.Sequential(shared, nn.Tanh()), nn.Sequential(nn.LayerNorm(4), shared)
+        return nn.Sequential(first, second, nn.Linear(4, 3))
+
+    def tf_model(self):
+        import keras
+
+        class Block(keras.layers.Layer):
+            def __init__(self, shared, **options):
+                super().__init__(**options)
+                self.shared, self.norm = shared, keras.layers.LayerNormalization()
+
+            def call(self, inputs):
+                return self.shared(self.norm(inputs))
+
+        keras.utils.set_random_seed(0)
+        shared, inputs = keras.layers.Dense(4, "tanh", name="shared"), keras.Input((4,))
+        hidden = Block(shared, name="second")(Block(shared, name="first")(inputs))
+        return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+
+class ListsAndDicts(Model):
+    """Parameters in lists and dicts, whose keys have unusual characters, and a parameter without axes."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Lists(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = nn.ParameterList([nn.Parameter(torch.randn(4, 3)) for _ in range(2)])
+                self.shifts = nn.ParameterDict({"0": torch.zeros(3), "a/b": torch.ones(3)})
+                self.scale = nn.Parameter(torch.tensor(0.5))
+                self.parts = nn.ModuleDict({"->": nn.Linear(3, 3), "a b": nn.Linear(3, 3)})
+
+            def forward(self, x):
+                hidden = (
+                    self.scale * x @ self.weights[0]
+                    + self.shifts["0"]
+                    + self.shifts["a/b"] * (x @ self.weights[1])
+                )
+                return self.parts["->"](hidden) + self.parts["a b"](hidden)
+
+        torch.manual_seed(0)
+        return Lists()
+
+    def tf_model(self):
+        import keras
+
+        class Lists(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.weights_of = [self.add_weight(shape=(4, 3), name=f"w{i}") for i in range(2)]
+                self.scale = self.add_weight(shape=(), initializer="ones")
+                self.parts = {"->": keras.layers.Dense(3), "a b": keras.layers.Dense(3)}
+
+            def call(self, inputs):
+                hidden = self.scale * inputs @ self.weights_of[0] + inputs @ self.weights_of[1]
+                return self.parts["->"](hidden) + self.parts["a b"](hidden)
+
+        keras.utils.set_random_seed(0)
+        model = Lists()
+        model(keras.ops.zeros((1, 4)))
+        return model
+
+
+class Lazy(Model):
+    """Layers whose shapes the first batch decides, called once in the method that makes the model."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+        model(torch.zeros(1, 4))
+        return model
+
+
+class LazyNeverCalled(Lazy):
+    """The same, not called before: there are no weights yet, which PyTorch's own loop allows."""
+
+    judge = Judge(workers=(1,), refused=("Call a model with lazy modules once in torch_model()",))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+
+class UsedBySomeSamples(Model):
+    """Experts of which each sample takes one; those of a worker's samples may not be all."""
+
+    defaults = DECAYED
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Experts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate = nn.Linear(4, 12)
+                self.experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(12))
+
+            def forward(self, x):
+                chances, chosen = self.gate(x).softmax(-1).max(-1)
+                out = x.new_zeros(len(x), 3)
+                for number, expert in enumerate(self.experts):
+                    rows = (chosen == number).nonzero()[:, 0]
+                    if len(rows):
+                        out = out.index_add(0, rows, chances[rows, None] * expert(x[rows]))
+                return out
+
+        torch.manual_seed(0)
+        return Experts()
+
+
+class KerasExperts(Model):
+    """The same in Keras: each expert has its gradient, of zeros for samples that another one serves."""
+
+    judge = Judge(workers=(1, 2))
+
+    def tf_model(self):
+        import keras
+
+        class Experts(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.gate = keras.layers.Dense(4)
+                self.experts = [keras.layers.Dense(3) for _ in range(4)]
+
+            def call(self, inputs):
+                chances = keras.ops.softmax(self.gate(inputs))
+                best = keras.ops.one_hot(keras.ops.argmax(chances, -1), 4)
+                outputs = keras.ops.stack([expert(inputs) for expert in self.experts], 1)
+                return keras.ops.sum((best * chances)[..., None] * outputs, 1)
+
+        keras.utils.set_random_seed(0)
+        model = Experts()
+        model(keras.ops.zeros((1, 4)))
+        return model
+
+
+class Parametrized(Model):
+    """A weight that is kept symmetric, and one that is kept orthogonal."""
+
+    judge = Judge(workers=(1,))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+        from torch.nn.utils import parametrizations, parametrize
+
+        class Symmetric(nn.Module):
+            def forward(self, x):
+                return x.triu() + x.triu(1).transpose(-1, -2)
+
+        torch.manual_seed(0)
+        first = parametrizations.orthogonal(nn.Linear(4, 4))
+        second = nn.Linear(4, 4)
+        parametrize.register_parametrization(second, "weight", Symmetric())
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(4, 3))
+
+
+class LowRank(Model):
+    """Frozen weights with trained factors of low rank, as in LoRA, and the frozen rest of the model."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class LowRank(nn.Module):
+            def __init__(self, layer, rank):
+                super().__init__()
+                self.layer = layer.requires_grad_(False)
+                self.a = nn.Parameter(torch.randn(rank, layer.in_features))
+                self.b = nn.Parameter(torch.zeros(layer.out_features, rank))
+
+            def forward(self, x):
+                return self.layer(x) + x @ self.a.T @ self.b.T
+
+        torch.manual_seed(0)
+        return nn.Sequential(LowRank(nn.Linear(4, 8), 2), nn.GELU(), LowRank(nn.Linear(8, 3), 2))
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(8, "gelu", name="a"), keras.layers.Dense(3, name="b")]
+        )
+        for layer in model.layers:
+            layer.enable_lora(2)
+        return model
+
+
+class Ensemble(Model):
+    """Several models in one, called by torch.func over stacked parameters."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+        from torch.func import functional_call, stack_module_state, vmap
+
+        class Ensemble(nn.Module):
+            def __init__(self):
+                super().__init__()
+                members = [nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
+                parameters, _ = stack_module_state(members)
+                self.names = list(parameters)
+                self.stacked = nn.ParameterList(parameters.values())
+                self.member = [members[0].to("meta")]  # in a list: it is no part of the model
+
+            def forward(self, x):
+                def one(*values):
+                    return functional_call(self.member[0], dict(zip(self.names, values, strict=True)), (x,))
+
+                return vmap(one)(*self.stacked).mean(0)
+
+        torch.manual_seed(0)
+        return Ensemble()
+
+
+class Constrained(Model):
+    """Kernels whose norm a constraint bounds after each step; a bias that is not negative."""
+
+    judge = Judge(workers=(1, 2))
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        bounded = keras.layers.Dense(
+            8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.5), bias_constraint="non_neg"
+        )
+        return keras.Sequential([keras.Input((4,)), bounded, keras.layers.Dense(3)])
+
+
+class Regularized(Model):
+    """Terms of kernels, of biases and of a layer's own; those of weights count once with several workers."""
+
+    judge = Judge(workers=(1, 2))
+
+    def tf_model(self):
+        import keras
+
+        class Own(keras.layers.Dense):
+            def call(self, inputs):
+                self.add_loss(0.01 * keras.ops.sum(keras.ops.abs(self.kernel)))
+                return super().call(inputs)
+
+        keras.utils.set_random_seed(0)
+        penalized = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", bias_regularizer="l1")
+        orthogonal = keras.layers.Dense(8, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
+        return keras.Sequential([keras.Input((4,)), penalized, orthogonal, Own(3)])
