@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.blocks import blocks_of
 from hvdtrain.data.nesting import flatten, nesting
-from hvdtrain.data.unsupported import type_name
+from hvdtrain.data.unsupported import check_unmasked, type_name
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
@@ -31,7 +31,10 @@ def collated(collate: Collate, samples: list[Any], name: Callable[[Any], Arrays]
     Raises:
         DataError: If it is no batch of these samples.
     """
-    arrays = {key: np.asarray(value) for key, value in name(collate(samples)).items()}
+    batch = name(collate(samples))
+    for key, value in batch.items():
+        check_unmasked(key, value)
+    arrays = {key: np.asarray(value) for key, value in batch.items()}
     for key, array in arrays.items():
         if array.ndim == 0 or len(array) != len(samples):
             raise DataError(

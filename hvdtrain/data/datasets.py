@@ -3,18 +3,28 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset
-from hvdtrain.data.frames import columns_of, is_frame
+from hvdtrain.data.frames import columns_of, is_frame, names_of
 from hvdtrain.data.hugging_face import HuggingFaceDataset, number_columns
 from hvdtrain.data.memory_map import memmap_base
-from hvdtrain.data.naming import as_array, canonical, check_kept, left_out_notes, named, native, renamed
+from hvdtrain.data.naming import (
+    arrays_of,
+    as_array,
+    canonical,
+    check_kept,
+    left_out_notes,
+    named,
+    native,
+    renamed,
+)
 from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
-from hvdtrain.data.unsupported import check_supported, type_name
+from hvdtrain.data.unsupported import check_supported, check_unmasked, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
 from hvdtrain.user_errors import SAMPLE_NOTE
@@ -58,9 +68,9 @@ def as_dataset(
         return source  # type: ignore[no-any-return]
     if collate is not None:
         return _collated(source, names, collate)
-    arrays, notes = _arrays_of(source, names)
+    arrays, notes, columns = _arrays_of(source, names)
     if arrays is not None:
-        return ArrayDataset(arrays, notes)
+        return ArrayDataset(arrays, notes, columns)
     if hasattr(source, "column_names") and hasattr(source, "with_format"):
         return HuggingFaceDataset(source, names)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
@@ -74,17 +84,21 @@ def as_dataset(
     )
 
 
-def _arrays_of(source: Any, names: Mapping[str, str]) -> tuple[Arrays | None, tuple[str, ...]]:
-    """Return the arrays of what holds all samples in arrays, or None, and what to tell the user of them."""
+def _arrays_of(
+    source: Any, names: Mapping[str, str]
+) -> tuple[Arrays | None, tuple[str, ...], dict[str, list[str]]]:
+    """Return the arrays of what holds all samples in arrays, or None, notes, and the columns of tables."""
     if is_frame(source):
         columns, left_out = columns_of(source)
         check_kept(left_out, names)
-        return renamed(columns, names), left_out_notes(left_out)
+        return renamed(columns, names), left_out_notes(left_out), {}
     if isinstance(source, tuple) and _is_of_arrays(source):
         source = _pair(source)
     if not isinstance(source, Mapping):
-        return None, ()
-    return {key: as_array(key, value) for key, value in renamed(source, names).items()}, ()
+        return None, (), {}
+    given = renamed(source, names)
+    tables = {key: list(map(str, names_of(value))) for key, value in given.items() if is_frame(value)}
+    return {key: as_array(key, value) for key, value in given.items()}, (), tables
 
 
 def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
@@ -113,9 +127,11 @@ def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> Collat
             "Augment in collate, or leave it out.",
         )
     if is_frame(source):
-        source = {str(name): source[name].to_numpy() for name in source.columns}
+        source = {str(name): np.asarray(source[name]) for name in names_of(source)}
     if isinstance(source, tuple) and len(source) == 2 and all(map(_has_length, source)):
         source = _pair(source)
+    if isinstance(source, Mapping):
+        source = {key: as_array(key, value) if is_frame(value) else value for key, value in source.items()}
     notes: tuple[str, ...] = getattr(collate, "notes", ())
     if hasattr(source, "features") and hasattr(source, "select_columns") and hasattr(collate, "columns"):
         kept, left_out = number_columns(source)
@@ -165,10 +181,17 @@ class ArrayDataset:
 
     Attributes:
         arrays: the arrays, in as many bits as they have.
+        columns: the names of an array's columns, if a table had some.
     """
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        notes: tuple[str, ...] = (),
+        columns: Mapping[str, list[str]] = MappingProxyType({}),
+    ) -> None:
         self.notes = notes
+        self.columns = dict(columns)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
@@ -186,6 +209,12 @@ class ArrayDataset:
         """Fetch many samples with one vectorised copy per name."""
         return {name: _rows(array, indices) for name, array in self.arrays.items()}
 
+    def reorder(self, name: str, columns: list[str]) -> None:
+        """Put the columns of an array in another order, by their names."""
+        places = [self.columns[name].index(column) for column in columns]
+        self.arrays[name] = np.ascontiguousarray(self.arrays[name][:, places])
+        self.columns[name] = columns
+
 
 class ItemDataset:
     """Samples fetched one by one from an indexable source and stacked."""
@@ -198,8 +227,7 @@ class ItemDataset:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Arrays:
-        item = named(self._source[int(index)], self._names)
-        return {name: canonical(value) for name, value in item.items()}
+        return arrays_of(named(self._source[int(index)], self._names))
 
 
 def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Arrays:
@@ -331,6 +359,7 @@ def signature(
 
 
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
+    check_unmasked(name, value)
     array = canonical(value)
     # PyTorch's losses take class numbers as int64
     is_target = name.partition(SEPARATOR)[0] in TARGETS

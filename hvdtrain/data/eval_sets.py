@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.bad_samples import Fetch, Fetched
-from hvdtrain.data.frames import is_frame
+from hvdtrain.data.frames import is_frame, names_of
 from hvdtrain.data.nesting import TARGETS
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.metric_names import RESERVED, SEPARATOR
@@ -145,7 +145,7 @@ def _are_pairs_of_several_lengths(parts: Sequence[Any]) -> bool:
 def _is_data_set(part: Any) -> bool:
     """Return whether an object can be a data set, and no array or sample."""
     if is_frame(part):
-        return any(name in TARGETS for name in part.columns)
+        return any(name in TARGETS for name in names_of(part))
     if hasattr(part, "column_names"):  # of Hugging Face, which has a shape too
         return True
     is_plain = isinstance(part, Sequence | Mapping) or hasattr(part, "shape") or hasattr(part, "__array__")

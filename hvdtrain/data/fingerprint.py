@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.blocks import order_identity
+from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
@@ -35,6 +36,7 @@ class Fingerprint(BaseModel):
         samples: for each key, the digests of the samples at ``probe_indices(size)``; None if a sample could
             not be read.
         order: what the order of training depends on beside size and seed; empty if on nothing.
+        columns: the names of the columns of arrays that were tables.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -42,6 +44,7 @@ class Fingerprint(BaseModel):
     size: int = Field(ge=0, lt=2**63)
     samples: dict[str, list[str | None]] = {}
     order: str = Field("", max_length=200)
+    columns: dict[str, list[str]] = {}
 
     @model_validator(mode="after")
     def _check(self) -> "Fingerprint":
@@ -67,6 +70,11 @@ def probe_indices(size: int) -> list[int]:
     return [place * (size - 1) // max(1, count - 1) for place in range(count)]
 
 
+def columns_of(dataset: Any) -> dict[str, list[str]]:
+    """Return the names of the columns of a data set's arrays that were tables."""
+    return dataset.columns if isinstance(dataset, ArrayDataset) else {}
+
+
 def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS) -> Fingerprint:
     """Return the fingerprint of a data set. It reads the samples at ``probe_indices`` and no others.
 
@@ -88,6 +96,7 @@ def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS
         size=len(dataset),
         samples={key: [(digests.get(place) or {}).get(key) for place in range(len(indices))] for key in keys},
         order=order_identity(dataset),
+        columns=columns_of(dataset),
     )
 
 

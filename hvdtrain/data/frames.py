@@ -1,4 +1,4 @@
-"""Data frames of pandas and polars as arrays: their columns of numbers, by name."""
+"""Data frames of pandas and polars, and structured arrays, as arrays: their columns of numbers, by name."""
 
 import math
 import numbers
@@ -14,8 +14,15 @@ _NUMBERS = "biufc"
 
 
 def is_frame(source: Any) -> bool:
-    """Return whether an object is a data frame of pandas or polars."""
+    """Return whether an object is a data frame of pandas or polars, or a structured array."""
+    if isinstance(source, np.ndarray):
+        return source.dtype.names is not None
     return has_class(source, "pandas.DataFrame") or has_class(source, "polars.DataFrame")
+
+
+def names_of(frame: Any) -> list[Any]:
+    """Return the names of a frame's columns."""
+    return list(frame.dtype.names if isinstance(frame, np.ndarray) else frame.columns)
 
 
 def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
@@ -25,7 +32,7 @@ def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
         DataError: If a column mixes numbers with other values.
     """
     arrays, left_out = {}, []
-    for name in frame.columns:
+    for name in names_of(frame):
         array = _column(frame, name)
         if array.dtype.kind in _NUMBERS:
             arrays[str(name)] = array
@@ -47,7 +54,7 @@ def matrix_of(name: str, frame: Any) -> NDArray[Any]:
             "Drop or encode them.",
         )
     if not arrays:
-        return np.asarray(frame)
+        return np.zeros((len(frame), 0))
     matrix = np.stack(list(arrays.values()), axis=1)
     for column, array in arrays.items():
         if (
@@ -65,6 +72,8 @@ def matrix_of(name: str, frame: Any) -> NDArray[Any]:
 
 def _column(frame: Any, name: Any) -> NDArray[Any]:
     column = frame[name]
+    if isinstance(column, np.ndarray):
+        return column
     if getattr(column, "ndim", 1) > 1:
         raise DataError(f"a data frame has several columns named {name!r}", "Rename them.")
     array = np.asarray(column.to_numpy())
@@ -82,5 +91,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _types(frame: Any, names: list[str]) -> str:
-    types = {str(name): frame[name].dtype for name in frame.columns}
+    types = {str(name): frame[name].dtype for name in names_of(frame)}
     return ", ".join(f"{name} ({types[name]})" for name in names)

@@ -10,7 +10,7 @@ from hvdtrain.data.collate import ragged_error
 from hvdtrain.data.frames import is_frame, matrix_of
 from hvdtrain.data.nesting import flatten
 from hvdtrain.data.numeric import float_bits, narrowed
-from hvdtrain.data.unsupported import check_dense
+from hvdtrain.data.unsupported import check_dense, check_unmasked
 from hvdtrain.errors import DataError
 
 
@@ -88,6 +88,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         DataError: If it is sparse or ragged, or a data frame with columns that are not numbers.
     """
     check_dense(name, value)
+    check_unmasked(name, value)
     if is_frame(value):
         return matrix_of(name, value)
     try:
@@ -110,3 +111,14 @@ def canonical(array: Any) -> NDArray[Any]:
     64-bit floats are converted to 32 bits, unless the model has 64 (``set_float_bits``).
     """
     return native(array) if float_bits() == 64 else narrowed(native(array))
+
+
+def arrays_of(sample: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return a sample's values as arrays that both frameworks can use.
+
+    Raises:
+        DataError: If a value is masked.
+    """
+    for name, value in sample.items():
+        check_unmasked(name, value)
+    return {name: canonical(value) for name, value in sample.items()}

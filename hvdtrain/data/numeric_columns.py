@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from hvdtrain.data.naming import canonical, check_kept, left_out_notes, named
+from hvdtrain.data.naming import arrays_of, check_kept, left_out_notes, named
 from hvdtrain.data.numeric import is_numeric
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -53,4 +53,4 @@ class NumericColumns:
         """Return a sample, in any form that a data set may return, as arrays by name."""
         if self._left_out:
             item = {name: value for name, value in item.items() if name not in self._left_out}
-        return {name: canonical(value) for name, value in named(item, self._names).items()}
+        return arrays_of(named(item, self._names))

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from hvdtrain.errors import DataError
+from hvdtrain.words import counted
 
 _STREAM = (
     "It is a stream: wrap it, hvdtrain.stream(data, length=...), or give arrays, or an object with __len__ "
@@ -81,6 +84,21 @@ def check_dense(name: str, value: Any) -> None:
         raise DataError(
             f"{name!r} is a sparse {type_name(value)}; samples are dense arrays",
             "Convert it with .toarray(), or row by row in the __getitem__ of a data set.",
+        )
+
+
+def check_unmasked(name: str, value: Any) -> None:
+    """Check that no value of an array is masked: frameworks do not know masks.
+
+    Raises:
+        DataError: If one is.
+    """
+    if isinstance(value, np.ma.MaskedArray) and (count := int(np.ma.getmaskarray(value).sum())):
+        raise DataError(
+            f"{name!r} is a masked array in which {counted(count, 'value')} {'is' if count == 1 else 'are'} "
+            "masked, and a batch has no mask",
+            "Fill them, .filled(value), and give the mask under a key of its own if the model needs it. "
+            "Targets can be filled with the task's ignore_index.",
         )
 
 

@@ -1,13 +1,15 @@
 """Opening the data that a checkpoint is evaluated on or predicts."""
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.errors import DataError, HvdtrainError, TaskError
-from hvdtrain.jobs.data_identity import SAME_DATA, JobData, identify_data, is_changed
+from hvdtrain.jobs.data_identity import SAME_DATA, JobData, identify_data, is_changed, keyed, words_for
+from hvdtrain.jobs.data_sets import align_columns
 from hvdtrain.jobs.setup import JobSpec, new_task, open_data
 
 
@@ -32,14 +34,14 @@ def open_checkpoint_data(
     Raises:
         DataError: If the task has no such data.
     """
-    opened = _open(job, backend, method)
+    opened = _open(job, backend, found, method)
     if any(backend.workers.allgather_object(is_changed(found.manifest.data, opened[2]))):
-        opened = _open(job, backend, method, training_first=True)
+        opened = _open(job, backend, found, method, training_first=True)
     return opened
 
 
 def _open(
-    job: JobSpec, backend: Backend, method: str, training_first: bool = False
+    job: JobSpec, backend: Backend, found: Checkpoint, method: str, training_first: bool = False
 ) -> tuple[Any, Any, JobData]:
     """Collective. Make the task and open the data, perhaps after the training data, as training does."""
     try:
@@ -55,7 +57,11 @@ def _open(
             "Give the task such data, or name other data.",
             everywhere=True,
         )
-    return task, data, identify_data(backend.workers, {method: data}, job.config)
+    trained = found.manifest.data.get("train_data")
+    opened = {words_for(key): dataset for key, dataset in keyed(method, data).items()}
+    notes = align_columns(opened, trained.columns if trained else {}, "the checkpoint's training data")
+    identity = identify_data(backend.workers, {method: data}, job.config)
+    return task, data, replace(identity, notes=(*identity.notes, *notes))
 
 
 def _open_alone(job: JobSpec, method: str, training_first: bool) -> tuple[Any, str, Any, dict[str, Any]]:

@@ -193,6 +193,13 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
     for key, now in data.fingerprints.items():
         if (before := found.manifest.data.get(data.kept_as(key))) is None:
             continue
+        for array, columns in now.columns.items():
+            if columns != (were := before.columns.get(array, columns)):
+                raise CheckpointError(
+                    f"the model of checkpoint {found.path} takes the columns {', '.join(were)} of {array!r}; "
+                    f"those of the {words_for(key)} are {', '.join(columns)}",
+                    "Give the columns that it takes, in their order.",
+                )
         change = _change(key, before, now, data, notes)
         if not change:
             continue

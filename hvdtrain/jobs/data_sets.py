@@ -1,7 +1,7 @@
 """Opening what a task's method gave: one data set, or several sets of evaluation data."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,8 @@ from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.blocks import order_identity
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.eval_sets import EvalSets, check_not_bare_sets, fetch_with_name, name_the_set, set_words
+from hvdtrain.data.fingerprint import columns_of
+from hvdtrain.data.nesting import TARGETS
 from hvdtrain.data.numeric import all_bits, merged_by_cast
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
@@ -94,6 +96,61 @@ def check_casts(datasets: Mapping[str, Any]) -> None:
                 "convert them to float32.",
                 everywhere=True,
             )
+
+
+def align_columns(
+    datasets: Mapping[str, Any], expected: Mapping[str, Sequence[str]], whose: str
+) -> list[str]:
+    """Put the columns of tables in the order in which the model is given them. Local: no collective.
+
+    Args:
+        datasets: data sets by what messages call them, equal on all workers.
+        expected: the columns of arrays, in order.
+        whose: whose columns these are.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        DataError: If a table has other columns.
+    """
+    notes = []
+    for what, dataset in datasets.items():
+        for name, own in columns_of(dataset).items():
+            wanted = list(expected.get(name, own))
+            if own == wanted:
+                continue
+            differences = [
+                f"{words} {', '.join(map(repr, columns[:8]))}{', ...' if len(columns) > 8 else ''}"
+                for words, columns in (
+                    ("not", [column for column in wanted if column not in own]),
+                    ("but", [column for column in own if column not in wanted]),
+                )
+                if columns
+            ]
+            if differences:
+                problem = f"{name!r} of the {what} has other columns than that of {whose}"
+                raise DataError(
+                    f"{problem}: {', '.join(differences)}",
+                    "Give both the same columns; their order does not matter.",
+                    everywhere=True,
+                )
+            dataset.reorder(name, wanted)
+            notes.append(f"{what}: the columns of {name!r} are put in the order of {whose}, by their names")
+    return notes
+
+
+def roles_of(names: Collection[str], is_named: bool) -> str:
+    """Return what columns are used for that a user may not have meant, for the plan; empty if none is.
+
+    Args:
+        names: the names in a batch.
+        is_named: whether the loss has a name, so that it uses targets and weights.
+    """
+    targets = [name for name in TARGETS if name in names]
+    parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
+    parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
+    return "; ".join(parts) if is_named else ""
 
 
 def _wide_arrays(dataset: Any) -> Arrays:

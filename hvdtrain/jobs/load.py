@@ -62,7 +62,10 @@ def load(
         with started(job, signals, stays=True) as backend:
             check_alone(backend, "load")
             build(job.config, new_task(job), backend)
-            _, _, notes = load_verified(path, found, backend, job.config)
+            loaded, _, notes = load_verified(path, found, backend, job.config)
+            trained = loaded.manifest.data.get("train_data")
+            for name, columns in (trained.columns if trained else {}).items():
+                notes.append(f"the model was trained with the columns {', '.join(columns)} of {name!r}")
             for note in notes:
                 print_note(open_console(), note)
             return model_files(backend, FRAMEWORKS[job.config.framework]).plain_model()

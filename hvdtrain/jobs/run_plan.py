@@ -35,6 +35,7 @@ def describe_plan(
     settings: Mapping[str, str],
     start: ResumePoint,
     found: str = "",
+    roles: str = "",
 ) -> str:
     """Return what the run is going to do, in words.
 
@@ -47,6 +48,7 @@ def describe_plan(
         settings: environment variables that hvdtrain set, which the user had not.
         start: where it starts from.
         found: the data in the task's own words, if it has some.
+        roles: what columns of the data are used for that the user may not have meant.
     """
     config = session.config
     lines = {
@@ -55,7 +57,7 @@ def describe_plan(
         "weights": _indented(start.weights),
         "changed": ", ".join(start.changes),
         "model": _model(session, model, start),
-        "data": found or _data(session),
+        "data": "; ".join(filter(None, [found or _data(session), roles])),
         "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
         "batch": _batch(config, plan) + elastic_plan.batch(session, plan),

@@ -20,6 +20,7 @@ from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (
@@ -48,7 +49,7 @@ from hvdtrain.jobs.data_identity import (
     keyed,
     words_for,
 )
-from hvdtrain.jobs.data_sets import check_casts, open_sets
+from hvdtrain.jobs.data_sets import align_columns, check_casts, open_sets
 from hvdtrain.jobs.failures import (
     do_in_time,
     end_at_once,
@@ -315,6 +316,8 @@ def open_task_data(job: JobSpec) -> TaskData:
     eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
+    to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
+    aligned = align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
     return TaskData(
         task,
         train_data,
@@ -324,6 +327,7 @@ def open_task_data(job: JobSpec) -> TaskData:
             *notes_on_members(task),
             *_notes_on_data(train_data, "train_data"),
             *_notes_on_data(eval_data, "eval_data"),
+            *aligned,
             *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),
         ),
     )
@@ -405,16 +409,20 @@ def check_can_evaluate(config: Config, task_data: TaskData) -> None:
     )
 
 
+def names_of_batch(task_data: TaskData) -> list[str]:
+    """Return the names of what a batch of the training data holds."""
+    size, suffix = (f"{key} of the {DATA['train_data']}" for key in ("size", ""))
+    return [
+        key.removesuffix(suffix) for key in task_data.common_values if key.endswith(suffix) and key != size
+    ]
+
+
 def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> TaskData:
     """Add a note of columns that the model is not given. Local: no collective."""
     row = FRAMEWORKS[config.framework]
     if any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
         return task_data
-    size, suffix = (f"{key} of the {DATA['train_data']}" for key in ("size", ""))
-    columns = [
-        key.removesuffix(suffix) for key in task_data.common_values if key.endswith(suffix) and key != size
-    ]
-    note = describe_columns(config.framework, backend.model, columns)
+    note = describe_columns(config.framework, backend.model, names_of_batch(task_data))
     return replace(task_data, notes=(*task_data.notes, note)) if note else task_data
 
 

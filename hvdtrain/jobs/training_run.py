@@ -12,9 +12,11 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
+from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.data_identity import compare_with_checkpoint
+from hvdtrain.jobs.data_sets import roles_of
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.memory_check import heaviest_plan, measured_plan, notes_on_memory, plan_memory
@@ -24,7 +26,7 @@ from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.run_plan import describe_plan
-from hvdtrain.jobs.setup import JobSpec, TaskData, open_together
+from hvdtrain.jobs.setup import JobSpec, TaskData, names_of_batch, open_together
 from hvdtrain.jobs.stage_cuts import with_cuts_of
 from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_store
 from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
@@ -293,6 +295,9 @@ def plan_and_notes(
         has_eval_data=session.eval_data is not None,
     )
 
+    row = FRAMEWORKS[config.framework]
+    is_named = not callable(getattr(task, "loss", print)) and not hasattr(task, row.loss_method)
+
     def describe() -> str:
         return describe_plan(
             session,
@@ -303,6 +308,7 @@ def plan_and_notes(
             settings=run.job.settings,
             start=point,
             found=str(task.describe()) if hasattr(task, "describe") else "",
+            roles=roles_of(names_of_batch(run.task_data), is_named),
         )
 
     return describe, (*point.notes, *options)

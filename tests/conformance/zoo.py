@@ -269,4 +269,6 @@ def _batch(data: Any, convert: Any) -> dict[str, Any] | None:
 def _converted(array: Any, convert: Any) -> Any:
     if isinstance(array, Mapping):
         return {key: convert(value) for key, value in array.items()}
+    if isinstance(array, np.recarray):
+        array = np.stack([array[column] for column in sorted(array.dtype.names)], 1)
     return tuple(map(convert, array)) if isinstance(array, tuple) else convert(array)

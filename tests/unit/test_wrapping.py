@@ -11,6 +11,7 @@ import hvdtrain
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.jobs.data_sets import align_columns, roles_of
 
 SIZE = 5
 A = np.arange(SIZE * 2, dtype=np.float32).reshape(SIZE, 2)
@@ -359,3 +360,43 @@ def test_a_frame_of_polars_is_read_by_its_columns(monkeypatch):
     members = {"columns": list(columns), "__getitem__": lambda self, name: columns[name]}
     dataset = as_dataset(class_of("polars", "DataFrame", **members))
     assert signature(dataset, "data") == {"age": "float32[]"}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [frame, lambda **columns: frame(**columns).to_records(index=False)],
+)
+def test_columns_of_tables_are_put_in_the_order_of_the_model_or_refused(table):
+    train = as_dataset((table(a=A[:, 0], b=A[:, 1]), Y))
+    other = as_dataset((table(b=A[:, 1], a=A[:, 0]), Y))
+    (note,) = align_columns({"evaluation data": other}, train.columns, "the training data")
+    assert note.endswith("'inputs' are put in the order of the training data, by their names")
+    np.testing.assert_array_equal(fetch(other, np.arange(SIZE))["inputs"], A)
+    assert not align_columns({"evaluation data": other}, train.columns, "the training data")
+    others = as_dataset({"inputs": table(b=A[:, 1], c=A[:, 0]), "targets": Y})
+    with pytest.raises(DataError, match=r"other columns than that of it: not 'a', but 'c'"):
+        align_columns({"evaluation data": others}, train.columns, "it")
+
+
+def test_columns_with_a_role_are_said():
+    assert roles_of(["inputs", "targets", "label", "weights"], is_named=True) == (
+        "the loss compares with 'targets', not 'label'; 'weights' weighs the samples in the loss"
+    )
+    assert not roles_of(["inputs", "targets", "weights"], is_named=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        (np.ma.masked_array(A, A > 1), Y),
+        Samples(lambda i: (np.ma.masked_array(A[i], [True, False]), Y[i])),
+        Samples(lambda i: {"inputs": A[i], "targets": np.ma.masked}),
+    ],
+)
+def test_masked_values_are_refused(source):
+    with pytest.raises(DataError, match=r"is a masked array in which \d values? (is|are) masked"):
+        batch_of(source)
+
+
+def test_an_array_of_which_nothing_is_masked_is_taken():
+    np.testing.assert_array_equal(batch_of((np.ma.masked_array(A), Y))["inputs"], A[[3, 0]])
