@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
+from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
@@ -300,7 +301,10 @@ def save(session: Session) -> None:
     """Collective. Give all workers the state that is saved, and save; rank 0 writes, in the background."""
     with ACTIVITY.during(SAVING, session.state.progress.step):
         _combine_state(session)
-        session.saver.save(session.backend, session.manifest())
+        backend, config, averaged = session.backend, session.config, session.config.ema_decay is not None
+        with backend.ema_weights():
+            outputs = digest_of(backend, config, session.forms, averaged)
+        session.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import hvdtrain
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
+from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
@@ -73,6 +74,7 @@ class Session:
         heaviest: what the worker takes that takes most; None before it is known.
         memory_peak: the most memory that a worker has had.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
+        forms: what stands for a batch in the digest of a checkpoint; empty if no digest is made.
         generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
         lost_lease: returns why this worker may no longer write files; empty while it may.
         state: what a checkpoint keeps of the run.
@@ -102,6 +104,7 @@ class Session:
     heaviest: MemoryPlan | None = None
     memory_peak: MemoryPeak = field(default_factory=MemoryPeak)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
     generation: int = 0
     lost_lease: Callable[[], str] = lambda: ""
     state: RunState = field(default_factory=RunState)

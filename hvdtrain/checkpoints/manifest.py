@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hvdtrain.checkpoints.digest import OutputsDigest
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
@@ -59,6 +60,7 @@ class Manifest(BaseModel):
             rescale_epochs; None if it did not.
         tracking_id: the run's name among trackers; None if no tracker has it.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
+        outputs: what the model computes for drawn inputs; None if that is not known.
         files: size and SHA-256 of the other files, by name.
     """
 
@@ -82,6 +84,7 @@ class Manifest(BaseModel):
     rescale: Rescale | None = None
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
     data: dict[str, Fingerprint] = {}
+    outputs: OutputsDigest | None = None
     files: dict[str, FileInfo] = {}
 
     @property

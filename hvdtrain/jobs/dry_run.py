@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from hvdtrain.backends.base import DryRun, StepMemory
 from hvdtrain.backends.counting import IGNORE_INDEX
 from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.objective import may_give_mean
+from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.repeats import reused_memory, shared_samples
@@ -37,6 +38,7 @@ class Dry:
             done already.
         notes: what to tell the user, the same on every worker.
         seconds: how long it took.
+        forms: what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared.
         half: what a micro-batch of half the size, rounded up, takes of memory; None if that is not known.
     """
 
@@ -44,6 +46,7 @@ class Dry:
     notes: Sequence[str]
     seconds: float
     half: StepMemory | None = None
+    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
 
 def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
@@ -75,7 +78,18 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     notes = share_findings(workers, error, found)
     changed = dict(passes[0].result.changed) if passes else {}
     session.backend.replica_state.expect(workers.allgather_object(changed))
-    return Dry(passes, notes, time.perf_counter() - begun_seconds, half)
+    forms = workers.broadcast_object(_forms(passes), 0)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds, half, forms)
+
+
+def _forms(passes: Sequence[Pass]) -> Mapping[str, ArrayForm]:
+    """Return what stands for the first batch of evaluation data, or else of training data. Local.
+
+    There is nothing if it is evaluated at random: no two results could be compared.
+    """
+    if not passes or any(one.is_random for one in passes):
+        return {}
+    return forms_of(passes[min(1, len(passes) - 1)].arrays)
 
 
 def _half(session: Session) -> StepMemory | None:
@@ -207,7 +221,7 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
             random_note(what, found, again, is_half=is_half),
             scale_note(what, one.arrays, training.arrays),
         )
-        one = replace(one, notes=notes)
+        one = replace(one, notes=notes, is_random=bool(notes[0]))
     elif session.eval_data is not None:  # which shows the same of the loss
         return one
     if not may_give_mean(task, config.framework):  # named losses and metrics check shapes themselves

@@ -44,6 +44,7 @@ class Pass:
         named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
         error: what more looks at the batch show to be wrong; None if nothing.
         notes: what else they show that the user should know.
+        is_random: whether two evaluations of the batch differ.
     """
 
     what: str
@@ -56,6 +57,7 @@ class Pass:
     named_metrics: Mapping[str, str] = field(default_factory=dict)
     error: HvdtrainError | None = None
     notes: tuple[str, ...] = ()
+    is_random: bool = False
 
     @classmethod
     def of(

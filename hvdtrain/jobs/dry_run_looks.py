@@ -1,6 +1,6 @@
 """What more looks at a batch of the dry run show: wrong shapes, a random evaluation, data that do not fit."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import DryRun
+from hvdtrain.checkpoints.digest import distance, leaves_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.nesting import SEPARATOR
 from hvdtrain.errors import HvdtrainError, TaskError
@@ -54,7 +55,7 @@ def find_broadcast(
         if is_mean or (not _are_close(given, right) and any(_are_close(given, mean) for mean in means)):
             value = "the loss" if name == "loss" else f"the metric {name!r}"
             of = " and ".join(str(batch.indices[0, row]) for row in rows)
-            shapes = [f"outputs are {array.shape}" for array in _leaves(outputs)]
+            shapes = [f"outputs are {array.shape}" for array in leaves_of(outputs)]
             shapes += [f"{key!r} is {array.shape}" for key, array in numbers.items()]
             return TaskError(
                 f"{value} compares each sample with all others, as ({count}, 1) and ({count},) are broadcast "
@@ -86,11 +87,11 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
         is_half: whether it is computed in half precision.
     """
     tolerance = _HALF_ROUNDING if is_half else _ROUNDING
-    pairs = zip(_leaves(once.outputs), _leaves(again.outputs), strict=False)
-    furthest = max((_distance(one, other) for one, other in pairs if one.shape == other.shape), default=0.0)
+    pairs = zip(leaves_of(once.outputs), leaves_of(again.outputs), strict=False)
+    furthest = max((distance(one, other) for one, other in pairs if one.shape == other.shape), default=0.0)
     losses = [result.values["loss"] for result in (once, again) if "loss" in result.values]
     if len(losses) == 2:
-        furthest = max(furthest, _distance(*losses))
+        furthest = max(furthest, distance(*losses))
     if not furthest > tolerance:
         return ""
     values = f"a loss of {losses[0].mean():.4g} and of {losses[1].mean():.4g}, " if len(losses) == 2 else ""
@@ -129,22 +130,5 @@ def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[st
     return ""
 
 
-def _leaves(outputs: Any) -> Iterator[NDArray[Any]]:
-    """Yield the arrays of floating-point numbers in a model's outputs."""
-    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "fc":
-        yield outputs
-    elif isinstance(outputs, Mapping | tuple | list):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _leaves(part)
-
-
 def _are_close(one: Any, other: Any) -> bool:
     return bool(np.allclose(one, other, rtol=_ROUNDING, atol=1e-6))
-
-
-def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the norm of a difference relative to that of the first; of values that are finite in both."""
-    finite = np.isfinite(one) & np.isfinite(other)
-    one, other = one[finite], other[finite]
-    size = float(np.linalg.norm(one))
-    return float(np.linalg.norm(one - other)) / size if size else float(np.linalg.norm(other) > 0)

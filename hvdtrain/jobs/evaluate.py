@@ -27,7 +27,7 @@ from hvdtrain.jobs.data_identity import (
 )
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.outputs import Place, place_in, place_of
-from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.run_directory import run_dir_of
 from hvdtrain.jobs.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.signals import interruptible
@@ -269,7 +269,7 @@ def load_verified(
 
     found, is_ema, notes = run_on_rank_zero(backend.workers, read, doing="reading the checkpoint")
     load_weights(found, backend, states.pop() if states else None)
-    return found, is_ema, notes
+    return found, is_ema, [*notes, *changed_outputs(found, backend, config, is_ema)]
 
 
 def _report(done: _Done, output: Place | None) -> None:

@@ -32,7 +32,7 @@ from hvdtrain.jobs.outputs import (
     suffix_of,
     written_beside,
 )
-from hvdtrain.jobs.resume import load_weights, read_weights
+from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.object_urls import shown
@@ -57,6 +57,7 @@ class Export:
         format_name: the format's name.
         path: the file or directory, or its URL.
         exported: what came of loading it back.
+        notes: what the user should know of the checkpoint.
     """
 
     checkpoint: Checkpoint
@@ -64,6 +65,7 @@ class Export:
     format_name: str
     path: Place
     exported: Exported
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return what was written, how close its outputs are and how to load it, in words."""
@@ -75,7 +77,7 @@ class Export:
                 f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
                 *(f"input: {text}" for text in exported.inputs),
                 *(f"output: {text}" for text in exported.outputs),
-                *(f"note: {text}" for text in (*self.checkpoint.notes(), *exported.notes)),
+                *(f"note: {text}" for text in (*self.checkpoint.notes(), *self.notes, *exported.notes)),
                 f"loaded back, outputs differ by {exported.difference:.1e} at most, "
                 f"{exported.relative:.1e} of the largest",
                 *([f"compared on {exported.checked}"] if exported.checked else []),
@@ -135,22 +137,22 @@ def export_checkpoint(
         _check_output(output, format_name, force)
         with started(job, signals, stays=from_python) as backend:
             check_alone(backend, "export")
-            found, is_ema, batches = _open(job, backend, path, found)
+            found, is_ema, notes, batches = _open(job, backend, path, found)
             with written_beside(output) as written:
                 with quiet_output():
                     exported = _write(job, backend, format_name, written, batches)
                 _check_difference(exported, format_name)
                 put_into_place(written, output)
-    return Export(found, is_ema, format_name, output, exported)
+    return Export(found, is_ema, format_name, output, exported, tuple(notes))
 
 
 def _open(
     job: JobSpec, backend: Backend, path: Place, found: Checkpoint
-) -> tuple[Checkpoint, bool, list[HostBatch]]:
+) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
     """Build the model with the checkpoint's weights.
 
     Returns:
-        The checkpoint, whether the moving average of its weights was taken, and batches of real samples.
+        The checkpoint, whether the moving average of its weights was taken, notes, and real batches.
     """
     task = new_task(job)
     opened, _ = open_data(task, job.config, "eval_data")
@@ -163,8 +165,9 @@ def _open(
     found = checkpoint_config.verified(path, found.manifest)
     state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
     load_weights(found, backend, state)
+    notes = changed_outputs(found, backend, job.config, is_ema)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, is_ema, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
+    return found, is_ema, notes, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
 
 
 def _batches(data: LocalFetch, size: int) -> list[HostBatch]:

@@ -13,6 +13,7 @@ from hvdtrain.backends.local_steps import has_outer, without_outer
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.low_rank import fitting_state
 from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.compression import rank_of
@@ -112,14 +113,20 @@ def restore(
     state = states.pop() if states else None
     if point.manifest is None:
         check_as_built()
-    if point.source is None:
+    source, changed = point.source, list[str]()
+    if source is None:
         backend.broadcast_state(0)
     elif point.manifest is None:
         choice = Choice(config.init_only, config.init_skip)
-        return replace(point, weights=load_initial_weights(point.source, backend, state, choice))
+        point = replace(point, weights=load_initial_weights(source, backend, state, choice))
+        if choice.is_all and (before := source.manifest.outputs) is not None:
+            changed = changed_outputs(source, backend, config, before.averaged)
     else:
-        with _misfits_named(point.source):
+        with _misfits_named(source):
             backend.scatter_state(state)
+        with backend.ema_weights():
+            changed = changed_outputs(source, backend, config, config.ema_decay is not None)
+    point = replace(point, notes=(*point.notes, *changed))
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         notes = run_on_rank_zero(workers, lambda: _quarantine_newer(newest))
         point = replace(point, notes=(*point.notes, *notes))
@@ -240,6 +247,19 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
     """
     with _misfits_named(found):
         backend.scatter_weights(weights)
+
+
+def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
+    """Collective. Return how the model computes something else than when its weights were saved, in words.
+
+    Args:
+        found: the checkpoint.
+        backend: the backend, with its weights.
+        config: the resolved config.
+        is_ema: whether the model has the moving average of its weights.
+    """
+    path = with_urls(str(found.path))
+    return describe_changes(found.manifest.outputs, path, backend, config, is_ema)
 
 
 def _folder(config: Config) -> Path:

@@ -179,6 +179,7 @@ def try_out(run: TrainingRun, session: Session) -> Sequence[str]:
     peak = peak_bytes()
     # its batches need not stay in memory
     found = dry_run(session, run.task_data.task, session.memory)
+    session.forms = found.forms
     session.memory = measured_plan(session, run.model, found, peak)
     session.heaviest = heaviest_plan(session, session.memory)
     return [*notes_on_memory(session.heaviest, session.backend), *found.notes]

@@ -1,0 +1,84 @@
+"""What a checkpoint keeps of a model's outputs, and what is said when others are computed."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvdtrain.backends.base import BackendInfo, DryRun
+from hvdtrain.checkpoints.digest import OutputsDigest, describe_changes, digest_of, forms_of
+
+ARRAYS = {
+    "inputs": np.random.RandomState(0).randn(8, 5).astype(np.float32),
+    "targets": np.asarray([0, 1, 2, 1, 0, -100, 2, 2]),
+}
+CONFIG = SimpleNamespace(stages=1, precision="fp32", framework="torch")
+
+
+class Backend:
+    """Computes x + a constant, and a loss."""
+
+    def __init__(self, added=0.0, loss=1.0, info="PyTorch 2.13 on the CPU", fails=None):
+        self.added, self.loss, self.info, self.fails = added, loss, BackendInfo(info, {}), fails
+        self.batches = []
+
+    def dry_run(self, batch, training):
+        assert not training
+        self.batches.append(batch)
+        values = {} if self.fails else {"loss": np.full(4, self.loss)}
+        return DryRun({"logits": batch.arrays["inputs"][0] + self.added}, values, error=self.fails)
+
+
+def digest(**fields):
+    return digest_of(Backend(**fields), CONFIG, forms_of(ARRAYS), averaged=False)
+
+
+def changes(before, averaged=False, config=CONFIG, **fields):
+    return describe_changes(before, "runs/a", Backend(**fields), config, averaged)
+
+
+def test_what_is_drawn_has_the_types_shapes_and_range_of_the_data():
+    backend = Backend()
+    digest_of(backend, CONFIG, forms_of(ARRAYS), averaged=False)
+    drawn = {name: array[0] for name, array in backend.batches[0].arrays.items()}
+    assert drawn["inputs"].shape == (4, 5)
+    assert drawn["inputs"].dtype == np.float32
+    assert ARRAYS["inputs"].min() <= drawn["inputs"].min() < drawn["inputs"].max() <= ARRAYS["inputs"].max()
+    assert set(drawn["targets"].tolist()) <= {-100, 0, 1, 2}
+
+
+def test_a_digest_survives_its_file():
+    found = digest()
+    assert OutputsDigest.model_validate(found.model_dump(mode="json")) == found
+
+
+def test_rounding_is_no_change_and_more_is_allowed_on_other_machines():
+    assert changes(digest(), added=1e-6) == []
+    assert changes(digest(), added=0.005) != []
+    assert changes(digest(), added=0.005, info="PyTorch 2.14 on an H100") == []
+
+
+def test_a_change_of_the_model_and_one_of_the_loss_are_told_apart():
+    (model,) = changes(digest(), added=0.5, loss=2.0, info="PyTorch 2.14 on the CPU")
+    assert "the model computes something else than when checkpoint runs/a was saved: its outputs" in model
+    assert model.endswith("It was saved with PyTorch 2.13 on the CPU; this is PyTorch 2.14 on the CPU.")
+    (loss,) = changes(digest(), loss=2.0)
+    assert "the loss computes something else" in loss
+    assert "2 for 1 for the same drawn inputs" in loss
+
+
+def test_in_the_other_framework_only_the_loss_is_compared():
+    keras = SimpleNamespace(stages=1, precision="fp32", framework="tf")
+    assert changes(digest(), config=keras, added=0.5) == []
+    assert "the model or the loss" in changes(digest(), config=keras, loss=2.0)[0]
+
+
+@pytest.mark.parametrize("before", [None, digest(added=0.5, loss=float("nan"))])
+def test_what_cannot_be_compared_is_not(before):
+    assert changes(before, averaged=before is not None) == []
+
+
+def test_a_loss_that_fails_leaves_the_outputs_to_compare():
+    before = digest(fails=ValueError("no"))
+    assert before.loss == []
+    assert changes(before, added=0.5, fails=ValueError("no"))
