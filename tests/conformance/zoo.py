@@ -4,7 +4,6 @@ A file in ``models/`` has classes derived from ``Model``, which are tasks as use
 calls the task's own model and loss on the whole batch, without anything of hvdtrain's.
 """
 
-import functools
 import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
@@ -216,17 +215,20 @@ def _tf_mean(task: Any, model: Any, batch: Mapping[str, Any], training: bool) ->
         losses, _ = task.tf_loss(_Called(model, training), batch)
         return _mean(losses, batch, tf.reduce_sum)
     outputs, targets = model(batch["inputs"], training=training), batch["targets"]
-    if task.loss == "cross_entropy":
-        losses = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
-    elif isinstance(task.loss, str):
-        named = {
-            "binary_cross_entropy": functools.partial(keras.losses.binary_crossentropy, from_logits=True),
-            "mse": keras.losses.mean_squared_error,
-            "mae": keras.losses.mean_absolute_error,
-        }
-        losses = named[task.loss](targets, outputs)
+    named = {
+        "cross_entropy": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None),
+        "binary_cross_entropy": keras.losses.BinaryCrossentropy(from_logits=True, reduction=None),
+        "mse": keras.losses.MeanSquaredError(reduction=None),
+        "mae": keras.losses.MeanAbsoluteError(reduction=None),
+    }
+    kept = named[task.loss] if isinstance(task.loss, str) else task.loss
+    if isinstance(kept, keras.losses.Loss):
+        mask = getattr(outputs, "_keras_mask", None)
+        losses = kept.call(targets, outputs) if mask is None else kept(targets, outputs)
+        if mask is not None:  # fit's mean is that of the places that count
+            return tf.reduce_sum(losses) / tf.reduce_sum(tf.cast(mask, losses.dtype))
     else:
-        losses = task.loss(outputs, batch)
+        losses = kept(outputs, batch)
     samples = tf.reduce_mean(tf.reshape(losses, (len(targets), -1)), axis=1) if losses.shape else losses
     return _mean(samples, batch, tf.reduce_sum)
 

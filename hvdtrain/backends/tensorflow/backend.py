@@ -101,6 +101,7 @@ from hvdtrain.backends.tensorflow.layer_state import LayerState
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
+from hvdtrain.backends.tensorflow.masks import masks_beside, masks_within
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
@@ -296,6 +297,11 @@ class TensorFlowBackend:
             self._called = called
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
+        if recorder.is_masked and self._is_own_loss:
+            note = (
+                "the model's outputs have a Keras mask, which fit() applies to losses and metrics; functions "
+                "of your own apply it themselves: outputs._keras_mask"
+            )
         memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
         outputs = recorder.outputs
         return DryRun(outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
@@ -369,7 +375,9 @@ class TensorFlowBackend:
         if self._evaluation:
             # without padding, as many rows as there are samples that count
             count = int(np.count_nonzero(batch.samples.weights)) if leaves_out else 0
-            self._evaluation.add(seen, batch.samples.rows(0, count or batch.samples.weights.shape[1]))
+            self._evaluation.add(
+                masks_within(*seen), batch.samples.rows(0, count or batch.samples.weights.shape[1])
+            )
         if partial is None:
             return TensorFlowSums(names, weighted, sums, batch.total_weight)
         weight = partial.weight + batch.total_weight
@@ -584,10 +592,14 @@ class TensorFlowBackend:
         self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
-        watch = self._evaluation.watch if self._evaluation else None
+
+        def seen(outputs: Any, batch: Mapping[str, Any]) -> None:
+            self._evaluation.watch(outputs, masks_beside(outputs, batch))
+
+        watch = seen if self._evaluation else None
         self._eval_objective = make_objective(task, "tf", NAMED, watch=watch)
         # in training or not: whether the objective gave a batch's mean, when it was last traced
-        own = may_give_mean(task, "tf")
+        self._is_own_loss = own = may_give_mean(task, "tf")
         self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
@@ -761,7 +773,9 @@ class TensorFlowBackend:
         # with collectives, the other workers are not going to compute it again
         rows, seen = run_eagerly(compute, can_repeat=not self._has_collectives)
         if not training:
-            self._evaluation.try_out(seen, batch.samples.rows(0, len(weights)))
+            self._evaluation.try_out(
+                masks_within(*seen) if seen else seen, batch.samples.rows(0, len(weights))
+            )
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:

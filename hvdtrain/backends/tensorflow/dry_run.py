@@ -12,6 +12,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.python.eager import context as eager
 
 from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.masks import is_masked
 
 Layer = Any
 
@@ -24,15 +25,18 @@ class Recorder:
 
     Attributes:
         outputs: what the call returned, with arrays in place of tensors; calls in a graph are left out.
+        is_masked: whether it had a Keras mask.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.outputs: Any = None
+        self.is_masked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model and keep what it returns."""
         outputs = self.model(*args, **kwargs)
+        self.is_masked = is_masked(outputs)
         if tf.executing_eagerly():
             self.outputs = tf.nest.map_structure(_as_array, outputs)
         return outputs

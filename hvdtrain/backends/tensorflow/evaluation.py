@@ -12,6 +12,7 @@ from hvdtrain.backends.counting import Weighted
 from hvdtrain.backends.logits import check_comparable
 from hvdtrain.backends.named_metrics import MetricFunctions, Setting, check_flat, check_targets
 from hvdtrain.backends.tensorflow.losses import classes_last, cross_entropy
+from hvdtrain.backends.tensorflow.masks import mask_of, shaped_like
 from hvdtrain.backends.tensorflow.metric_objects import object_states
 from hvdtrain.backends.tensorflow.program import to_numpy
 
@@ -82,11 +83,14 @@ def scores(outputs: Tensor, batch: Batch, setting: Setting) -> dict[str, Tensor]
 
 def _labels(outputs: Tensor, targets: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs, targets and whether they count, (samples, places, labels)."""
+    mask = mask_of(outputs)
     check_comparable(setting.name, tuple(outputs.shape), tuple(targets.shape))
     axis = setting.label_axis(tuple(outputs.shape), tuple(targets.shape))
     outputs, targets = tf.reshape(outputs, targets.shape), tf.cast(targets, tf.float32)
     looks = setting.counting.of_samples or targets.shape.rank > 1
     counted = targets != setting.counting.ignore_index if looks else tf.ones_like(targets, tf.bool)
+    if (masked := shaped_like(mask, targets)) is not None:
+        counted &= masked > 0
     is_right = ((targets >= 0) & (targets <= 1)) | ~counted
     check_targets(setting, bool(tf.reduce_all(is_right)), 0)
 
@@ -100,11 +104,14 @@ def _labels(outputs: Tensor, targets: Tensor, setting: Setting) -> tuple[Tensor,
 
 def _classes(outputs: Tensor, targets: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs (samples, places, classes), and class numbers and whether they count."""
+    mask = mask_of(outputs)
     outputs, targets = classes_last(setting.name, outputs, targets, setting.class_axis)
     is_soft = targets.shape.rank == outputs.shape.rank
     targets = tf.argmax(targets, -1) if is_soft else tf.cast(targets, tf.int64)
     looks = not is_soft and (setting.counting.of_samples or targets.shape.rank > 1)
     counted = targets != setting.counting.ignore_index if looks else tf.ones_like(targets, tf.bool)
+    if (masked := shaped_like(mask, targets)) is not None:
+        counted &= masked > 0
     classes, samples = outputs.shape[-1], len(outputs)
     is_right = ((targets >= 0) & (targets < classes)) | ~counted
     check_targets(setting, bool(tf.reduce_all(is_right)), classes)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.counting import OF_METRICS, Counting, Weighted, check_class_weights, check_weights_fit
 from hvdtrain.backends.logits import check_class_numbers, check_comparable, class_axis_of
+from hvdtrain.backends.tensorflow.masks import mask_of, shaped_like
 
 Tensor = Any
 Batch = Mapping[str, Tensor]
@@ -30,6 +31,7 @@ def cross_entropy(
     The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
     applies to the whole of its loss.
     """
+    mask = mask_of(outputs)
     outputs, targets = classes_last("cross_entropy", outputs, batch["targets"], class_axis)
     soft = _is_soft(outputs, targets)
     counted = None if soft else _counted(targets, counting)
@@ -41,45 +43,53 @@ def cross_entropy(
     if label_smoothing:
         of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
         losses = (1 - label_smoothing) * losses + label_smoothing * of_all
-    weights = counted
+    weights = _product(counted, shaped_like(mask, losses))
     if counting.class_weights is not None:
         check_class_weights(counting.class_weights, outputs.shape[-1], soft)
         table = tf.constant(counting.class_weights, tf.float32)
-        weights = _product(counted, tf.gather(table, targets))
+        weights = _product(weights, tf.gather(table, targets))
     weights = _product(weights, _batch_weights("cross_entropy", losses, batch, counting))
     return _per_sample(losses, weights)
 
 
 def binary_cross_entropy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Cross-entropy of logits with targets in [0, 1]."""
+    mask = mask_of(outputs)
     outputs, targets = _aligned("binary_cross_entropy", outputs, batch)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(targets, outputs)
     weights = _batch_weights("binary_cross_entropy", targets, batch, counting)
+    weights = _product(shaped_like(mask, targets), weights)
     return _per_sample(losses, _product(_counted(targets, counting), weights))
 
 
 def mse(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean squared error."""
+    mask = mask_of(outputs)
     outputs, targets = _aligned("mse", outputs, batch)
     losses = tf.math.squared_difference(outputs, targets)
-    return _per_sample(losses, _batch_weights("mse", targets, batch, counting))
+    weights = _batch_weights("mse", targets, batch, counting)
+    return _per_sample(losses, _product(shaped_like(mask, targets), weights))
 
 
 def mae(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Mean absolute error."""
+    mask = mask_of(outputs)
     outputs, targets = _aligned("mae", outputs, batch)
-    return _per_sample(tf.abs(outputs - targets), _batch_weights("mae", targets, batch, counting))
+    weights = _batch_weights("mae", targets, batch, counting)
+    return _per_sample(tf.abs(outputs - targets), _product(shaped_like(mask, targets), weights))
 
 
 def accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
 ) -> PerSample:
     """Return whether the largest logit is the target's."""
+    mask = mask_of(outputs)
     outputs, targets = classes_last("accuracy", outputs, batch["targets"], class_axis)
     soft = _is_soft(outputs, targets)
     counted = None if soft else _counted(targets, counting)
     targets = tf.argmax(targets, -1) if soft else targets
     largest = tf.argmax(outputs, -1, output_type=targets.dtype)
+    counted = _product(counted, shaped_like(mask, targets))
     return _per_sample(tf.cast(tf.equal(largest, targets), tf.float32), counted)
 
 
@@ -87,20 +97,22 @@ def top5_accuracy(
     outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS, class_axis: int | None = None
 ) -> PerSample:
     """Return whether the target's logit is among the five largest."""
+    mask = mask_of(outputs)
     outputs, targets = classes_last("top5_accuracy", outputs, batch["targets"], class_axis)
     soft = _is_soft(outputs, targets)
     counted = None if soft else _counted(targets, counting)
     targets = tf.argmax(targets, -1) if soft else _classes(targets, counted)
     of_target = tf.gather(outputs, targets, batch_dims=targets.shape.rank)[..., None]
     larger = tf.reduce_sum(tf.cast(outputs > of_target, tf.int32), -1)
-    return _per_sample(tf.cast(larger < 5, tf.float32), counted)
+    return _per_sample(tf.cast(larger < 5, tf.float32), _product(counted, shaped_like(mask, targets)))
 
 
 def binary_accuracy(outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> PerSample:
     """Return whether the logit's sign agrees with the target, 0 or 1."""
+    mask = mask_of(outputs)
     outputs, targets = _aligned("binary_accuracy", outputs, batch)
     right = tf.cast(tf.equal(outputs > 0, targets > 0.5), tf.float32)
-    return _per_sample(right, _counted(targets, counting))
+    return _per_sample(right, _product(_counted(targets, counting), shaped_like(mask, targets)))
 
 
 NAMED = {

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.logits import class_axis_of, logits_of
 from hvdtrain.backends.metric_objects import TakenObject, in_call_order, is_same_but_units, targets_of
+from hvdtrain.backends.tensorflow.masks import mask_of, with_mask
 
 Tensor = Any
 
@@ -64,7 +65,9 @@ class ObjectInputs:
         given = self._taken.given
         if given.preds is None and not tf.is_tensor(outputs):
             outputs = logits_of(f"metrics[{self._taken.name!r}]", outputs)
+        mask = mask_of(outputs)
         if not is_counted.all():
+            mask = _rows_of(mask, is_counted)
             outputs, batch = _rows_of(outputs, is_counted), _rows_of(dict(batch), is_counted)
         preds = outputs if given.preds is None else given.preds(outputs, batch)
         targets = targets_of(self._taken, outputs, batch)
@@ -86,6 +89,8 @@ class ObjectInputs:
                 "hvdtrain.MetricObject(tf=..., preds=..., targets=...) may select rows.",
             )
         self._check_comparable(preds, targets)
+        if mask is not None and (given.preds is None or preds.shape[:2] == outputs.shape[:2]):
+            preds = with_mask(tf.identity(preds), mask)  # which Keras's means leave out
         return in_call_order(self._metric.update_state, preds, targets, targets_first=True)
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

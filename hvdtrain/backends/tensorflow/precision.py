@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.tensorflow.masks import mask_of, with_mask
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
@@ -125,7 +126,7 @@ class _Fp32Outputs:
 
 def _cast_to_fp32(value: Any) -> Any:
     is_half = tf.is_tensor(value) and value.dtype in _HALVES
-    return tf.cast(value, tf.float32) if is_half else value
+    return with_mask(tf.cast(value, tf.float32), mask_of(value)) if is_half else value
 
 
 class LossScale:

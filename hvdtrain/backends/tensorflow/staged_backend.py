@@ -27,6 +27,7 @@ from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
 from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
 from hvdtrain.backends.tensorflow.layer_state import LayerState
+from hvdtrain.backends.tensorflow.masks import masks_within
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.precision import (
@@ -125,7 +126,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             self._pipeline.evaluate(passes)
             if self._evaluation and self.layout.is_last:
                 rows = batch.samples.rows(place, passes.samples(place))
-                self._evaluation.add(passes.seen, rows)
+                self._evaluation.add(masks_within(*passes.seen), rows)
         before = 0.0 if partial is None else partial.weight
         sums = tf.zeros([0]) if passes.sums is None else passes.sums
         if partial is not None and passes.sums is not None:
