@@ -246,6 +246,10 @@ class Config(BaseModel):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing of the cross_entropy loss in training."
     )
+    mixup: float = Field(0.0, ge=0, le=100, description="Alpha of mixup in training; 0 for none.")
+    cutmix: float = Field(
+        0.0, ge=0, le=100, description="Alpha of CutMix in training; with mixup, one of both for each sample."
+    )
     ema_decay: float | None = Field(
         None,
         gt=0,

@@ -144,7 +144,10 @@ _TASK_ADVICE = {
        for split in ("val", "valid", "validation", "eval", "test", "dev") for kind in _LOADERS},
     "predict_dataloader": "predict_data() returns the data to predict",
     "prepare_data": "the task's constructor or train_data() prepares data",
-    **dict.fromkeys(("collate_fn", "data_collator", "batch_collate"), "the method is collate(samples)"),
+    **dict.fromkeys(
+        ("collate_fn", "data_collator", "batch_collate"),
+        "the methods are collate(samples) and train_collate(samples)",
+    ),
     **dict.fromkeys(
         ("loss_fn", "loss_function", "criterion", "objective"),
         "the attribute is loss: a name or a function of (outputs, batch)",

@@ -26,6 +26,8 @@ def make_objective(
     framework: str,
     table: Mapping[str, Callable[..., Any]],
     label_smoothing: float = 0.0,
+    *,
+    mixed: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> Objective:
     """Make the function that a step differentiates. It takes batches with flat names.
@@ -37,6 +39,7 @@ def make_objective(
         framework: "torch" or "tf"; the task's ``<framework>_loss`` goes before ``loss``.
         table: the framework's named losses and metrics, each (outputs, batch) -> per sample.
         label_smoothing: part of the target that loss cross_entropy spreads over all classes.
+        mixed: makes of a loss that of mixed samples; None if samples are not mixed.
         watch: is called with the model's outputs and the batch as the loss is given it.
 
     Raises:
@@ -45,6 +48,12 @@ def make_objective(
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
     if own is not None:
+        if mixed is not None:
+            raise ConfigError(
+                f"mixup and cutmix mix the losses of the task's loss; the task has its own {framework}_loss",
+                "Give the task a loss, which may be a function of (outputs, batch), or mix in train_collate.",
+                everywhere=True,
+            )
         if label_smoothing:
             _check_can_smooth(f"its own {framework}_loss")
         counting_of(task, f"its own {framework}_loss")
@@ -58,6 +67,7 @@ def make_objective(
         options = {"label_smoothing": label_smoothing}
     of_loss, axis = counting_of(task, given), class_axis_option(task)
     loss = _look_up("loss", given, table, {"counting": of_loss, **axis, **options})
+    loss = loss if mixed is None else mixed(loss)
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
         raise TaskError(

@@ -356,6 +356,11 @@ def _check_config(config: Config, method: str, is_elastic: bool) -> None:
             "there is no single forward and backward pass to compile",
             "Compile the parts in the task itself.",
         ),
+        "mixup or cutmix": (
+            bool(config.mixup or config.cutmix),
+            "it computes the training losses itself",
+            "Mix the samples in the task's train_collate, and their losses there.",
+        ),
         f"label_smoothing {config.label_smoothing:g}": (
             bool(config.label_smoothing),
             "it computes the training losses itself",

@@ -34,6 +34,8 @@ _OF_TRAINING = {
         "keep_best",
         "early_stopping",
         "label_smoothing",
+        "mixup",
+        "cutmix",
         "compression",
         "shard",
         "stages",

@@ -234,6 +234,8 @@ def _regularised(config: Config) -> str:
     parts = []
     if config.label_smoothing:
         parts.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
+    for name, alpha in (("mixup", config.mixup), ("cutmix", config.cutmix)):
+        parts += [f"{name} {alpha:g} in training"] if alpha else []
     if config.ema_decay is not None:
         parts.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
     return "; ".join(parts)

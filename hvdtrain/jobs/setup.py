@@ -21,6 +21,7 @@ from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
+from hvdtrain.data.mixing import Mixed
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import (
@@ -312,7 +313,8 @@ def new_task(job: JobSpec) -> Any:
 def open_task_data(job: JobSpec) -> TaskData:
     """Make the task and open its data, with the checks of both. Local: no collective."""
     task = new_task(job)
-    train_data, train_values = open_data(task, job.config, "train_data")
+    own_collate = getattr(task, "train_collate", None)
+    train_data, train_values = open_data(task, job.config, "train_data", own_collate)
     eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
@@ -342,13 +344,14 @@ def _notes_on_data(data: Any, method: str) -> list[str]:
     ]
 
 
-def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
+def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tuple[Any, dict[str, Any]]:
     """Open one of the task's data sets and check that it can be read. Local: no collective.
 
     Args:
         task: the task.
         config: the job's config.
         method: a key of ``DATA``.
+        collate: what makes batches in place of the task's ``collate``.
 
     Returns:
         The data set, or None if the task has none, and what of it must be equal on all workers. Of several
@@ -363,7 +366,7 @@ def open_data(task: Any, config: Config, method: str) -> tuple[Any, dict[str, An
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
-        return open_sets(source, getattr(task, "collate", None), config, method)
+        return open_sets(source, collate or getattr(task, "collate", None), config, method)
     except NOT_THE_TASKS:
         raise
     except BaseException as error:
@@ -384,6 +387,9 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
     check_can_evaluate(job.config, task_data)
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
     task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
+    if job.config.mixup or job.config.cutmix:
+        mixed = Mixed(task_data.train_data, job.config.mixup, job.config.cutmix)
+        task_data = replace(task_data, train_data=mixed)
     _check_plan(job.config, backend, task_data)  # before anything is written
     check_metrics(job.config, task_data.task, task_data.eval_data)
     batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None

@@ -136,7 +136,8 @@ def test_every_option_reaches_its_field(layers, name):
     given = {"framework": "tf", "lr_scaling": "sqrt", "lr_schedule": "cyclic", "optimizer": "adamw",
              "compression": "fp16", "device": "cpu", "task": "t", "run_dir": "r", "log_every": "2epoch",
              "eval_every": "5", "save_every": "0.5epoch", "keep_best": "loss:min", "on_save_error": "stop",
-             "momentum": "0.5", "label_smoothing": "0.5", "ema_decay": "0.5", "precision": "bf16",
+             "momentum": "0.5", "label_smoothing": "0.5", "mixup": "0.5", "cutmix": "0.5",
+             "ema_decay": "0.5", "precision": "bf16",
              "early_stopping": "loss:min", "on_bad_sample": "skip", "outer_optimizer": "average",
              "outer_momentum": "0.5", "stall_timeout": "60",
              "on_changed_data": "warn", "track": "wandb", "shard": "optimizer"}.get(name, "3")  # fmt: skip

@@ -229,6 +229,8 @@ OUT_OF_RANGE = [
     ("adam_epsilon", 0.0, "should be greater than 0"),
     ("lars_trust_coefficient", 0.0, "should be greater than 0"),
     ("clip_norm", 0.0, "should be greater than 0"),
+    *((name, -0.1, "should be greater than or equal to 0") for name in ("mixup", "cutmix")),
+    *((name, 101, "should be less than or equal to 100") for name in ("mixup", "cutmix")),
     ("label_smoothing", -0.1, "should be greater than or equal to 0"),
     ("label_smoothing", 1.0, "should be less than 1"),
     ("sync_every", 0, "should be greater than 0"),

@@ -282,7 +282,7 @@ def test_a_task_without_any_model_is_named():
         ("torch_optimiser", print, "torch_optimiser(), which hvdtrain does not know; did you mean torch_opt"),
         ("callback", [], "did you mean callbacks?"),
         ("evalData", print, "did you mean eval_data()?"),
-        ("collate_fn", print, "the method is collate(samples)"),
+        ("collate_fn", print, "the methods are collate(samples) and train_collate(samples)"),
         ("training_step", print, "here torch_loss(model, batch) or"),
         ("configure_optimizers", print, "torch_optimizer(parameters) or"),
         ("compute_metrics", print, "metrics maps names to metrics"),

@@ -74,6 +74,7 @@ from hvdtrain.backends.torch.export import export_model, load_weights_file, plai
 from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
+from hvdtrain.backends.torch.mixing import mixed
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
@@ -486,7 +487,8 @@ class TorchBackend:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "torch", NAMED)
         self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
-        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
+        mixing = mixed if config.mixup or config.cutmix else None
+        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing, mixed=mixing)
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
         watch = self._watch if self._evaluation else None
         self._eval_objective = make_objective(task, "torch", NAMED, watch=watch)
