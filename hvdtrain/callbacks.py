@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hvdtrain.reporting.summary import Summary
 
 SHOULD_STOP = "should_stop"
+PER_STEP = ("on_step", "on_window", "on_checkpoint")  # may be called between any two steps
 HOOKS = (
     "on_start",
     "on_step",
@@ -105,10 +106,11 @@ class Callback:
         """
 
     def on_step(self, step: "StepInfo", metrics: "StepMetrics") -> None:
-        """Called after each step, in order, when its metrics have been read: one step late.
+        """Called after each step, before the next one begins.
 
-        The model may already be a step further. The time spent here counts in the throughput. With local
-        steps it is called when the workers synchronise, with the sums of all steps since they last did.
+        It may freeze or thaw parameters, on all workers alike. The time spent here counts in the throughput.
+        With local steps it is called when the workers synchronise, with the sums of all steps since they last
+        did.
 
         Args:
             step: the step.

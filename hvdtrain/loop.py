@@ -15,7 +15,7 @@ from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.memory_peak import is_turn, own_peak_mib
 from hvdtrain.metrics import StepInfo, Window
-from hvdtrain.replicas import check_replicas
+from hvdtrain.replicas import check_replicas, follow_trained
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
 from hvdtrain.stages import speaks_for_replica
@@ -68,6 +68,8 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
+            if number == first or session.steps_are_watched or session.state.last_eval_step == number - 1:
+                _follow_trained(session, number)
             signals = _outgoing_signals(session, plan, poll_signals, feed, batch.step)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)
@@ -300,12 +302,20 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
 def save(session: Session) -> None:
     """Collective. Give all workers the state that is saved, and save; rank 0 writes, in the background."""
     with ACTIVITY.during(SAVING, session.state.progress.step):
+        _follow_trained(session, session.state.progress.step + 1)
         _combine_state(session)
         backend, config, averaged = session.backend, session.config, session.config.ema_decay is not None
         with backend.ema_weights():
             outputs = digest_of(backend, config, session.forms, averaged)
         session.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
+
+
+def _follow_trained(session: Session, number: int) -> None:
+    """Collective. Follow what callbacks have frozen or thawed since the last step."""
+    if note := follow_trained(session.backend, session.config, number):
+        session.report.note(note)
+        session.backend.restart_clock()
 
 
 def _combine_state(session: Session) -> None:

@@ -4,9 +4,32 @@ from collections import Counter
 from hashlib import blake2b
 
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.trained_set import describe_change, refused_change
+from hvdtrain.config import Config
 from hvdtrain.errors import ReplicaDriftError
 
 _RANKS_NAMED = 8
+
+
+def follow_trained(backend: Backend, config: Config, step: int) -> str:
+    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it.
+
+    Args:
+        backend: the backend.
+        config: the job's config.
+        step: the next step.
+
+    Raises:
+        TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
+            or the job cannot follow.
+    """
+    workers, change = backend.workers, backend.trained_change()
+    gathered = workers.allgather_object((workers.host, change))
+    if not any(any(of_rank) for _, of_rank in gathered):
+        return ""
+    if (error := refused_change(gathered, config, workers.is_elastic)) is not None:
+        raise error
+    return describe_change(change, step, backend.follow_trained())
 
 
 def check_replicas(backend: Backend) -> None:

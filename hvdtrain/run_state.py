@@ -120,6 +120,7 @@ class RunState:
         versions: Mapping[str, str],
         seconds: float,
         data: Mapping[str, Fingerprint],
+        trained: dict[str, list[str]] | None = None,
     ) -> Manifest:
         """Return what a checkpoint that is made now keeps.
 
@@ -130,6 +131,7 @@ class RunState:
             versions: versions of what trained, by name.
             seconds: time spent training, that of earlier processes included.
             data: fingerprints of the data, by the task's method.
+            trained: what is trained, if that is not what the model was made with.
         """
         evaluated_now = self.last_eval_step == self.progress.step
         return Manifest(
@@ -151,6 +153,7 @@ class RunState:
             rescale=self.rescale,
             tracking_id=self.tracking_id,
             data=dict(data),
+            trained=trained,
         )
 
 

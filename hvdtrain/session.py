@@ -87,6 +87,8 @@ class Session:
         unsent: what this worker wants of the others and may not have told them, because a step failed.
         lost: the failure of a collective in a callback that this worker has put off, to finish what it did.
         keeps_history: whether the summary that training returns has the run's history.
+        steps_are_watched: whether callbacks of the user's are called after each step, and so before the next
+            one: they may freeze or thaw parameters.
         stoppers: the user's callbacks that say after an evaluation whether training ends; rank 0 asks them.
         settle: reads the metrics of steps that are done, without the other workers, and reports them.
     """
@@ -117,6 +119,7 @@ class Session:
     unsent: ControlFlags = NO_FLAGS
     lost: PeerLostError | None = None
     keeps_history: bool = False
+    steps_are_watched: bool = False
     stoppers: Sequence[Any] = ()
     settle: Callable[[], None] = lambda: None
 
@@ -227,6 +230,7 @@ class Session:
             versions=versions_with(self.backend),
             seconds=self.report.seconds(),
             data=self.fingerprints,
+            trained=self.backend.trained_state(),
         )
 
     def train_feed(self, plan: TrainingPlan) -> Feed:

@@ -55,6 +55,8 @@ class StepResults:
         """
         if self._local is None:
             self.add(self._delayed.push(step, pending))
+            if self._session.steps_are_watched:
+                self.read_all()
         else:
             self._local.launched(step, pending)
 

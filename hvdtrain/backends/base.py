@@ -21,6 +21,7 @@ from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import (
     NO_SIGNALS,
 )
+from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -299,6 +300,27 @@ class Backend(Protocol):
         Returns:
             The names of what training changes on each worker by itself, which the dry run did not find.
         """
+        ...
+
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since ``follow_trained``. Local: no collective."""
+        ...
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train from the next step on what is trainable now. Local: all workers do so at the same step.
+
+        Reducer, optimizer and moving average keep what they have of parameters that are frozen.
+
+        Args:
+            kept: what ``trained_state`` returned, if that is to be trained; before its state is loaded.
+
+        Returns:
+            How many parameters, as numbers, are trained then.
+        """
+        ...
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         ...
 
     def checksums(self) -> list[tuple[str, int]]:

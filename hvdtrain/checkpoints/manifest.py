@@ -59,6 +59,8 @@ class Manifest(BaseModel):
         rescale: where the peak learning rate came from when the number of workers last changed, with
             rescale_epochs; None if it did not.
         tracking_id: the run's name among trackers; None if no tracker has it.
+        trained: names of what is trained, by what they are, if callbacks have frozen or thawed parameters;
+            None while all is as the model was made.
         data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
         outputs: what the model computes for drawn inputs; None if that is not known.
         files: size and SHA-256 of the other files, by name.
@@ -83,6 +85,7 @@ class Manifest(BaseModel):
     plateau: PlateauState | None = None
     rescale: Rescale | None = None
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
+    trained: dict[str, list[str]] | None = None
     data: dict[str, Fingerprint] = {}
     outputs: OutputsDigest | None = None
     files: dict[str, FileInfo] = {}

@@ -31,6 +31,7 @@ from hvdtrain.session import versions_with
 from hvdtrain.stores import fetched
 from hvdtrain.training_plan import Progress
 from hvdtrain.wire_types import travels
+from hvdtrain.words import counted
 
 # fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note
@@ -123,6 +124,10 @@ def restore(
             changed = changed_outputs(source, backend, config, before.averaged)
     else:
         with _misfits_named(source):
+            if (trained := source.manifest.trained) is not None:
+                count = counted(backend.follow_trained(trained), "parameter")
+                note = f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
+                point = replace(point, notes=(*point.notes, note))
             backend.scatter_state(state)
         with backend.ema_weights():
             changed = changed_outputs(source, backend, config, config.ema_decay is not None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.callbacks import SHOULD_STOP, RunContext, find_callbacks, hook_of
+from hvdtrain.callbacks import PER_STEP, SHOULD_STOP, RunContext, find_callbacks, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
@@ -165,6 +165,7 @@ def new_session(
         readers=readers,
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+        steps_are_watched=any(hook_of(callback, hook) for callback in callbacks for hook in PER_STEP),
         stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
     )
     session.profile = _profile_of(session)

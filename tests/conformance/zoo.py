@@ -186,6 +186,9 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
         optimizer = keras.optimizers.SGD(task.defaults["learning_rate"], task.defaults["momentum"])
     if model.dtype_policy.name == "mixed_float16":  # as compile() does
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+    # of what may be thawed later, too
+    optimizer.build(list({id(v): v for layer in layers for v in layer._trainable_variables}.values()))
     for step in range(1, int(task.defaults["steps"]) + 1):
         with tf.GradientTape() as tape:
             loss = _tf_loss(task, model, batch, training=True)

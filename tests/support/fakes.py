@@ -14,6 +14,7 @@ from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
+from hvdtrain.backends.trained_set import NO_CHANGE
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import TaskError
@@ -179,6 +180,15 @@ class FakeBackend:
     def combine_state(self) -> list[str]:
         self.calls.append("average")
         return []
+
+    def trained_change(self):
+        return NO_CHANGE
+
+    def follow_trained(self, kept=None) -> int:
+        raise AssertionError("nothing has changed")
+
+    def trained_state(self) -> None:
+        return None
 
     def checksums(self) -> list[tuple[str, int]]:
         self.calls.append("compare")

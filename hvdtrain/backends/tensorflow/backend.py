@@ -4,6 +4,7 @@ Only this folder and ``bench/tensorflow/`` import tensorflow and keras when they
 the same files with the same names in the same order.
 """
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,6 +132,7 @@ from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model
 from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
+from hvdtrain.backends.tensorflow.trained_set import TrainedSet
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.weighting import (
     Values,
@@ -138,6 +140,7 @@ from hvdtrain.backends.tensorflow.weighting import (
     is_batch_mean,
     weigh,
 )
+from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -253,6 +256,8 @@ class TensorFlowBackend:
             self._local = self._make_local_steps(tensors, method, config)
         self._state = self._make_state(tensors)
         self._make_replica_state(task)
+        self._task, self._config = task, config
+        self._trained_set = TrainedSet(self.model, tensors)
         self._moving = self._make_moving_state()
         self._compile(config)
         if config.initial_parameters == "portable":
@@ -412,6 +417,42 @@ class TensorFlowBackend:
         with peer_errors():
             return self.replica_state.combine()
 
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
+        # a step of the task's own says itself what each optimizer minimizes
+        return NO_CHANGE if self._own_step is not None else self._trained_set.change()
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
+        tensors, config = self._state.model, self._config
+        before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
+        if kept is None:
+            self._trained_set.optimize({id(v) for v in self._optimizers[MAIN]._trainable_variables})
+        else:
+            self._trained_set.follow(kept)
+        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        method = own_optimizer_method(self._task, config)
+        groups = ParameterGroups(config, shapes, method)
+        if groups.frozen:
+            raise frozen_by_config(sorted(groups.frozen))
+        self._make_optimizers(self._task, config, tensors, groups, method)
+        self.optimizers = list(self._optimizers.values())
+        self._ema = self._ema.renewed(tensors)
+        self._trained_set.accept()
+        trainable = list(tensors.trainable_fields())
+        self._make_update(trainable, self._reducer, self._update.loss_scale, config)
+        self._state = self._make_state(tensors)
+        now = dict(self._state.arrays())
+        self._state.load({**now, **{name: before[name] for name in now.keys() & before.keys()}})
+        self._compile(config)
+        return sum(math.prod(field.shape) for field in trainable)
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
+        if self._own_step is not None:
+            return None
+        return self._trained_set.state(optimized={id(v) for v in self._optimizers[MAIN]._trainable_variables})
+
     def checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
         fields = self._state.model.trainable_fields()
@@ -553,6 +594,7 @@ class TensorFlowBackend:
         loss_scale = new_loss_scale(config, self._precision, self.optimizers[0], self._near)
         reducer = choose_reducer(config, self._near, trainable, loss_scale)
         self._low_rank = reducer if isinstance(reducer, LowRank) else None
+        self._reducer = reducer
         return reducer, loss_scale
 
     def _make_update(

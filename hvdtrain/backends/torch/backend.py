@@ -89,13 +89,15 @@ from hvdtrain.backends.torch.sharded_optimizer import make_ema, shard_optimizer
 from hvdtrain.backends.torch.sharded_parameters import make_shards
 from hvdtrain.backends.torch.sharded_state import make_state
 from hvdtrain.backends.torch.sharded_update import update_kind
-from hvdtrain.backends.torch.slots import fill_slots
+from hvdtrain.backends.torch.slots import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import make_model
+from hvdtrain.backends.torch.trained_set import TrainedSet
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
+from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -204,6 +206,8 @@ class TorchBackend:
             )
         self._state = self._make_state(tensors)
         self._make_replica_state(task)
+        self._task, self._config = task, config
+        self._trained_set = TrainedSet(self.model, tensors)
         changed_early = self._optimizers.values() if self._own_step is not None else ()
         self._moving = MovingState(self.model, trainable, tuple(changed_early))
         if config.initial_parameters == "portable":
@@ -368,6 +372,50 @@ class TorchBackend:
             return []
         with peer_errors():
             return self.replica_state.combine()
+
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
+        # a step of the task's own says itself what each optimizer minimizes
+        return NO_CHANGE if self._own_step is not None else self._trained_set.change()
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
+        tensors, before = self._state.model, self._optimizer
+        if kept is None:
+            self._trained_set.optimize({id(p) for group in before.param_groups for p in group["params"]})
+        else:
+            self._trained_set.follow(kept)
+        shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        own_optimizer = own_optimizer_method(self._task, self._config)
+        groups = ParameterGroups(self._config, shapes, own_optimizer)
+        if groups.frozen:
+            raise frozen_by_config(sorted(groups.frozen))
+        self._make_optimizers(self._task, self._config, tensors, groups, own_optimizer)
+        self.optimizers = list(self._optimizers.values())
+        optimizer = self._optimizers[MAIN]
+        if kept is None:
+            optimizer.state.update({parameter: slots for parameter, slots in before.state.items() if slots})
+        elif own_optimizer:
+            make_slots(optimizer, self._trained_set.ids_of(kept["slots"]))
+        if own_optimizer and len(optimizer.param_groups) == len(before.param_groups):
+            for group, old in zip(optimizer.param_groups, before.param_groups, strict=True):
+                group.update({key: value for key, value in old.items() if key != "params"})
+        self._ema = self._ema.renewed(tensors)
+        self._trained_set.accept()
+        trainable = [entry for entry in tensors.entries if entry.trainable]
+        self._make_update(trainable, self._reducer, self._loss_scale, self._config)
+        self._state = self._make_state(tensors)
+        self._moving = MovingState(self.model, trainable)
+        return sum(entry.tensor.numel() for entry in trainable)
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
+        if self._own_step is not None:
+            return None
+        return self._trained_set.state(
+            optimized={id(p) for group in self._optimizer.param_groups for p in group["params"]},
+            slots={id(p) for p, slots in self._optimizer.state.items() if slots},
+        )
 
     def checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
@@ -611,6 +659,7 @@ class TorchBackend:
         loss_scale = LossScale(self._near) if config.precision == "fp16" else None
         reducer = choose_reducer(config, self._near, trainable, loss_scale)
         self._low_rank = reducer if isinstance(reducer, LowRank) else None
+        self._reducer = reducer
         return reducer, loss_scale
 
     def _make_update(

@@ -44,10 +44,6 @@ class _Place:
         now = self.holder.get(self.name)
         return now if isinstance(now, torch.Tensor) and now is not self.tensor else None
 
-    @property
-    def is_trained(self) -> bool:
-        return isinstance(self.tensor, torch.nn.Parameter) and self.tensor.requires_grad
-
 
 class StateTensors:
     """A model's buffers, persistent or not, and its frozen parameters.
@@ -58,7 +54,7 @@ class StateTensors:
     """
 
     def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
-        self._model = model
+        self._model, self._tensors = model, tensors
         self.paths = {id(entry.tensor): entry.path for entry in tensors.entries}
         saved = set(self.paths)
         batch_norms = find_batch_norms(model).values()
@@ -90,9 +86,7 @@ class StateTensors:
     def watched(self) -> Iterator[Changes]:
         """Return a context in which the model is called, and what that changes is found out. Local."""
         found = Changes()
-        before = [
-            (place, as_kept(place.tensor, place.is_buffer)) for place in self._places if not place.is_trained
-        ]
+        before = [(place, as_kept(place.tensor, place.is_buffer)) for place in self._untrained_places()]
         known = {key for key, _ in _all_places(self._model)}
         yield found
         for place, value in before:
@@ -104,8 +98,12 @@ class StateTensors:
         late = [name for key, name in _all_places(self._model) if key not in known]
         found.refusal = made_late(late, "torch_model", "model(inputs)") or found.refusal
 
+    def _untrained_places(self) -> list[_Place]:
+        trained = {id(entry.tensor) for entry in self._tensors.entries if entry.trainable}
+        return [place for place in self._places if id(place.tensor) not in trained]
+
     def _untrained(self) -> list[torch.Tensor]:
-        there = [place for place in self._places if not place.is_trained and place.replacement() is None]
+        there = [place for place in self._untrained_places() if place.replacement() is None]
         return list({id(place.tensor): place.tensor for place in there}.values())
 
     def take_back(self) -> None:
@@ -114,9 +112,9 @@ class StateTensors:
         Raises:
             TaskError: If it has another shape or type.
         """
-        for place in self._places:
+        for place in self._untrained_places():
             now, tensor = place.replacement(), place.tensor
-            if now is None or place.is_trained:
+            if now is None:
                 continue
             if not _is_unlike(now, tensor):
                 with torch.no_grad():

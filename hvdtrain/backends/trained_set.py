@@ -1,0 +1,96 @@
+"""Which parameters are trained, and how that changes in a run: what callbacks freeze and thaw."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvdtrain.compression import rank_of
+from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
+from hvdtrain.words import counted
+
+# names of what is trained from now on, is not trained any more, and was replaced: parameters or layers
+Change = tuple[Sequence[str], Sequence[str], Sequence[str]]
+NO_CHANGE: Change = ((), (), ())
+
+_SHOWN = 4  # names in a message
+
+
+def refused_change(
+    gathered: Sequence[tuple[str, Change]], config: Config, is_elastic: bool
+) -> TaskError | None:
+    """Return why a change is refused; None if all workers have made the same, and the job can follow it.
+
+    Args:
+        gathered: host and change of each worker, in the order of ranks.
+        config: the job's config.
+        is_elastic: whether the number of workers may change.
+    """
+    changed = [rank for rank, (_, change) in enumerate(gathered) if change != gathered[0][1] or any(change)]
+    host, change = gathered[changed[0]]
+    if replaced := change[2]:
+        return _refused(
+            f"{some(replaced)} was replaced in the model during training: what is new is neither trained nor "
+            "saved",
+            "Make all layers in torch_model() or tf_model(), and change their values, not the layers.",
+        )
+    if len({_hashable(change) for _, change in gathered}) > 1:
+        return _refused(
+            f"rank {changed[0]} ({host}) alone {_words(change)}; the other workers did not",
+            "Give the callback every_rank = True, and change the same parameters on all workers at the same "
+            "step.",
+        )
+    features = {
+        "--shard": config.shard != "none",
+        "--stages": config.stages > 1,
+        "--sync-every": config.sync_every is not None,
+        "--compression powersgd": rank_of(config.compression) is not None,
+        "an elastic job": is_elastic,
+    }
+    unable = [name for name, is_used in features.items() if is_used]
+    if not unable:
+        return None
+    return _refused(
+        f"a callback {_words(change)}: {unable[0]} does not follow what is frozen or thawed during training",
+        f"Leave {unable[0]} out, or freeze for the whole run: by parameter_groups, or in the task's model.",
+    )
+
+
+def describe_change(change: Change, step: int, trained: int) -> str:
+    """Return what changes, for a note.
+
+    Args:
+        change: names of what was thawed and frozen.
+        step: the first step with it.
+        trained: how many parameters, as numbers, are trained then.
+    """
+    thawed, frozen, _ = change
+    parts = [f"{some(thawed)} trained"] if thawed else []
+    parts += [f"{some(frozen)} frozen"] if frozen else []
+    return f"from step {step} on: {'; '.join(parts)}; {counted(trained, 'parameter')} trained in all"
+
+
+def frozen_by_config(names: Sequence[str]) -> TaskError:
+    """Return the error for parameters that ``parameter_groups`` freezes and a callback thaws."""
+    return _refused(
+        f"a callback thaws {some(names)}, which parameter_groups freezes for the whole run",
+        "Freeze it in torch_model() or tf_model() instead.",
+    )
+
+
+def _words(change: Change) -> str:
+    thawed, frozen, _ = change
+    parts = [f"thaws {some(thawed)}"] if thawed else []
+    return " and ".join([*parts, *([f"freezes {some(frozen)}"] if frozen else [])])
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are more."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _hashable(change: Any) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(names) for names in change)
+
+
+def _refused(problem: str, remedy: str) -> TaskError:
+    return TaskError(problem, remedy, everywhere=True)
