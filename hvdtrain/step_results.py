@@ -213,7 +213,7 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
     found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
     shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
     session.report.note(
-        f"no gradient reached {shown} at step {step.step}; zeros stand in for it, here and later"
+        f"no gradient reached {shown} at step {step.step}; where another worker has one, this counts as zero"
     )
 
 

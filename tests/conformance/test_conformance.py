@@ -1,6 +1,12 @@
 """The plain loop is the judge: models of the zoo train as it does with any number of workers, or are refused.
 
-A job trains for two steps and is resumed for the others; then its checkpoint is evaluated.
+A case is a model in one framework with a number of workers. It proves that the losses of two steps, of two
+more after a resume from the checkpoint, and of the evaluations after both are those that a loop of the
+framework computes on whole batches; so initial values, gradients, the optimizer and its state, what the
+model keeps, and padding are right. Then ``evaluate`` must find the same from the checkpoint. 25 samples
+among two or three workers are unequal parts.
+
+Or it proves that the job ends before the first step, with the words that name what is wrong and the remedy.
 """
 
 import functools

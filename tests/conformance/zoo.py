@@ -170,7 +170,12 @@ def _torch_loss(task: Any, model: Any, batch: Mapping[str, Any]) -> Any:
             "mae": functional.l1_loss,
         }
         is_named = isinstance(task.loss, str)
-        losses = named[task.loss](outputs, batch["targets"]) if is_named else task.loss(outputs, batch)
+        reduction = "none" if "weights" in batch else "mean"
+        losses = (
+            named[task.loss](outputs, batch["targets"], reduction=reduction)
+            if is_named
+            else task.loss(outputs, batch)
+        )
     return _mean(losses, batch, torch.sum)
 
 

@@ -33,6 +33,7 @@ OWN_NAMES = {
     "torch/model_state.py": {"Entry", "set_values"},  # of a tensor, which may get another shape
     # Keras's layers have no mode; PyTorch copies tensors late
     "torch/dry_run.py": {"parts_in_evaluation", "describe_undone", "as_kept"},
+    "torch/task_model.py": {"check_parts"},  # Keras's embeddings have no such options, its gradients no hooks
     "torch/stage_model.py": {
         "give_memory",  # on a device, where TensorFlow's variables are made anyway
         "is_plain",  # variables of Keras stay the same ones

@@ -642,9 +642,9 @@ class TensorFlowBackend:
 
         watch = seen if self._evaluation else None
         self._eval_objective = make_objective(task, "tf", NAMED, watch=watch)
-        # in training or not: whether the objective gave a batch's mean, when it was last traced
-        self._is_own_loss = own = may_give_mean(task, "tf")
-        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+        self._is_own_loss = may_give_mean(task, "tf")
+        # in training or not: whether objective or model gave a batch's mean, when they were last traced
+        self._gives_mean: dict[bool, bool] = {}
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make the task's model, changed as the config asks; return this worker's variables."""
@@ -878,7 +878,7 @@ class TensorFlowBackend:
         check_values(given, weights.shape[0])
         self._names = tuple(given)
         self._weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
-        self._gives_mean[training] = any(map(is_batch_mean, given.values()))
+        self._gives_mean[training] = phase.has_losses_of_calls or any(map(is_batch_mean, given.values()))
         return weigh(given, tf.shape(weights)[0], weights.dtype)
 
 

@@ -192,6 +192,12 @@ class Phase:
         losses: list[Tensor] = self._model.losses
         return losses
 
+    @property
+    def has_losses_of_calls(self) -> bool:
+        """Whether calls have added losses, which Keras computes of all rows: not those of weights."""
+        own = [loss for layer in self._model._flatten_layers() for loss in layer._get_own_losses()]
+        return bool(self._of_earlier_calls or own)
+
     def added_loss(self) -> Tensor | None:
         """Return the sum of the losses that the model adds, in fp32; None if there are none to add."""
         losses = [*self._of_earlier_calls, *self._model.losses]

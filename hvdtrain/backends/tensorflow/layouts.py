@@ -22,14 +22,23 @@ _NO_NAME = re.compile(r"variable(_\d+)?")
 def role(layer: Layer, variable: Variable) -> str:
     """Return the last part of a variable's portable name: its name in the layer.
 
-    A variable without a name of its own goes by the attribute that holds it, as in PyTorch.
+    A variable without a name of its own, or with that of another one of the layer, goes by the attribute (and
+    index or key) that holds it, as in PyTorch.
     """
     if isinstance(layer, keras.layers.RMSNormalization) and variable.name == "scale":
         return "gamma"
-    if _NO_NAME.fullmatch(variable.name):
+    own = [*layer._trainable_variables, *layer._non_trainable_variables]
+    if _NO_NAME.fullmatch(variable.name) or sum(other.name == variable.name for other in own) > 1:
         for attribute, value in vars(layer).items():
             if value is variable:
                 return attribute
+            if attribute.startswith("_"):  # what Keras keeps for itself
+                continue
+            parts = value if isinstance(value, dict) else {}
+            parts = dict(enumerate(value)) if isinstance(value, list | tuple) else parts
+            for key, part in parts.items():
+                if part is variable:
+                    return f"{attribute}/{key}"
     return str(variable.name)
 
 

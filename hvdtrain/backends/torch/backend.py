@@ -93,7 +93,7 @@ from hvdtrain.backends.torch.slots import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import make_model
+from hvdtrain.backends.torch.task_model import check_parts, make_model
 from hvdtrain.backends.torch.trained_set import TrainedSet
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
@@ -177,6 +177,7 @@ class TorchBackend:
         step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
         tensors = self._make_model(task, config, batch)
         self._wrap.float_bits = float_bits_of(self.model)
+        on_parts = check_parts(self.model) if self.workers.size > 1 or self.workers.is_elastic else ()
         own_optimizer = own_optimizer_method(task, config)
         shapes = self._shapes
         groups = ParameterGroups(config, shapes, own_optimizer)
@@ -217,7 +218,7 @@ class TorchBackend:
             len(find_batch_norms(self.model)),
             describe_local_steps(config) if config.sync_every else reducer.describe(),
             own_rates,
-            notes=(*unused_methods(self.model), *notes_on_copies(step, self.workers.is_elastic)),
+            notes=(*unused_methods(self.model), *on_parts, *notes_on_copies(step, self.workers.is_elastic)),
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
             float_bits=self._wrap.float_bits,

@@ -134,7 +134,7 @@ class TrainingState(CommonState):
             for part, is_saved in zip(self._parts, saved, strict=True):
                 if part.starts_empty and is_saved and not part.has_slots():
                     made.append(part)
-                    part.make_slots()
+                    part.make_slots(state)
             shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields, *outer_fields]}
             for part in self._parts:
                 shapes |= part.shapes() if part not in emptied else {}
@@ -292,13 +292,30 @@ class _OptimizerState:
         """Drop everything that the optimizer keeps."""
         self._optimizer.state.clear()
 
-    def make_slots(self) -> None:
+    def make_slots(self, state: StateArrays | None = None) -> None:
         """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.
+
+        Args:
+            state: those of parameters of which it has none are dropped: no step has reached them.
 
         Raises:
             TaskError: If the optimizer takes no such step.
         """
         make_slots(self._optimizer)
+        if state is None:
+            return
+        saved = {
+            tensor
+            for field in self._model.fields
+            for tensor in field.tensors
+            if any(f"{self._slot(key)}/{field.path}" in state for key in self._slots_of(tensor))
+        }
+        saved |= {
+            entry.tensor for entry, key, _ in self._rest() if f"{self._slot(key)}/{entry.path}" in state
+        }
+        if saved:
+            for tensor in self._optimizer.state.keys() - saved:
+                del self._optimizer.state[tensor]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the slots and of the numbers, by portable name."""

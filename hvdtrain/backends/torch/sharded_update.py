@@ -56,6 +56,12 @@ class ShardedUpdate(Update):
                 segment.tensor.grad = None
         self._shards.gather(lambda segment: segment.tensor, "parameters")
 
+    def _leave_out(self) -> None:
+        left_out = {self._entries[place].path for place in self._left_out}
+        for segment in self._shards.segments:
+            if segment.entry.path in left_out:
+                segment.tensor.grad = None
+
     def _gradient_of(self, _: Bucket, segment: OwnSegment) -> torch.Tensor:
         parameter = segment.entry.tensor
         assert parameter.grad is not None  # unused parameters have zeros
@@ -135,16 +141,19 @@ class ShardedGradientsUpdate(ShardedUpdate):
 
     def fill_in_unused(self) -> list[str]:
         """Return the names of the parameters that no micro-batch reached; their gradients are zero."""
-        return [f"model/{entry.path}" for entry in self._entries if entry.path not in self._reached]
+        paths = [entry.path for entry in self._entries]
+        self._unused = [place for place, path in enumerate(paths) if path not in self._reached]
+        return [f"model/{paths[place]}" for place in self._unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Wait for this worker's part of the gradients; return the sum of the step's vector."""
         self._clock.ready()
+        vector = self._with_reached(vector)
         with summed_meanwhile(vector):
             for bucket in self._shards.buckets:
                 self._receive(bucket)
         self._clock.reduced()
-        return vector
+        return self._without_reached(vector)
 
     def unscale_or_skip(self, vector: torch.Tensor) -> bool:
         """Collective, with a loss scale. As without sharding; the workers agree on whether to skip."""

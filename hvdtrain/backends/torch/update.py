@@ -8,6 +8,7 @@ import torch
 
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.large_batch import LAMB, LARS
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
@@ -58,6 +59,8 @@ class Update:
         self._expected = self._passes = 0
         self._lent: _Gradients = [], []
         self._seen: _Gradients = [], []
+        self._unused: list[int] = []  # places of parameters without a gradient here
+        self._left_out: list[int] = []  # those of them without one on any worker
         self.begin()
 
     def begin(self, reduces: bool = True) -> None:
@@ -96,29 +99,31 @@ class Update:
     def fill_in_unused(self) -> list[str]:
         """Set zero gradients for the parameters that no micro-batch reached, and return their names.
 
-        So every worker reduces all parameters, and weight decay and momentum act on them alike at any
-        number of workers.
+        So every worker reduces all parameters.
         """
-        unused = []
+        self._unused = []
         gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
-        for entry, gradient, lent, version in zip(self._entries, gradients, *self._lent, strict=True):
+        for place, (gradient, lent, version) in enumerate(zip(gradients, *self._lent, strict=True)):
             if gradient is None:
-                entry.tensor.grad = torch.zeros_like(entry.tensor)
+                self._parameters[place].grad = torch.zeros_like(self._parameters[place])
             elif gradient is not lent or gradient._version != version:
                 continue
-            unused.append(f"model/{entry.path}")
-        return unused
+            self._unused.append(place)
+        return [f"model/{self._entries[place].path}" for place in self._unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        """Collective. Sum the gradients and the step's vector over workers; return the vector."""
+        """Collective. Sum the gradients and the step's vector over workers; return the vector.
+
+        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
+        """
         self._clock.ready()
         self._seen = [], []  # the reducer may give the parameters others, and these be freed
-        reduced, vector = self._reducer.finish_with(self._gradients(), vector)
+        reduced, vector = self._reducer.finish_with(self._gradients(), self._with_reached(vector))
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        return vector
+        return self._without_reached(vector)
 
     def unscale_or_skip(self, vector: torch.Tensor) -> bool:
         """Take the loss scale off the gradients; return whether they are finite, or the step is skipped.
@@ -148,7 +153,9 @@ class Update:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
 
     def update(self, learning_rate: float) -> None:
-        """Let the optimizer take its step."""
+        """Let the optimizer take its step, without parameters that no worker has a gradient of."""
+        if not isinstance(self._optimizer, LARS | LAMB):  # which need all for their norms
+            self._leave_out()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self._optimizer.step()
@@ -172,6 +179,25 @@ class Update:
         self._passes -= 1
         if self._passes:
             self._seen = self._look()
+
+    def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
+        reached = vector.new_ones(len(self._parameters))
+        if self._unused:
+            reached[self._unused] = 0.0
+        return torch.cat((vector, reached))
+
+    def _without_reached(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return the sum of such vectors without that; a worker that lacks gradients looks at it."""
+        end = len(vector) - len(self._parameters)
+        counts = vector[end:][self._unused].tolist() if self._unused else []
+        self._left_out = [place for place, n in zip(self._unused, counts, strict=True) if not n]
+        return vector[:end]
+
+    def _leave_out(self) -> None:
+        """Drop the gradients of parameters that no worker has one of."""
+        for place in self._left_out:
+            self._parameters[place].grad = None
 
     def _look(self) -> _Gradients:
         """Return the gradients as they are, and how often each has been changed in place."""

@@ -38,6 +38,30 @@ class Tokens(Model):
         return self.embedding(padding_idx=0)
 
 
+class BoundedNorm(Tokens):
+    """Vectors that each look-up scales down in place, also in evaluation, with one worker."""
+
+    judge = Judge(workers=(1,))
+
+    def torch_model(self):
+        return self.embedding(max_norm=1.0)
+
+
+class BoundedByWorkers(BoundedNorm):
+    """The same with two, each of which would scale those of its own samples."""
+
+    judge = Judge(workers=(2,), refused=("the embedding 'embedding' has max_norm", "torch.renorm(weight"))
+
+
+class ScaledByFrequency(Tokens):
+    """Gradients divided by how often a token occurs in the batch, of which a worker has a part."""
+
+    judge = Judge(workers=(2,), noted=("embedding: scale_grad_by_freq counts",), rtol=1e-3)
+
+    def torch_model(self):
+        return self.embedding(scale_grad_by_freq=True)
+
+
 class Bag(Tokens):
     """Sums of vectors without the vectors in memory."""
 

@@ -233,6 +233,17 @@ class GradientHooks(Model):
         return model
 
 
+class ClippedByHooks(GradientHooks):
+    """Gradients that a hook clips: of a worker's part, and not of the sum."""
+
+    judge = Judge(workers=(2,), noted=("layers.1.weight: hooks of the model are given each",), rtol=1e-2)
+
+    def torch_model(self):
+        model = super().torch_model()
+        model.layers[1].weight.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+        return model
+
+
 class Compiled(Model):
     """A model with a part that torch.compile would compile, with eager code."""
 

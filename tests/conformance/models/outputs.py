@@ -295,3 +295,45 @@ class Nested(Model):
         features = keras.Model(backbone.inputs, backbone.get_layer("features").output)
         outputs = layers.Concatenate()([whole(features(inputs)), backbone(inputs)])
         return keras.Model(inputs, layers.Dense(3)(outputs))
+
+
+class ActivityTerms(Model):
+    """A term of activations, a mean over the batch: padding does not count in it."""
+
+    judge = BOTH
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(8, "tanh", activity_regularizer="l2"),
+                layers.ActivityRegularization(l1=0.01),
+                layers.Dense(3),
+            ]
+        )
+
+
+class ActivityTermOfABlock(Model):
+    """The same of the author's own block, a mean over rows that ``add_loss`` is given."""
+
+    judge = BOTH
+
+    def tf_model(self):
+        import keras
+
+        class Block(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(8, "tanh")
+
+            def call(self, inputs):
+                hidden = self.dense(inputs)
+                self.add_loss(0.1 * keras.ops.mean(hidden**2))
+                return hidden
+
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4,)), Block(), keras.layers.Dense(3)])

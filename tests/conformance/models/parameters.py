@@ -171,6 +171,54 @@ class LazyNeverCalled(Lazy):
         return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
 
 
+class Unused(Model):
+    """Parameters that no gradient reaches are not decayed, as PyTorch's optimizers leave them out."""
+
+    defaults = DECAYED
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Unused(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.unused = nn.Linear(4, 3), nn.Parameter(torch.arange(3.0))
+
+            def forward(self, x):
+                return self.used(x) + (0 if self.training else self.unused)  # evaluation shows it
+
+        torch.manual_seed(0)
+        return Unused()
+
+
+class UsedInSomeSteps(Model):
+    """A branch that only some batches take, the same on all workers: no gradient, no decay, no momentum."""
+
+    defaults = DECAYED
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Alternating(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.main, self.side = nn.Linear(4, 3), nn.Linear(4, 3)
+                self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+            def forward(self, x):
+                if self.training:
+                    self.calls += 1
+                is_used = not self.training or (self.calls > 0 and self.calls % 2 == 1)
+                return self.main(x) + (self.side(x) if is_used else 0)
+
+        torch.manual_seed(0)
+        return Alternating()
+
+
 class UsedBySomeSamples(Model):
     """Experts of which each sample takes one; those of a worker's samples may not be all."""
 
@@ -341,3 +389,17 @@ class Regularized(Model):
         penalized = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", bias_regularizer="l1")
         orthogonal = keras.layers.Dense(8, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
         return keras.Sequential([keras.Input((4,)), penalized, orthogonal, Own(3)])
+
+
+class UsedLater(UsedInSomeSteps):
+    """The same with Adam of the task, which has slots only for what it has updated; the branch comes late."""
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.AdamW(parameters, 0.1, weight_decay=0.1)
+
+    def torch_model(self):
+        model = super().torch_model()
+        model.calls -= 3  # the first two steps, after which the run is resumed, do not use it
+        return model
