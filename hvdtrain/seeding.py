@@ -89,6 +89,16 @@ def seed_host_generators(seed: int, purpose: str) -> int:
     return value
 
 
+def seed_host_step(key: int) -> None:
+    """Seed the global generators of Python and numpy for a step; takes about five microseconds.
+
+    Args:
+        key: a number of 63 bits, of the job's seed, the step and the worker.
+    """
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+
+
 def generator_digest() -> bytes:
     """Return a digest of the state of the global generators of Python, numpy and PyTorch."""
     _, keys, *numbers = np.random.get_state()

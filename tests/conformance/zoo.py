@@ -44,6 +44,7 @@ class Judge:
         noted: what the plan or a note says.
         rtol: by how much values may differ from the plain loop's, relatively.
         options: more options of the command line.
+        draws: whether it draws random numbers, of which a plain loop has others: the judge is a whole job.
     """
 
     frameworks: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Judge:
     noted: tuple[str, ...] = ()
     rtol: float = 2e-5
     options: tuple[str, ...] = ()
+    draws: bool = False
 
 
 class Model:

@@ -22,6 +22,7 @@ with quiet_stderr():  # TensorFlow's native start-up notices
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
@@ -80,6 +81,7 @@ from hvdtrain.backends.tensorflow.device import device_memory, device_name, use_
 from hvdtrain.backends.tensorflow.dry_run import (
     Recorder,
     count_frozen,
+    draws_noted,
     last_activation,
     seed_operations,
     state_kept,
@@ -147,6 +149,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
+from hvdtrain.seeding import seed_host_step
 
 Tensor = Any
 # a micro-batch, its weights and gradient weights -> its part of the gradients, and its weighted sums
@@ -290,9 +293,10 @@ class TensorFlowBackend:
         recorder = self._called = Recorder(called)
         values: dict[str, NDArray[Any]] = {}
         error, meter, changes = None, ActivationMeter(self._is_cpu), Changes()
+        draws: list[str] = []
         try:
             with peer_errors(), state_kept(self.model), meter, self._state_tensors.watched() as changes:
-                values = self._dry_run(self._wrap(batch), training, meter)
+                values = self._dry_run(self._wrap(batch), training, meter, draws)
         except PeerLostError:
             raise
         except tf.errors.InvalidArgumentError as raised:
@@ -303,13 +307,15 @@ class TensorFlowBackend:
             self._called = called
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
+        notes = [note, *(draws if training else ())]
         if recorder.is_masked and self._is_own_loss:
-            note = (
+            notes.append(
                 "the model's outputs have a Keras mask, which fit() applies to losses and metrics; functions "
                 "of your own apply it themselves: outputs._keras_mask"
             )
         memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
         outputs = recorder.outputs
+        note = "; ".join(filter(None, notes))
         return DryRun(outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
 
     def train_step(
@@ -330,6 +336,7 @@ class TensorFlowBackend:
             function = self._train_function_of_counted if leaves_out else self._train_function
             if not batch.reduced_weight:
                 function = self._train_function_of_none
+            seed_host_step(mix(self._seed, batch.step, self.workers.rank) >> 1)
             with peer_errors():
                 vector, (names, weighted, unused) = function(
                     *(batch, batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
@@ -653,6 +660,8 @@ class TensorFlowBackend:
         self._precision = precision_of(self.model, config.precision)
         self._called = cast_outputs_to_fp32(self.model, self._precision)
         self._seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        self._seed_states.append(global_seed_generator().state)  # of keras.random without a seed
+        tf.random.set_seed(mix(self._seed, 0, self.workers.rank) >> 33)  # of operations, when they are traced
         self._layer_state = LayerState(self.model)
         tensors = ModelState(self.model, Renaming(task, "tf"))
         self._shapes = {field.name: field.shape for field in tensors.trainable_fields()}
@@ -720,10 +729,14 @@ class TensorFlowBackend:
 
     def _seeds(self, step: int) -> Tensor:
         """Return the states of the model's seed generators for one step, (generators, 2)."""
-        if not self._seed_states:
-            return None
         keys = [mix(self._seed, step, self.workers.rank, i) for i in range(len(self._seed_states))]
         return tf.convert_to_tensor(np.asarray([[key >> 32, 0] for key in keys], np.int64))
+
+    def _set_seeds(self, seeds: Tensor) -> None:
+        """Set the seed generators for a step; when it is traced, also what is drawn for its trace."""
+        seed_host_step(mix(self._seed, self.workers.rank) >> 1)
+        for i, state in enumerate(self._seed_states):
+            state.assign(seeds[i])
 
     def _train_step(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
@@ -738,8 +751,7 @@ class TensorFlowBackend:
         seeds: Tensor,
         signals: Tensor,
     ) -> Tensor:
-        for i, state in enumerate(self._seed_states):
-            state.assign(seeds[i])
+        self._set_seeds(seeds)
         update = self._update
         gradient_weights = update.scale(gradient_weights)
         if len(weights.shape) == 1:
@@ -764,8 +776,7 @@ class TensorFlowBackend:
     ) -> Tensor:
         """Collective. Do the task's own step; the tensors are those of ``_train_step``."""
         arrays, weights, gradient_weights, total_weight, learning_rate, share, seeds, signals = tensors
-        for i, state in enumerate(self._seed_states):
-            state.assign(seeds[i])
+        self._set_seeds(seeds)
 
         def sums_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
             part = StepPart(weights, gradient_weights, total_weight, learning_rate)
@@ -785,7 +796,7 @@ class TensorFlowBackend:
         return rows
 
     def _dry_run(
-        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter
+        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
     ) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name.
 
@@ -798,9 +809,7 @@ class TensorFlowBackend:
             weights, gradient_weights = weights[0], gradient_weights[0]
 
         seed_operations(batch.step)
-        seeds = self._seeds(batch.step)
-        for i, state in enumerate(self._seed_states):
-            state.assign(seeds[i])
+        self._set_seeds(self._seeds(batch.step))
 
         def compute() -> tuple[Tensor, Seen]:
             if training and self._own_step is not None:
@@ -815,7 +824,8 @@ class TensorFlowBackend:
             return rows, self._evaluation.take()
 
         # with collectives, the other workers are not going to compute it again
-        rows, seen = run_eagerly(compute, can_repeat=not self._has_collectives)
+        with draws_noted(draws):
+            rows, seen = run_eagerly(compute, can_repeat=not self._has_collectives)
         if not training:
             self._evaluation.try_out(
                 masks_within(*seen) if seen else seen, batch.samples.rows(0, len(weights))

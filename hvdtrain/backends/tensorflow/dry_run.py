@@ -13,6 +13,7 @@ from tensorflow.python.eager import context as eager
 
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.masks import is_masked
+from hvdtrain.seeding import host_generators
 
 Layer = Any
 
@@ -83,6 +84,28 @@ def seed_operations(step: int) -> None:
     """Let random operations outside of a graph draw what belongs to a step; ``state_kept`` undoes it."""
     eager.context()._rng.seed(step)
     eager.context().clear_kernel_cache()
+
+
+@contextmanager
+def draws_noted(notes: list[str]) -> Iterator[None]:
+    """Return a context that notes which generators are drawn from that a step cannot seed.
+
+    Args:
+        notes: what is found, for the user.
+    """
+    remedy = "use keras.random with seed=keras.random.SeedGenerator(...), an attribute of the model"
+    host, operations = host_generators(), eager.context()._rng.getstate()
+    yield
+    if repr(host_generators()) != repr(host):
+        notes.append(
+            "model or loss draw from the generator of numpy or Python: a step is traced once, so but for "
+            f"tf.numpy_function all steps have the same numbers; {remedy}"
+        )
+    if eager.context()._rng.getstate() != operations:
+        notes.append(
+            "model or loss draw from tf.random: a resumed run draws other numbers than the whole one; "
+            f"{remedy}"
+        )
 
 
 def last_activation(model: Layer) -> str:

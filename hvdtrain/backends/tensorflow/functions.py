@@ -18,6 +18,7 @@ from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
+from hvdtrain.seeding import random_state_kept
 
 Tensor = Any
 
@@ -43,7 +44,8 @@ class Compiled:
         """Run the step as it was compiled for such batches; return its result and its trace's."""
         if batch.signature not in self._known:
             described = of_any_number(arguments) if batch.signature[0][0][0] is None else arguments
-            self._known[batch.signature] = self._function.get_concrete_function(*described), self._trace()
+            with random_state_kept():  # those of the step
+                self._known[batch.signature] = self._function.get_concrete_function(*described), self._trace()
         function, trace = self._known[batch.signature]
         return run_compiled(function, *arguments), trace
 

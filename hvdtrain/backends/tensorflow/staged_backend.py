@@ -373,7 +373,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         return vector
 
     def _dry_run(
-        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter
+        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
     ) -> dict[str, NDArray[Any]]:
         """Return loss and metrics of a batch's first micro-batch, by name; the last stage has them."""
         passes = self._passes
@@ -391,7 +391,10 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         else:
             self._pipeline.evaluate(passes)
             if self.layout.is_last:
-                self._evaluation.try_out(passes.seen, batch.samples.rows(0, passes.samples(0)))
+                self._evaluation.try_out(
+                    masks_within(*passes.seen) if passes.seen else (),
+                    batch.samples.rows(0, passes.samples(0)),
+                )
             self._pipeline.messenger.flush()
         if passes.last_values is None:
             return {}

@@ -12,6 +12,7 @@ from hvdtrain.backends.tensorflow.functions import run_compiled
 from hvdtrain.backends.tensorflow.graph_checks import check_graph
 from hvdtrain.backends.workers import first_line
 from hvdtrain.errors import TaskError
+from hvdtrain.seeding import random_state_kept
 
 Tensor = Any
 # whether a trace that was made at one step computes what another step needs
@@ -185,7 +186,8 @@ class CompiledByStep:
             return self._step(StepNumber(step, tensor, guards), *tensors)
 
         try:
-            function = tf.function(traced, autograph=False).get_concrete_function(number, *arguments)
+            with random_state_kept():  # those of the step
+                function = tf.function(traced, autograph=False).get_concrete_function(number, *arguments)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise TaskError(
                 f"tf_step decides in Python by a tensor: {first_line(error)}",

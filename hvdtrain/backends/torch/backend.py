@@ -105,6 +105,7 @@ from hvdtrain.data.order import mix
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
+from hvdtrain.seeding import seed_host_step
 
 # of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
 _WARM_UP_RATE = 1e-6
@@ -599,6 +600,7 @@ class TorchBackend:
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index].manual_seed(seed)
         torch.default_generator.manual_seed(seed)
+        seed_host_step(seed)
 
     def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
         update, local = self._update, self._local

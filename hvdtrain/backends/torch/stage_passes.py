@@ -16,7 +16,7 @@ from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
 from hvdtrain.backends.torch.stage_model import Called, call_of, copies, form_of
 from hvdtrain.data.order import mix
-from hvdtrain.seeding import host_generators, random_state_kept, restore_host_generators
+from hvdtrain.seeding import host_generators, random_state_kept, restore_host_generators, seed_host_step
 
 if TYPE_CHECKING:
     from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
@@ -199,6 +199,7 @@ class StagePasses:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
         torch.default_generator.manual_seed(seed)
+        seed_host_step(seed)
 
     @contextmanager
     def _drawing_alike(self, place: int) -> Iterator[None]:
