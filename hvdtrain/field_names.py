@@ -154,7 +154,7 @@ _TASK_ADVICE = {
     ),
     **dict.fromkeys(
         ("sampler", "train_sampler", "sample_weights", "sampling_weights", "sample_weight"),
-        "class_weights, or the key 'weights' of the data, weighs samples",
+        "sample_probabilities() draws samples; class_weights and the key 'weights' weigh them",
     ),
     **dict.fromkeys(
         ("epochs", "max_epochs", "num_epochs", "batch_size", "global_batch_size", "lr", "learning_rate",

@@ -44,6 +44,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "tf_serve": ("model", "batch"),
     "collate": ("samples",),
     "train_collate": ("samples",),
+    "sample_probabilities": (),
     "describe": (),
     "loss": None,
     "metrics": None,
@@ -108,6 +109,7 @@ class Task(Protocol):
     - ``torch_optimizers(model)`` / ``tf_optimizers(model)``: the optimizers of such a step, by name;
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
     - ``train_collate(samples)``: the same for training alone;
+    - ``sample_probabilities()``: a number for each training sample, by which an epoch draws with replacement;
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not tell;
     - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
       is not to make the call of the model that the loss makes;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.order import ShuffledOrder, mix, permute
+from hvdtrain.data.order import DrawnOrder, Draws, ShuffledOrder, mix, permute
 
 _BLOCKS, _WINDOWS = -3, -4  # what the permutations are of, so that their keys differ
 
@@ -93,4 +93,7 @@ def training_order(dataset: Any, size: int, seed: int) -> ShuffledOrder:
         seed: the job's seed.
     """
     blocks = blocks_of(dataset)
+    draws = getattr(dataset, "draws", None)
+    if isinstance(draws, Draws):
+        return DrawnOrder(size, seed, draws)
     return ShuffledOrder(size, seed) if blocks is None else BlockOrder(size, seed, blocks)

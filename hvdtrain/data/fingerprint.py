@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.blocks import order_identity
 from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.data.drawn import undrawn
 from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import sample_keys
 from hvdtrain.seeding import generator_digest, seed_generators
@@ -72,6 +73,7 @@ def probe_indices(size: int) -> list[int]:
 
 def columns_of(dataset: Any) -> dict[str, list[str]]:
     """Return the names of the columns of a data set's arrays that were tables."""
+    dataset = undrawn(dataset)
     return dataset.columns if isinstance(dataset, ArrayDataset) else {}
 
 

@@ -10,6 +10,7 @@ from hvdtrain.data.augment import Keys, transform_keys, uniform
 from hvdtrain.data.blocks import blocks_of
 from hvdtrain.data.datasets import fetch
 from hvdtrain.data.nesting import SEPARATOR
+from hvdtrain.data.order import Draws
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -39,6 +40,7 @@ class Mixed:
             )
         self._dataset, self._mixup, self._cutmix = dataset, mixup, cutmix
         self.blocks = blocks_of(dataset)
+        self.draws: Any = getattr(dataset, "draws", None)
         if hasattr(dataset, "batch"):  # it may be read for several steps at once
             self.batch = lambda indices: fetch(dataset, indices)
 
@@ -55,7 +57,9 @@ class Mixed:
             DataError: If they have no inputs that can be mixed.
         """
         count = len(indices)
-        partners = (uniform(transform_keys(keys, 0), 0) * len(self)).astype(np.int64)
+        numbers = uniform(transform_keys(keys, 0), 0)
+        is_drawn = isinstance(self.draws, Draws)
+        partners = self.draws.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
         own_keys = np.concatenate([keys, transform_keys(keys, 1)])
         all_keys = own_keys if hasattr(self._dataset, "augmented") else None
         both = fetch(self._dataset, np.concatenate([indices, partners]), all_keys)

@@ -7,11 +7,13 @@ progress of training is one integer: the number of positions taken.
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MASK64 = (1 << 64) - 1
+_DRAWS = -5  # what is drawn, so that its numbers are not those of augmentation
 _ROUNDS = 8  # fewer leave the permutations of a handful of samples visibly uneven
 
 
@@ -120,6 +122,47 @@ class ShuffledOrder:
             inside = epochs == epoch
             result[inside] = sample_keys(indices[inside], self.seed, int(epoch))
         return result
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """With which probabilities samples are drawn.
+
+    Args:
+        cumulated: the sum of the probabilities of the samples up to each of them.
+    """
+
+    cumulated: NDArray[np.float64]
+
+    def at(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the samples that uniform numbers in [0, 1) draw."""
+        return np.searchsorted(self.cumulated, uniforms, side="right").astype(np.int64)
+
+    @property
+    def identity(self) -> str:
+        """A text that is equal if the probabilities are."""
+        return f"drawn {blake2b(self.cumulated.tobytes(), digest_size=8).hexdigest()}"
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnOrder(ShuffledOrder):
+    """An order in which each sample of an epoch is drawn with replacement.
+
+    Args:
+        size: samples of an epoch.
+        seed: the job's seed.
+        draws: with which probabilities.
+    """
+
+    draws: Draws
+
+    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        numbers = sample_keys(offsets, mix(self.seed, _DRAWS), epoch) >> np.uint64(11)
+        return self.draws.at(numbers.astype(np.float64) * 2.0**-53)
+
+    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Return the seeds for augmenting these samples: one that is drawn twice has two."""
+        return super().keys(positions, positions % self.size)
 
 
 @dataclass(frozen=True)

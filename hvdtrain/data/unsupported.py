@@ -53,6 +53,8 @@ def check_supported(source: Any) -> None:
         DataError: naming its type, with what to give instead.
     """
     remedy = next((_REMEDIES[name] for name in _names(source) if name in _REMEDIES), "")
+    if has_class(source, "torch.DataLoader"):
+        remedy += _on_sampler(source)
     if not remedy and hasattr(source, "__next__"):
         remedy = (
             "It can be passed over only once. Give a list, or a function that returns a new one: "
@@ -60,6 +62,23 @@ def check_supported(source: Any) -> None:
         )
     if remedy:
         raise DataError(f"data must be samples that can be indexed; found {type_name(source)}", remedy)
+
+
+def _on_sampler(loader: Any) -> str:
+    """Return what to do about the sampler of a DataLoader, which its data set does not have."""
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    if sampler in (
+        "NoneType",
+        "RandomSampler",
+        "SequentialSampler",
+        "DistributedSampler",
+        "_InfiniteConstantSampler",
+    ):
+        return ""
+    way = "sample_probabilities() of the task draws samples with given probabilities"
+    if sampler == "WeightedRandomSampler":
+        way = "return loader.sampler.weights in the task's method sample_probabilities()"
+    return f" Its sampler ({sampler}) is lost with it: {way}; class_weights and the key 'weights' weigh them."
 
 
 def check_no_batches(source: Any) -> None:

@@ -267,8 +267,8 @@ def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, not
         return f"{samples_words(before.size)} then, {number_words(now.size)} now"
     if before.order != now.order and name == "train_data":
         return (
-            "its samples are stored in other blocks or shards, or others are shuffled together, so the order "
-            "of training is another"
+            "its samples are stored in other blocks or shards, others are shuffled together, or "
+            "sample_probabilities() are others, so the order of training is another"
         )
     if first_difference(before, now) is None:
         return ""

@@ -11,6 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.blocks import order_identity
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
+from hvdtrain.data.drawn import undrawn
 from hvdtrain.data.eval_sets import EvalSets, check_not_bare_sets, fetch_with_name, name_the_set, set_words
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.nesting import TARGETS
@@ -155,6 +156,7 @@ def roles_of(names: Collection[str], is_named: bool) -> str:
 
 def _wide_arrays(dataset: Any) -> Arrays:
     """Return the floating-point numbers of 64 bits of a data set, or of its first samples."""
+    dataset = undrawn(dataset)
     if isinstance(dataset, ArrayDataset):
         found = {name: a[: max(2, _VALUES * len(a) // max(1, a.size))] for name, a in dataset.arrays.items()}
     else:

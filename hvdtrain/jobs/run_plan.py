@@ -141,7 +141,8 @@ def _data(session: Session) -> str:
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
-    return f"{size_words(session.train_data)} to train{evaluation}{read}"
+    drawn = ", drawn by sample_probabilities()" if getattr(session.train_data, "draws", None) else ""
+    return f"{size_words(session.train_data)} to train{drawn}{evaluation}{read}"
 
 
 def _eval_sets(session: Session) -> str:

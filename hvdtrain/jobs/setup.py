@@ -19,6 +19,7 @@ from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config_layers import resolve
+from hvdtrain.data.drawn import Drawn
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.mixing import Mixed
@@ -318,6 +319,9 @@ def open_task_data(job: JobSpec) -> TaskData:
     eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
         raise DataError(f"train_data() of task {job.config.task} gave None")
+    if hasattr(task, "sample_probabilities"):
+        train_data = Drawn(train_data, _called(task, "sample_probabilities", job.config))
+        train_values["sample_probabilities"] = train_data.draws.identity
     to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
     aligned = align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
     return TaskData(
@@ -333,6 +337,20 @@ def open_task_data(job: JobSpec) -> TaskData:
             *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),
         ),
     )
+
+
+def _called(task: Any, method: str, config: Config) -> Any:
+    """Return what a method of the task gives.
+
+    Raises:
+        TaskError: If it fails.
+    """
+    try:
+        return getattr(task, method)()
+    except NOT_THE_TASKS:
+        raise
+    except BaseException as error:
+        raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
 def _notes_on_data(data: Any, method: str) -> list[str]:

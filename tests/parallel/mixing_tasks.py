@@ -20,6 +20,9 @@ class Images:
     def eval_data(self):
         return IMAGES[:11], LABELS[:11]
 
+    def sample_probabilities(self):
+        return 1 / np.bincount(LABELS)[LABELS]
+
     def torch_model(self):
         from torch import nn
 

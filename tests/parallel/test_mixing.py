@@ -1,4 +1,4 @@
-"""Mixed samples give the same curve at any number of workers, in both frameworks, and after a resume."""
+"""Mixed and drawn samples give equal curves at any number of workers, in both frameworks, and resumed."""
 
 import json
 from pathlib import Path

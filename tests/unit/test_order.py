@@ -1,12 +1,18 @@
 """The order of samples and who takes which: every sample once an epoch, whatever the cut."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.data.blocks import training_order
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.drawn import Drawn
 from hvdtrain.data.feed import Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, mix, permute
+from hvdtrain.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -229,3 +235,31 @@ def test_seeds_of_augmentation_follow_from_seed_epoch_and_index_alone():
 
 def test_what_is_evaluated_has_no_seeds_of_augmentation():
     assert SequentialOrder(10).keys(np.arange(3), np.arange(3)) is None
+
+
+def test_samples_are_drawn_with_replacement_by_their_probabilities():
+    data = Drawn(as_dataset((np.zeros((1000, 2)), np.zeros(1000))), np.arange(1000) % 4)
+    order = training_order(data, 1000, seed=3)
+    drawn = order.indices(np.arange(200_000))
+    counts = np.bincount(drawn % 4, minlength=4) / len(drawn)
+    np.testing.assert_allclose(counts, [0, 1 / 6, 2 / 6, 3 / 6], atol=5e-3)
+    np.testing.assert_array_equal(order.indices(np.arange(700, 900)), drawn[700:900])
+    keys = order.keys(np.arange(1000), drawn[:1000])
+    assert keys is not None
+    assert len(np.unique(keys)) == 1000  # a sample that is drawn twice is augmented twice
+    assert len(data) == 1000
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(data)).draws.cumulated, data.draws.cumulated)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([1.0, 2.0], r"a number for each of the 3 training samples; found shape \(2,\)"),
+        ([1.0, -2.0, 1.0], "sample 1 has -2.0"),
+        ([0.0, 0.0, 0.0], "not all 0"),
+        ([np.nan, 1.0, 1.0], "sample 0 has nan"),
+    ],
+)
+def test_what_is_no_probability_is_refused(numbers, said):
+    with pytest.raises(DataError, match=said):
+        Drawn(as_dataset((np.zeros((3, 2)), np.zeros(3))), numbers)

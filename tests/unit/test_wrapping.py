@@ -163,6 +163,11 @@ def test_class_numbers_of_any_name_are_int64(key):
             class_of("torch", "DataLoader"),
             r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
         ),
+        (
+            class_of("torch", "DataLoader", sampler=class_of("torch", "WeightedRandomSampler")),
+            r"Its sampler \(WeightedRandomSampler\) is lost with it: return loader.sampler.weights in",
+        ),
+        (class_of("torch", "DataLoader", sampler=class_of("my", "Mine")), r"Its sampler \(Mine\) is lost"),
         (class_of("torch", "IterableDataset", __len__=len), "It is a stream: wrap it"),
         (class_of("datasets", "IterableDataset"), "without streaming=True"),
         (class_of("tensorflow", "DatasetV2"), r"It is a stream: wrap it.*\n?.*as_numpy_iterator\(\)"),
