@@ -4,9 +4,9 @@ What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`loa
 :func:`import_weights`, :func:`lr_find`, and :func:`launch`, which starts workers from a notebook or a script.
 What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
 :class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`, :func:`open_mds`,
-:func:`stream`, :func:`pad`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`, :class:`GatheredMetric`,
-:class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use, so that
-``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
+:func:`stream`, :func:`pad`, :func:`all_gather`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`,
+:class:`GatheredMetric`, :class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use,
+so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
 docs/python.md shows them in use.
 """
 
@@ -27,6 +27,7 @@ __all__ = [
     "Summary",
     "Weighted",
     "__version__",
+    "all_gather",
     "as_dataset",
     "errors",
     "evaluate",
@@ -55,6 +56,7 @@ _HOMES = {
     "SumMetric": "hvdtrain.backends.stateful_metrics",
     "Summary": "hvdtrain.reporting.summary",
     "Weighted": "hvdtrain.backends.counting",
+    "all_gather": "hvdtrain.backends.gathering",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.evaluate",
     "export": "hvdtrain.jobs.functions",
@@ -74,6 +76,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from hvdtrain import errors
     from hvdtrain.backends.counting import Weighted
+    from hvdtrain.backends.gathering import all_gather
     from hvdtrain.backends.metric_objects import MetricObject
     from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext

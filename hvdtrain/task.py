@@ -51,6 +51,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "ignore_index": None,
     "class_weights": None,
     "class_axis": None,
+    "per_worker_loss": None,
     "defaults": None,
     "state_names": None,
     "state_reductions": None,

@@ -97,9 +97,11 @@ class TrainingPlan:
             warmup_epochs = config.warmup_steps * global_batch / data_size
         by_steps = is_dealt and config.steps is not None
         local_eval_batch = config.eval_batch_size or batch.micro_batch
+        is_same = config.eval_batch_size is None and batch.accumulate == 1 and batch.micro is None
         return cls(
             batch=batch,
-            eval_batch=BatchPlan(local_eval_batch * workers, workers),
+            # the same samples side by side at any number of workers, for losses that compare them
+            eval_batch=batch if is_same else BatchPlan(local_eval_batch * workers, workers),
             base_batch=base_batch,
             learning_rate=LearningRate(
                 peak=config.base_learning_rate * scaling_factor(config.lr_scaling, scaled_batch, base_batch),

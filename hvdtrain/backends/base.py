@@ -231,6 +231,13 @@ class Backend(Protocol):
         """
         ...
 
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+
+        It follows a dry run of a task that has a loss or metric of its own.
+        """
+        ...
+
     def train_step(
         self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> PendingMetrics:

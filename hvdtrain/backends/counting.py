@@ -154,19 +154,6 @@ def check_weighted(
         )
 
 
-def check_form_stays(gives_mean: bool) -> None:
-    """Check that no batch's mean was taken over padding, where a value per sample was given before.
-
-    Raises:
-        TaskError: If it was.
-    """
-    if gives_mean:
-        raise TaskError(
-            "the loss or a metric gave one value per sample before, and now the mean of a batch with padding",
-            "Give the same in every step: a value per sample, or hvdtrain.Weighted of one number each.",
-        )
-
-
 def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:
     """Return name to array (samples,), whose plain mean over the samples is the mean over what counts.
 

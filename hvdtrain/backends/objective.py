@@ -135,8 +135,8 @@ def _no_objective(framework: str) -> Objective:
     return objective
 
 
-def may_give_mean(task: Any, framework: str) -> bool:
-    """Return whether a task has a loss or metric of its own, which may give the mean of a batch."""
+def has_own_values(task: Any, framework: str) -> bool:
+    """Return whether a task has a loss or metric of its own, which may look at all rows of a batch."""
     if hasattr(task, f"{framework}_loss") or callable(getattr(task, "loss", None)):
         return True
     return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())

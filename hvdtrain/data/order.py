@@ -247,7 +247,7 @@ class BatchPlan:
             always be read.
         """
         slots = self.workers * self.accumulate
-        slot = rank * self.accumulate + np.arange(self.accumulate)[:, None]
+        slot = rank + self.workers * np.arange(self.accumulate)[:, None]
         first, last = slot * count // slots, (slot + 1) * count // slots
         places = first + np.arange(self.micro_batch)[None, :]
         real = places < last

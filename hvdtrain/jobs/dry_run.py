@@ -9,8 +9,9 @@ from typing import Any
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import DryRun, StepMemory
 from hvdtrain.backends.counting import IGNORE_INDEX
+from hvdtrain.backends.gathering import comparing_error
 from hvdtrain.backends.loss_objects import named_loss
-from hvdtrain.backends.objective import may_give_mean
+from hvdtrain.backends.objective import has_own_values
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
@@ -71,9 +72,12 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
         passes = list(_passes(session, task, memory))
         half = _half(session) if passes and passes[0].result.memory is not None else None
         reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
-    errors = (find_error(one, passes[0] if place else None) for place, one in enumerate(passes))
-    error = reused or next((error for error in errors if error), None)
+    errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
+    errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
+    error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one)) | shared
+    if passes and passes[0].comparing and session.config.accumulate > 1:
+        found["comparing"] = f"{passes[0].comparing}; it sees one micro-batch, and not the whole batch"
     workers = session.backend.workers
     notes = share_findings(workers, error, found)
     changed = dict(passes[0].result.changed) if passes else {}
@@ -90,6 +94,37 @@ def _forms(passes: Sequence[Pass]) -> Mapping[str, ArrayForm]:
     if not passes or any(one.is_random for one in passes):
         return {}
     return forms_of(passes[min(1, len(passes) - 1)].arrays)
+
+
+def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
+    """Return the error of a loss that compares samples of a batch of which each worker has a part; or None.
+
+    Local steps are made of each worker's own samples.
+    """
+    workers, is_local = session.backend.workers, session.config.sync_every and what == TRAINING_DATA
+    if not comparing or is_local or getattr(task, "per_worker_loss", False):
+        return None
+    return comparing_error(comparing, workers.size) if workers.size > 1 or workers.is_elastic else None
+
+
+def check_alone(session: Session, task: Any) -> None:
+    """Collective. Check that what an evaluation computes of a sample needs no samples of other workers.
+
+    Raises:
+        TaskError: naming the loss or metric that compares samples and does not gather them.
+    """
+    workers = session.backend.workers
+    if workers.size == 1 or not has_own_values(task, session.config.framework):
+        return
+    error: HvdtrainError | None = None
+    for name in sets_of(session.eval_data):
+        batch, what = session.eval_batch(session.plan(), name), set_words(name)
+        if batch is not None:
+            with random_state_kept():
+                failed = session.backend.dry_run(batch, training=False).error
+                found = "" if failed else session.backend.find_comparing(batch, training=False)
+            error = error or comparing_error_of(session, task, what, found)
+    share_findings(workers, error, {})
 
 
 def _half(session: Session) -> StepMemory | None:
@@ -184,6 +219,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             Pass.of(what, batch, result, name if is_named else "", ignored),
             named_metrics=metrics if is_named else {},
         )
+        if has_own_values(task, session.config.framework) and not (result.error or session.config.stages > 1):
+            one = replace(one, comparing=session.backend.find_comparing(batch, training))
         done.append(_looked_at(session, task, one, batch, done[0] if done else None))
         if result.error is not None:
             largest = result.memory.largest if result.memory else ()
@@ -224,7 +261,7 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
         one = replace(one, notes=notes, is_random=bool(notes[0]))
     elif session.eval_data is not None:  # which shows the same of the loss
         return one
-    if not may_give_mean(task, config.framework):  # named losses and metrics check shapes themselves
+    if not has_own_values(task, config.framework):  # named losses and metrics check shapes themselves
         return one
     return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
 

@@ -41,6 +41,7 @@ class Pass:
         named_loss: name of the task's loss; empty if it is a function.
         ignore_index: the target that does not count.
         is_sample: (samples,), whether a row is a sample and not padding; None if all are.
+        comparing: how a value of a sample depends on other samples, in words; empty if it is alone.
         named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
         error: what more looks at the batch show to be wrong; None if nothing.
         notes: what else they show that the user should know.
@@ -54,6 +55,7 @@ class Pass:
     named_loss: str = ""
     ignore_index: int = IGNORE_INDEX
     is_sample: NDArray[np.bool_] | None = None
+    comparing: str = ""
     named_metrics: Mapping[str, str] = field(default_factory=dict)
     error: HvdtrainError | None = None
     notes: tuple[str, ...] = ()
@@ -64,9 +66,12 @@ class Pass:
         cls, what: str, batch: HostBatch, result: DryRun, named_loss: str, ignore_index: int = IGNORE_INDEX
     ) -> "Pass":
         """Return the pass of a batch's first micro-batch."""
-        arrays = {name: array[0] for name, array in batch.arrays.items()}
+        arrays, indices = {name: array[0] for name, array in batch.arrays.items()}, batch.indices[0]
         is_sample = batch.weights[0] > 0
-        return cls(what, arrays, batch.indices[0], result, named_loss, ignore_index, is_sample)
+        if any(len(values) < len(is_sample) for values in result.values.values()):  # there was no padding
+            arrays, indices = {name: array[is_sample] for name, array in arrays.items()}, indices[is_sample]
+            is_sample = np.ones(len(indices), bool)
+        return cls(what, arrays, indices, result, named_loss, ignore_index, is_sample)
 
     def describe_data(self) -> str:
         """Return types and shapes of the samples, in words."""

@@ -25,6 +25,7 @@ from hvdtrain.jobs.data_identity import (
     JobData,
     compare_with_checkpoint,
 )
+from hvdtrain.jobs.dry_run import check_alone
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.outputs import Place, place_in, place_of
 from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
@@ -215,6 +216,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Place, unverified: Checkpoin
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
     check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
+    check_alone(session, task)
     begun = time.perf_counter()
     try:
         with readers_for(job.config, None, data) as session.readers:

@@ -22,6 +22,7 @@ SHORTENED = {
     "BertClassifier": ("--epochs", "1"),
     "MaskedLM": ("--steps", "10"),
     "MobileNet": ("--steps", "4"),
+    "Pairs": ("--epochs", "1"),
     "Parcels": ("--epochs", "1"),
     "ResNet": ("--steps", "4"),
 }

@@ -13,7 +13,7 @@ import hvdtrain
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.metric_merging import merge, merge_alone
 from hvdtrain.backends.named_metrics import NAMES
-from hvdtrain.backends.objective import make_objective, may_give_mean
+from hvdtrain.backends.objective import has_own_values, make_objective
 from hvdtrain.backends.stateful_metrics import Part, Rows, Samples
 from hvdtrain.errors import TaskError
 
@@ -209,7 +209,7 @@ def test_the_step_leaves_them_out(side):
     batch = {"inputs": 3, "targets": 4}
     assert objective(lambda x: x * 2, batch) == (6, {"half": 3})
     assert seen == [(6, batch)]
-    assert may_give_mean(task, side.name)
+    assert has_own_values(task, side.name)
     with pytest.raises(TaskError, match=rf"{side.name}_loss replaces .* metrics\['f'\] is computed"):
         make_objective(SimpleNamespace(**{f"{side.name}_loss": len}, metrics={"f": "f1"}), side.name, {})
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.counting import check_form_stays, check_weighted
+from hvdtrain.backends.counting import check_weighted
 from hvdtrain.backends.logits import bad_target, check_comparable
-from hvdtrain.backends.objective import check_per_sample, make_objective, may_give_mean, shape_of
+from hvdtrain.backends.objective import check_per_sample, has_own_values, make_objective, shape_of
 from hvdtrain.errors import TaskError
 
 
@@ -178,14 +178,8 @@ def test_values_and_weights_of_other_shapes_are_named(values, weights):
         (SimpleNamespace(loss="mse", metrics={"a": print}), True),
     ],
 )
-def test_functions_of_a_task_may_give_the_mean_of_a_batch(task, may):
-    assert may_give_mean(task, "torch") == may
-
-
-def test_a_mean_over_padding_is_refused():
-    check_form_stays(False)
-    with pytest.raises(TaskError, match="now the mean of a batch with padding"):
-        check_form_stays(True)
+def test_functions_of_a_task_may_look_at_all_rows_of_a_batch(task, may):
+    assert has_own_values(task, "torch") == may
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from hvdtrain.backends.base import (
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.counting import Weighted, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.gathering import GivenArrays, find_comparing
 from hvdtrain.backends.local_steps import (
     LoneWorker,
     OuterOptimizer,
@@ -55,8 +56,8 @@ from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
     Objective,
     check_free,
+    has_own_values,
     make_objective,
-    may_give_mean,
 )
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
@@ -100,6 +101,7 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
+from hvdtrain.backends.tensorflow.gathering import Gathering
 from hvdtrain.backends.tensorflow.layer_state import LayerState
 from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
@@ -138,8 +140,8 @@ from hvdtrain.backends.tensorflow.trained_set import TrainedSet
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
 from hvdtrain.backends.tensorflow.weighting import (
     Values,
+    as_arrays,
     check_values,
-    is_batch_mean,
     weigh,
 )
 from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
@@ -318,6 +320,27 @@ class TensorFlowBackend:
         note = "; ".join(filter(None, notes))
         return DryRun(outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
 
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+
+        It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
+        the loss. Of a loss that gathers, and of a step of the task's own, nothing is said.
+        """
+        if self._gathering.is_used or (training and self._own_step is not None):
+            return ""
+        arrays, weights, _ = self._first_counted(self._wrap(batch), training)
+        objective = self._train_objective if training else self._eval_objective
+
+        def values_of(rows: NDArray[np.int64]) -> GivenArrays:
+            chosen, its_weights = tf.nest.map_structure(lambda a: tf.gather(a, rows), (arrays, weights))
+            with state_kept(self.model):
+                given = self._given(chosen, its_weights, False, objective)
+            return {name: as_arrays(value) for name, value in given.items()}
+
+        tolerance = 1e-4 if self._precision == "fp32" else 3e-2
+        with peer_errors():
+            return find_comparing(values_of, len(weights), tolerance)
+
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> TensorFlowPending:
@@ -332,7 +355,7 @@ class TensorFlowBackend:
             self._learn_form(batch, training=True)
             if self._low_rank is not None:
                 self._low_rank.follow(batch.in_warmup)
-            leaves_out = batch.is_padded and (self._own_step is not None or self._gives_mean[True])
+            leaves_out = batch.is_padded and (self._own_step is not None or self._leaves_out[True])
             function = self._train_function_of_counted if leaves_out else self._train_function
             if not batch.reduced_weight:
                 function = self._train_function_of_none
@@ -378,13 +401,14 @@ class TensorFlowBackend:
         return ProfilerRecorder(self._clock)
 
     def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
-        """Evaluate one batch and return the sums so far. Local: no collective."""
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         self._learn_form(batch, training=False)
-        leaves_out = batch.is_padded and self._gives_mean[False]
+        leaves_out = batch.is_padded and self._leaves_out[False]
         function = self._eval_function_of_counted if leaves_out else self._eval_function
         if partial is None:
             self._evaluation.begin()
-        (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
+        with peer_errors():
+            (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
         if self._evaluation:
             # without padding, as many rows as there are samples that count
             count = int(np.count_nonzero(batch.samples.weights)) if leaves_out else 0
@@ -537,7 +561,8 @@ class TensorFlowBackend:
 
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
-        return export_model(self.model, self._objective, format_name, path, batches, self._serve)
+        with self._gathering.alone():
+            return export_model(self.model, self._objective, format_name, path, batches, self._serve)
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
@@ -547,7 +572,8 @@ class TensorFlowBackend:
 
     def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
-        outputs, _ = self._predict_function(batch, batch.arrays)
+        with self._gathering.alone():
+            outputs, _ = self._predict_function(batch, batch.arrays)
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
     def plain_model(self) -> keras.Model:
@@ -649,9 +675,10 @@ class TensorFlowBackend:
 
         watch = seen if self._evaluation else None
         self._eval_objective = make_objective(task, "tf", NAMED, watch=watch)
-        self._is_own_loss = may_give_mean(task, "tf")
-        # in training or not: whether objective or model gave a batch's mean, when they were last traced
-        self._gives_mean: dict[bool, bool] = {}
+        self._is_own_loss = own = has_own_values(task, "tf")
+        # in training or not: whether padding is left out, as for losses that calls of the model add
+        self._leaves_out: dict[bool, bool] = {True: True, False: True} if own else {}
+        self._gathering = Gathering(self.workers.most, config.compile)
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make the task's model, changed as the config asks; return this worker's variables."""
@@ -803,10 +830,7 @@ class TensorFlowBackend:
         It is computed eagerly: that takes no trace, and errors name the user's own lines. What works in
         a graph alone is traced.
         """
-        arrays, weights, gradient_weights = batch.arrays, batch.weights, batch.gradient_weights
-        if len(weights.shape) > 1:  # several micro-batches
-            arrays = {name: array[0] for name, array in arrays.items()}
-            weights, gradient_weights = weights[0], gradient_weights[0]
+        arrays, weights, gradient_weights = self._first_counted(batch, training)
 
         seed_operations(batch.step)
         self._set_seeds(self._seeds(batch.step))
@@ -824,13 +848,25 @@ class TensorFlowBackend:
             return rows, self._evaluation.take()
 
         # with collectives, the other workers are not going to compute it again
+        self._gathering.is_used = False
         with draws_noted(draws):
-            rows, seen = run_eagerly(compute, can_repeat=not self._has_collectives)
+            rows, seen = run_eagerly(
+                compute, can_repeat=lambda: not (self._has_collectives or self._gathering.is_used)
+            )
         if not training:
             self._evaluation.try_out(
                 masks_within(*seen) if seen else seen, batch.samples.rows(0, len(weights))
             )
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
+
+    def _first_counted(
+        self, batch: TensorFlowBatch, training: bool
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return the first micro-batch with weights and gradient weights, without padding as in a step."""
+        parts = (batch.arrays, batch.weights, batch.gradient_weights)
+        if len(batch.weights.shape) > 1:  # several micro-batches
+            parts = tf.nest.map_structure(lambda a: a[0], parts)
+        return of_counted(lambda *counted: counted, *parts) if self._leaves_out.get(training) else parts
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what workers tell one another, as a tensor."""
@@ -853,11 +889,11 @@ class TensorFlowBackend:
         return tf.linalg.matvec(rows, weights), self._evaluation.take()
 
     def _learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
-        """Find out whether the objective gives a batch's mean, which must be known of a batch with padding.
+        """Find out whether calls of the model add losses, which must be known of a batch with padding.
 
-        It is traced and not run, which changes nothing.
+        They are traced and not run, which changes nothing.
         """
-        if training in self._gives_mean or not batch.is_padded or (training and self._own_step is not None):
+        if training in self._leaves_out or not batch.is_padded or (training and self._own_step is not None):
             return
 
         def traced(arrays: Any, weights: Tensor) -> Tensor:
@@ -874,22 +910,34 @@ class TensorFlowBackend:
         training: bool,
         own_step: Objective | None = None,
     ) -> Values:
-        """Return losses and all values of the samples of a micro-batch."""
+        """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
+        given = self._given(micro_batch, weights, training, own_step)
+        check_values(given, weights.shape[0])
+        self._names = tuple(given)
+        self._weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
+        return weigh(given, tf.shape(weights)[0], weights.dtype)
+
+    def _given(
+        self,
+        micro_batch: Mapping[str, Tensor],
+        weights: Tensor,
+        training: bool,
+        own_step: Objective | None = None,
+    ) -> dict[str, Any]:
+        """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
         self._batch_norm.weights = weights
         objective = own_step or (self._train_objective if training else self._eval_objective)
         phase = Phase(self._called, training)
-        with phase_of_layers(training):
+        among = self._gathering.among(self._near if training else self._traced_workers, weights)
+        with phase_of_layers(training), among:
             losses, metrics = objective(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
             check_free(REGULARIZATION_LOSS, (*metrics, *self._evaluation.order))
             losses = add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
-        given = {"loss": losses, **metrics}
-        check_values(given, weights.shape[0])
-        self._names = tuple(given)
-        self._weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
-        self._gives_mean[training] = phase.has_losses_of_calls or any(map(is_batch_mean, given.values()))
-        return weigh(given, tf.shape(weights)[0], weights.dtype)
+        if not self._is_own_loss:
+            self._leaves_out[training] = phase.has_losses_of_calls
+        return {"loss": losses, **metrics}
 
 
 _backend: type[Backend] = TensorFlowBackend

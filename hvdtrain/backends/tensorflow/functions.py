@@ -83,21 +83,21 @@ def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         raise bad_target(error) or error from None
 
 
-def run_eagerly(compute: Callable[[], Any], can_repeat: bool) -> Any:
+def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> Any:
     """Run a computation eagerly: that takes no trace, and errors name the user's own lines.
 
     What works in a graph alone is traced.
 
     Args:
         compute: the computation.
-        can_repeat: whether it may be repeated; if it has collectives, the other workers would not join.
+        can_repeat: returns whether it may be repeated; in its collectives, other workers would not join.
     """
     try:
         return compute()
     except TaskError:
         raise
     except Exception:
-        if not can_repeat:
+        if not can_repeat():
             raise
         try:
             traced = tf.function(compute, autograph=False)()
@@ -143,8 +143,10 @@ def accumulated_gradients(
     gradients, sums = of_micro_batch(tf.constant(0))
     number = tf.shape(weights)[0] if weights.shape[0] is None else weights.shape[0]
     # one at a time: the next would move the same statistics, under the same names between workers
+    with tf.control_dependencies([*gradients, sums]):
+        second = tf.constant(1)
     _, gradients, sums = tf.while_loop(
-        lambda i, *_: i < number, add, (tf.constant(1), gradients, sums), parallel_iterations=1
+        lambda i, *_: i < number, add, (second, gradients, sums), parallel_iterations=1
     )
     return gradients, sums
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvdtrain.backends.counting import Weighted, check_weighted
 from hvdtrain.backends.objective import check_per_sample, shape_of
@@ -26,9 +27,11 @@ class Values(NamedTuple):
     rows: Tensor
 
 
-def is_batch_mean(value: Any) -> bool:
-    """Return whether a loss or metric is one number for all samples of a batch."""
-    return isinstance(value, Weighted) and tf.convert_to_tensor(value.values).shape.rank == 0
+def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the values that a loss or metric gave, and their weights if they have some."""
+    values, weights = value if isinstance(value, Weighted) else (value, None)
+    own = None if weights is None else tf.cast(weights, tf.float64).numpy()
+    return tf.cast(values, tf.float64).numpy(), own
 
 
 def check_values(given: Mapping[str, Any], samples: int | None) -> None:

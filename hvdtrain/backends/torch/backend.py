@@ -32,8 +32,9 @@ from hvdtrain.backends.base import (
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.counting import Weighted, check_form_stays, sample_values
+from hvdtrain.backends.counting import Weighted, sample_values
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.gathering import GivenArrays, find_comparing
 from hvdtrain.backends.local_steps import (
     LoneWorker,
     OuterOptimizer,
@@ -41,7 +42,7 @@ from hvdtrain.backends.local_steps import (
     describe_local_steps,
 )
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
-from hvdtrain.backends.objective import Objective, make_objective, may_give_mean
+from hvdtrain.backends.objective import Objective, has_own_values, make_objective
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.files import Exported
@@ -71,6 +72,7 @@ from hvdtrain.backends.torch.dry_run import (
 )
 from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
+from hvdtrain.backends.torch.gathering import Gathering
 from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
@@ -96,7 +98,7 @@ from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_no
 from hvdtrain.backends.torch.task_model import check_parts, make_model
 from hvdtrain.backends.torch.trained_set import TrainedSet
 from hvdtrain.backends.torch.unused_methods import unused_methods
-from hvdtrain.backends.torch.weighting import Values, check_values, is_batch_mean, weigh
+from hvdtrain.backends.torch.weighting import Values, as_arrays, check_values, weigh
 from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
@@ -253,14 +255,13 @@ class TorchBackend:
         memory: StepMemory | None = None
         changed: tuple[str, ...] = ()
         try:
-            with (
-                peer_errors(),
-                state_kept(self.model, self._device),
-                recorder,
-                self._state_tensors.watched() as changes,
-            ):
+            with peer_errors(), state_kept(self.model, self._device):
                 wrapped = self._wrap(copied(batch))
-                with (meter := ActivationMeter(self.model, wrapped.tensors())):
+                with (
+                    recorder,
+                    self._state_tensors.watched() as changes,
+                    (meter := ActivationMeter(self.model, wrapped.tensors())),
+                ):
                     values = self._dry_run(wrapped, training)
                 undone = describe_undone(in_evaluation) if training else ""
                 changed = changed_in_place(batch, wrapped.micro_batches[0])
@@ -278,11 +279,37 @@ class TorchBackend:
         found = changes.crcs, changes.refusal, changed
         return DryRun(recorder.outputs, values, last, error, note, memory, *found)
 
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+
+        It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
+        the loss. Of a loss that gathers, and of a step of the task's own, nothing is said.
+        """
+        is_own_step = training and self._own_step is not None
+        if self._gathering.is_used or is_own_step or self._has_unusual_batch_norm():
+            return ""
+        with peer_errors(), state_kept(self.model, self._device):
+            self._enter_mode(training)
+            micro_batch, weights, _ = next(self._micro_batches(self._wrap(batch)))
+            for module in list(self.model.modules())[1:]:
+                module.training = False
+
+            def values_of(rows: NDArray[np.int64]) -> GivenArrays:
+                chosen = torch.from_numpy(rows).to(self._device)
+                parts = {name: tensor[chosen] for name, tensor in micro_batch.items()}
+                with state_kept(self.model, self._device), torch.set_grad_enabled(training):
+                    given = self._given(parts, weights[chosen])
+                return {name: as_arrays(value) for name, value in given.items()}
+
+            tolerance = 1e-4 if self._precision == "fp32" else 3e-2
+            found = find_comparing(values_of, len(weights), tolerance)
+        self._flag = None
+        return found
+
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> TorchPending:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
-        self._learn_form(batch, training=True)
         self._seed_step(batch.step)
         self._enter_mode(training=True)
         if self.workers.is_elastic:
@@ -319,14 +346,14 @@ class TorchBackend:
         return ProfilerRecorder(self._clock)
 
     def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
-        """Evaluate one batch and return the sums so far. Local: no collective."""
-        self._learn_form(batch, training=False)
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         self._enter_mode(training=False)
         if partial is None:
             self._evaluation.begin()
-        with torch.no_grad():  # and no inference mode, whose tensors neither a step nor Horovod can use later
+        # and no inference mode, whose tensors neither a step nor Horovod can use later
+        with torch.no_grad(), peer_errors():
             for place, (micro_batch, weights, _) in enumerate(self._micro_batches(batch)):
-                sums = torch.mv(self._per_sample(micro_batch, len(weights)).rows, weights)
+                sums = torch.mv(self._per_sample(micro_batch, weights).rows, weights)
                 before = 0.0 if partial is None else partial.weight
                 sums = sums if partial is None else partial.values + sums
                 partial = TorchSums(self._names, self._weighted, sums, before + batch.total_weight)
@@ -494,9 +521,10 @@ class TorchBackend:
 
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
-        return export_model(
-            self.model, self._new_model, self._objective, format_name, path, batches, self._serve
-        )
+        with self._gathering.alone():
+            return export_model(
+                self.model, self._new_model, self._objective, format_name, path, batches, self._serve
+            )
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return what it held, in words. Local."""
@@ -508,7 +536,7 @@ class TorchBackend:
         """Return the model's outputs for one batch, by name. Local: no collective."""
         self._enter_mode(training=False)
         found: dict[str, list[NDArray[Any]]] = {}
-        with torch.no_grad(), autocast(self._precision, self._device):
+        with torch.no_grad(), autocast(self._precision, self._device), self._gathering.alone():
             for micro_batch in batch.micro_batches:
                 outputs = predicted(self.model, self._objective, micro_batch, self._serve, self._is_one_call)
                 for name, tensor in outputs.items():
@@ -542,9 +570,8 @@ class TorchBackend:
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
         watch = self._watch if self._evaluation else None
         self._eval_objective = make_objective(task, "torch", NAMED, watch=watch)
-        # in training or not: whether the objective gave a batch's mean, when it was last called
-        own = may_give_mean(task, "torch")
-        self._gives_mean: dict[bool, bool] = {} if own else {True: False, False: False}
+        self._leaves_out = has_own_values(task, "torch")
+        self._gathering = Gathering(self.workers.most)
 
     def _watch(self, outputs: Any, batch: Any) -> None:
         """Keep outputs for the metrics, without the gradient that a model may compute in evaluation, too."""
@@ -553,7 +580,7 @@ class TorchBackend:
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
         model = make_model(task).to(self._device)
-        self._batch_norm = BatchNormSync(self.workers)
+        self._batch_norm, self._has_batch_norm = BatchNormSync(self.workers), bool(find_batch_norms(model))
         if config.sync_batch_norm:
             self._batch_norm.take_over(model)
         self._precision = config.precision
@@ -611,7 +638,7 @@ class TorchBackend:
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
-            losses, own, rows = self._per_sample(micro_batch, len(weights))
+            losses, own, rows = self._per_sample(micro_batch, weights)
             scaled = update.scale(gradient_weights)
             update.backward(losses, scaled if own is None else scaled * own)
             sums = torch.mv(rows, weights) if sums is None else sums.addmv_(rows, weights)
@@ -717,21 +744,22 @@ class TorchBackend:
         """Collective. Do the task's own step, or a dry run of it, and return the rows of its values."""
         self._batch_norm.weights = samples.weights
         # a cached cast of a weight would not follow the weight when it is updated within the step
-        with autocast(self._precision, self._device, cache=False):
+        among = self._gathering.among(self._near, samples.weights)
+        with autocast(self._precision, self._device, cache=False), among:
             given = step.run(self.model, micro_batch, number, samples)
         return self._values(given, len(samples.weights)).rows
 
     def _dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
-        micro_batch, weights = batch.micro_batches[0], batch.weights[0]
-        gradient_weights = batch.gradient_weights[0]
-        self._batch_norm.weights = weights
         self._enter_mode(training)
+        micro_batch, weights, gradient_weights = next(self._micro_batches(batch))
+        self._batch_norm.weights = weights
+        self._gathering.is_used = False
         self._names = ()  # so that shapes are checked
         self._seed_step(batch.step)
         if not training:
             with torch.no_grad():
-                rows = self._per_sample(micro_batch, len(weights)).rows
+                rows = self._per_sample(micro_batch, weights).rows
                 self._evaluation.try_out(self._evaluation.take(), batch.samples.rows(0, len(weights)))
         elif self._own_step is not None:
             samples = StepPart(weights, gradient_weights, batch.total_weight, None)
@@ -739,7 +767,7 @@ class TorchBackend:
         else:
             self._update.begin(reduces=False)
             try:
-                losses, own, rows = self._per_sample(micro_batch, len(weights))
+                losses, own, rows = self._per_sample(micro_batch, weights)
                 self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
             finally:
                 self._update.zero_grad()
@@ -758,44 +786,41 @@ class TorchBackend:
             return self._no_findings
         return self._no_findings.new_tensor((float(len(unused)), 0.0, *signals))
 
-    def _learn_form(self, batch: TorchBatch, training: bool) -> None:
-        """Find out whether the objective gives a batch's mean, which must be known of a batch with padding.
-
-        It is called in evaluation mode and without gradient, which changes nothing.
-        """
-        if training in self._gives_mean or all(rows is None for rows in batch.counted_rows):
-            return
-        if training and self._own_step is not None:  # which is never given padding
-            return
-        self._enter_mode(training=False)
-        with torch.no_grad(), autocast(self._precision, self._device):
-            losses, metrics = self._objective(self.model, batch.micro_batches[0])
-        self._gives_mean[training] = any(map(is_batch_mean, (losses, *metrics.values())))
-
-    def _micro_batches(self, batch: TorchBatch) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
-        """Yield micro-batches with weights and gradient weights; without padding if a mean is taken of them.
+    def _micro_batches(
+        self, batch: TorchBatch
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+        """Yield micro-batches with weights and gradient weights; functions of the task are given no padding.
 
         A micro-batch of which no sample counts stays as it is.
         """
-        training = self._is_training
-        for place, rows in enumerate(batch.counted_rows):
-            if rows is None or self._gives_mean[training]:
+        for place in range(len(batch.weights)):
+            counted = np.count_nonzero(batch.samples.weights[place])
+            # batch norm trains with no single row, and other workers may have more
+            if self._leaves_out and not (counted == 1 and self._is_training and self._has_batch_norm):
                 yield batch.counted(place)
             else:
                 yield batch.micro_batches[place], batch.weights[place], batch.gradient_weights[place]
-                check_form_stays(self._gives_mean[training])
 
-    def _per_sample(self, micro_batch: dict[str, torch.Tensor], samples: int) -> Values:
-        """Return losses and all values of the samples of a micro-batch."""
-        objective = self._train_objective if self._is_training else self._eval_objective
-        with autocast(self._precision, self._device):
+    def _per_sample(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> Values:
+        """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
+        return self._values(self._given(micro_batch, weights), len(weights))
+
+    def _has_unusual_batch_norm(self) -> bool:
+        """Return whether a layer of batch norm has the statistics of the batch in evaluation, too."""
+        return any(layer.running_mean is None for layer in find_batch_norms(self.model).values())
+
+    def _given(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, Any]:
+        """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
+        training = self._is_training
+        objective = self._train_objective if training else self._eval_objective
+        among = self._gathering.among(self._near if training else self.workers, weights)
+        with autocast(self._precision, self._device), among:
             losses, metrics = objective(self.model, micro_batch)
-        return self._values({"loss": losses, **metrics}, samples)
+        return {"loss": losses, **metrics}
 
     def _values(self, given: dict[str, Any], samples: int) -> Values:
         """Return the loss, the first, and the metrics of the samples of a micro-batch."""
         weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
-        self._gives_mean[self._is_training] = any(is_batch_mean(given[name]) for name in weighted)
         names = tuple(given)
         if names != self._names or weighted != self._weighted:
             check_values(given, samples)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hvdtrain.backends.counting import Weighted, check_weighted
@@ -26,9 +27,10 @@ class Values(NamedTuple):
     rows: Tensor
 
 
-def is_batch_mean(value: Any) -> bool:
-    """Return whether a loss or metric is one number for all samples of a batch."""
-    return isinstance(value, Weighted) and value.values.dim() == 0
+def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the values that a loss or metric gave, and their weights if they have some."""
+    parts = value if isinstance(value, Weighted) else (value, None)
+    return tuple(None if p is None else torch.as_tensor(p).detach().double().cpu().numpy() for p in parts)  # type: ignore[return-value]
 
 
 def check_values(given: Mapping[str, Any], samples: int) -> None:
