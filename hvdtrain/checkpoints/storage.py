@@ -8,6 +8,7 @@ checkpoint is executed when it is loaded.
 
 import contextlib
 import hashlib
+import json
 import math
 import os
 import re
@@ -28,6 +29,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 from hvdtrain.wire_types import travels
 
 MODEL_FILE = "model.safetensors"
+_COMPLEX128 = "complex128"  # in a file's metadata: the arrays that it holds as pairs, as the format has none
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "trainer.json"
 NAME = re.compile(r"step-(\d{8,})")
@@ -223,8 +225,10 @@ def _write_arrays(path: Path, arrays: PortableState) -> FileInfo:
 
     # the library writes an array's memory as it lies there, whatever its strides
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    doubles = [name for name, array in in_order.items() if array.dtype == np.complex128]
+    in_order |= {name: in_order[name][..., None].view(np.float64) for name in doubles}
     try:
-        save_file(in_order, path)
+        save_file(in_order, path, {_COMPLEX128: json.dumps(doubles)} if doubles else None)
     except SafetensorError as error:
         raise _as_os_error(error, path) from None
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library's files are the owner's alone
@@ -252,6 +256,7 @@ def _read_arrays(path: Path) -> PortableState:
         with safe_open(path, "numpy") as file:
             parts = [(name, file.get_slice(name)) for name in file.offset_keys()]
             kinds = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts]
+            doubles = set(json.loads((file.metadata() or {}).get(_COMPLEX128, "[]")))
     except SafetensorError as error:
         raise CorruptCheckpoint(f"{path.name}: {error}") from None
     for name, kind, _ in kinds:
@@ -262,7 +267,8 @@ def _read_arrays(path: Path) -> PortableState:
     arrays: PortableState = {}
     begin = len(content) - sum(sizes)
     for (name, kind, shape), size in zip(kinds, sizes, strict=True):
-        arrays[name] = content[begin : begin + size].view(_NUMPY_KINDS[kind]).reshape(shape)
+        array = content[begin : begin + size].view(_NUMPY_KINDS[kind]).reshape(shape)
+        arrays[name] = array.view(np.complex128)[..., 0] if name in doubles else array
         begin += size
     return arrays
 

@@ -19,7 +19,6 @@ OWN_FILES = {
     "tensorflow": {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
-        "state_broadcast.py",
         "functional_blocks.py",  # PyTorch's models are no graphs
     },
 }
@@ -27,10 +26,14 @@ OWN_FILES = {
 OWN_NAMES = {
     # operations of a TensorFlow graph wait for what they need
     "torch/all_reduce.py": {"summed_meanwhile", "wait_for_all"},
-    "torch/flat.py": {"flat_zeros"},  # TensorFlow allocates what a graph concatenates
+    # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
+    "torch/flat.py": {"as_reals", "flat_zeros"},
+    "torch/reduction.py": {"check_kinds"},
+    "torch/state_broadcast.py": {"broadcast_model", "broadcast_tensors"},
+    "tensorflow/state_broadcast.py": {"broadcast_variables"},
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
-    "torch/model_state.py": {"Entry", "set_values"},  # of a tensor, which may get another shape
+    "torch/model_state.py": {"Entry", "strided_parts", "set_values"},  # sparse tensors, and other shapes
     # Keras's layers have no mode; PyTorch copies tensors late
     "torch/dry_run.py": {"parts_in_evaluation", "describe_undone", "as_kept"},
     "torch/task_model.py": {"check_parts"},  # Keras's embeddings have no such options, its gradients no hooks

@@ -125,7 +125,7 @@ def test_fp16_takes_a_factor_before_it_rounds():
     bucket = torch_flat.Bucket({"weight": torch.nn.Parameter(torch.ones(3))})
     bucket.take_in([torch.full((3,), 1e-5)])
     expected = torch.full((3,), 3 * 1e-5).to(torch.float16)
-    assert bucket.as_fp16(3)[:3].tolist() == expected.tolist()
+    assert bucket.cast(torch.float16, 3)[:3].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("reached", ["sparse", "of unknown shape", "not reached"])

@@ -63,14 +63,14 @@ def test_tensorflow_sums_numbers_like_those_of_gradients(monkeypatch):
 
 def test_torch_rounds_as_a_job_does_again_and_again(monkeypatch):
     seen = []
-    as_fp16 = torch_encoding.Bucket.as_fp16
+    cast = torch_encoding.Bucket.cast
 
-    def noted(bucket, factor):
+    def noted(bucket, kind, factor):
         assert factor != 1, "the job multiplies"
-        seen.append(as_fp16(bucket, factor).float().numpy().copy())
-        return as_fp16(bucket, 1)
+        seen.append(cast(bucket, kind, factor).float().numpy().copy())
+        return cast(bucket, kind, 1)
 
-    monkeypatch.setattr(torch_encoding.Bucket, "as_fp16", noted)
+    monkeypatch.setattr(torch_encoding.Bucket, "cast", noted)
     encode = torch_encoding.half_of(SHAPES, False)
     for _ in range(20):
         encode()

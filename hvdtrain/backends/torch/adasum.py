@@ -7,6 +7,7 @@ import torch
 
 from hvdtrain.backends.adasum import check_sizes
 from hvdtrain.backends.torch.all_reduce import wait_for_all
+from hvdtrain.backends.torch.flat import as_reals
 from hvdtrain.backends.torch.model_state import Field
 
 
@@ -23,7 +24,9 @@ class Adasum:
         self._parts: dict[str, list[torch.Tensor]] = {}
         taken: set[tuple[int, int]] = set()
         for field in fields:
-            views = [v for v in field.views(field.tensors) if (v.data_ptr(), v.numel()) not in taken]
+            views = [
+                v for v in map(as_reals, field.views(field.tensors)) if (v.data_ptr(), v.numel()) not in taken
+            ]
             taken |= {(view.data_ptr(), view.numel()) for view in views}
             if views:
                 self._parts[field.path] = views

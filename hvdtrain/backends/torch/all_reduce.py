@@ -27,6 +27,8 @@ class AllReduce:
     the workers, so a run repeats bit by bit. Gradients that are sparse in the first step, on any worker, are
     reduced one by one.
 
+    Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
+
     With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
     divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
     added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
@@ -199,17 +201,18 @@ class AllReduce:
         if vector is not None:
             bucket.room.copy_(vector)
         name = self._name_of(number)
-        flat = bucket.flat
-        if not (self._fp16 and flat.is_floating_point()):
-            handle = hvd.allreduce_async_(flat, op=hvd.Sum, name=name, **self._group)
+        numbers = bucket.numbers
+        if not self._fp16 and numbers.dtype is not torch.bfloat16:
+            handle = hvd.allreduce_async_(numbers, op=hvd.Sum, name=name, **self._group)
             self._begun[number] = partial(hvd.synchronize, handle)
             return
-        factor = 1 if self._scaled else self._workers.size
-        small = bucket.as_fp16(factor)
-        handle = hvd.allreduce_async_(
-            small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group
-        )
-        self._begun[number] = lambda: flat.copy_(hvd.synchronize(handle))
+        # Horovod sums no bf16
+        kind, factor = torch.float32, 1
+        if self._fp16:
+            kind, factor = torch.float16, 1 if self._scaled else self._workers.size
+        sent = bucket.cast(kind, factor)
+        handle = hvd.allreduce_async_(sent, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
+        self._begun[number] = lambda: numbers.copy_(hvd.synchronize(handle))
 
     @property
     def _first_name(self) -> str:

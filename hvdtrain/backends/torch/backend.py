@@ -85,13 +85,14 @@ from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rate
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
-from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.reduction import GradientReducer, check_kinds, choose_reducer
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.sharded_optimizer import make_ema, shard_optimizer
 from hvdtrain.backends.torch.sharded_parameters import make_shards
 from hvdtrain.backends.torch.sharded_state import make_state
 from hvdtrain.backends.torch.sharded_update import update_kind
 from hvdtrain.backends.torch.slots import fill_slots, make_slots
+from hvdtrain.backends.torch.state_broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -188,6 +189,7 @@ class TorchBackend:
         trainable = [entry for entry in tensors.entries if entry.trainable]
         if not groups.options:
             raise TaskError("the model has no parameter that requires a gradient")
+        check_kinds(trainable, config)
         self._shards = shards = make_shards(config, trainable, self.workers)
         own_rates = self._make_optimizers(task, config, tensors, groups, own_optimizer)
         self.optimizers = list(self._optimizers.values())
@@ -455,7 +457,7 @@ class TorchBackend:
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         self._state.check()
-        kept = self._kept_by_compression()
+        kept = self._kept_by_compression() | self._state.model.extra_states()
         return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
 
     def scatter_state(self, state: PortableState | None) -> None:
@@ -470,7 +472,7 @@ class TorchBackend:
 
     def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
         """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
-        run_on_rank_zero(self.workers, lambda: self._state.load_weights(weights or {}, is_part))
+        run_on_rank_zero(self.workers, lambda: self._load_weights(weights or {}, is_part))
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
@@ -479,16 +481,17 @@ class TorchBackend:
         if self.workers.size == 1:
             return
         self._moving.forget()
+        self._state_tensors.take_back()
         with peer_errors():
             if self.workers.is_elastic:
                 self.replica_state.follow(self.workers, root)
             self._state.broadcast_optimizers(self.workers, root)
-            hvd.broadcast_parameters(self.model.state_dict(), root)
+            broadcast_model(self.model, self._state.model, self.workers, root)
             self._state.broadcast_ema(root)
             if self._local is not None:
-                hvd.broadcast_parameters(self._local.to_broadcast(), root)
+                broadcast_tensors(self._local.to_broadcast(), root, label="local")
             if self._low_rank is not None:
-                hvd.broadcast_parameters(self._low_rank.to_broadcast(), root)
+                broadcast_tensors(self._low_rank.to_broadcast(), root, label="low_rank")
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
@@ -551,8 +554,14 @@ class TorchBackend:
         """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
         rest, kept = split_state(state)
         self._state.load(rest)
+        self._state.model.load_extra_states(rest)
         if self._low_rank is not None:
             self._low_rank.load(kept)
+
+    def _load_weights(self, weights: PortableState, is_part: bool) -> None:
+        """Load the model's part of a portable state. Local."""
+        self._state.load_weights(weights, is_part)
+        self._state.model.load_extra_states(weights)
 
     def _kept_by_compression(self) -> PortableState:
         """Collective. Return what the reducer keeps from step to step."""

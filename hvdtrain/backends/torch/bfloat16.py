@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.torch.all_reduce import summed_meanwhile
+from hvdtrain.backends.torch.flat import as_reals
 from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
 from hvdtrain.backends.workers import Sized
 
@@ -40,7 +41,7 @@ class BFloat16:
 
     @torch.no_grad()
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Return the sums; those that are not fp32, or sparse, travel as they are.
+        """Collective. Return the sums; those of fp16 and fp64, and sparse ones, travel as they are.
 
         Gradients that are sparse in the first step, on any worker, stay so; others are made dense.
         """
@@ -56,15 +57,18 @@ class BFloat16:
         for index, gradient in enumerate(gradients):
             if self._names[index] in self._sparse:
                 found[index] = sum_sparse(gradient, f"{name}.{index}")()
-            elif gradient.dtype == torch.float32:
+            elif as_reals(gradient).dtype in (torch.float32, torch.bfloat16):
                 rounded.append(index)
             else:
                 found[index] = hvd.allreduce(gradient, op=hvd.Sum, name=f"{name}.{index}")
         if rounded:
-            sums = self._sum(torch.cat([gradients[i].reshape(-1) for i in rounded]), name)
-            parts = torch.split(sums, [gradients[i].numel() for i in rounded])
-            for index, part in zip(rounded, parts, strict=True):
-                found[index] = laid_out_as(self._parameters[index], part.view(gradients[index].shape))
+            given_numbers = [as_reals(gradients[i]).float() for i in rounded]
+            sums = self._sum(torch.cat([numbers.reshape(-1) for numbers in given_numbers]), name)
+            parts = torch.split(sums, [numbers.numel() for numbers in given_numbers])
+            for index, numbers, part in zip(rounded, given_numbers, parts, strict=True):
+                kind, total = gradients[index].dtype, part.view(numbers.shape)
+                total = torch.view_as_complex(total) if kind.is_complex else total.to(kind)
+                found[index] = laid_out_as(self._parameters[index], total)
         return found
 
     def finish_with(

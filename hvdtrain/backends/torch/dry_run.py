@@ -53,7 +53,8 @@ def _as_array(tensor: torch.Tensor) -> Any:
 def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Return a context after which a model and PyTorch's random generators are as they were.
 
-    The mode is restored by ``train()`` or ``eval()``, which may change more than flags. The copies lie in the
+    So are the attributes of its modules, such as a flag that says whether they have been called. The mode is
+    restored by ``train()`` or ``eval()``, which may change more than flags. The copies lie in the
     host's memory. Those of tensors that lie there take none before one of both changes.
 
     Args:
@@ -69,7 +70,7 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
         for name, tensor in tensors.items()
         if tensor is not None
     ]
-    mode, flags = model.training, [(module, module.training) for module in model.modules()]
+    mode, attributes = model.training, [(vars(module), dict(vars(module))) for module in model.modules()]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
@@ -81,8 +82,9 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
             for tensor, value in [*more, *(place[2:] for place in places)]:
                 if _address(tensor) != _address(value):
                     set_values(tensor, value)
-            for module, flag in flags:
-                module.training = flag
+            for now, before in attributes:
+                now.clear()
+                now.update(before)
 
 
 def copied(batch: HostBatch) -> HostBatch:

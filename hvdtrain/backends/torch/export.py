@@ -68,8 +68,17 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
     model = make_model().cpu()
-    model.load_state_dict(weights)
+    _load(model, weights)
     return model.eval()  # which may change the weights
+
+
+def _load(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load weights; an expanded buffer, into which PyTorch writes nothing, gets memory of its own."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.layout is torch.strided and 0 in buffer.stride():
+                setattr(module, name, buffer.contiguous())
+    model.load_state_dict(weights)
 
 
 def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> Outputs:
@@ -128,7 +137,7 @@ def load_weights_file(
         shapes = _shapes(_without_counts(expected)), _shapes(_without_counts(found))
         selection = select(str(path), *shapes, choice, names)
         found, table = {name: found[name] for name in selection.names}, f"\n{selection.text}"
-    model.load_state_dict({**expected, **found})
+    _load(model, {**expected, **found})
     numbers = sum(value.numel() for value in found.values() if isinstance(value, torch.Tensor))
     return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes]) + table
 

@@ -33,7 +33,12 @@ class Bucket:
         first = next(iter(self.parameters.values()))
         self.flat = self.room = torch.empty(0, dtype=first.dtype, device=first.device)
         self.parts: list[torch.Tensor] = []
-        self._small: torch.Tensor | None = None
+        self._cast: torch.Tensor | None = None
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The flat tensor; of complex numbers, their real and imaginary parts in its memory."""
+        return as_reals(self.flat).view(-1)
 
     @torch.no_grad()
     def make_room(self, numbers: int) -> None:
@@ -81,13 +86,14 @@ class Bucket:
                 parameters[i].grad = self.parts[i]
 
     @torch.no_grad()
-    def as_fp16(self, factor: float) -> torch.Tensor:
-        """Return the flat tensor times a factor as fp16, in memory that the next call overwrites."""
-        if self._small is None or self._small.shape != self.flat.shape:
-            self._small = flat_zeros(len(self.flat), torch.float16, self.flat.device)
+    def cast(self, kind: torch.dtype, factor: float) -> torch.Tensor:
+        """Return the real numbers times a factor as another kind, in memory that the next call overwrites."""
+        numbers = self.numbers
+        if self._cast is None or self._cast.shape != numbers.shape:
+            self._cast = flat_zeros(len(numbers), kind, numbers.device)
         if factor != 1:
-            self.flat.mul_(factor)
-        return self._small.copy_(self.flat)
+            numbers.mul_(factor)
+        return self._cast.copy_(numbers)
 
     def _allocate(self, numbers: int) -> None:
         kind = self.flat.dtype, self.flat.device
@@ -145,6 +151,11 @@ def make_buckets(parameters: Mapping[str, torch.Tensor], are_several: bool) -> l
         for kind in kinds.values()
         for names in divide({n: p.numel() * p.element_size() for n, p in kind.items()}, are_several)
     ]
+
+
+def as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or of complex numbers the real and imaginary parts in its memory, on one more axis."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def flat_zeros(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -17,6 +17,7 @@ from hvdtrain.backends.local_steps import (
 from hvdtrain.backends.torch.adasum import Adasum
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.flat import as_reals
 from hvdtrain.backends.torch.model_state import Field, ModelState
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.slots import make_slots
@@ -133,7 +134,11 @@ class LocalSteps:
         for number, places in enumerate(parts):
             tensors = [averaged[place] for place in places]
             flat = torch.cat([tensor.flatten() for tensor in tensors])
-            hvd.allreduce_(flat, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            sent = as_reals(flat)
+            sent = sent.float() if sent.dtype is torch.bfloat16 else sent  # of which Horovod sums none
+            hvd.allreduce_(sent, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            if flat.dtype is torch.bfloat16:
+                flat.copy_(sent)
             means = flat.split_with_sizes([tensor.numel() for tensor in tensors])
             torch._foreach_copy_(
                 tensors, [mean.view(t.shape) for mean, t in zip(means, tensors, strict=True)]

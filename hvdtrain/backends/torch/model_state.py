@@ -5,7 +5,7 @@ types in ``layouts.py``.
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,19 +15,28 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hvdtrain import wire
 from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.parameter_groups import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
 from hvdtrain.backends.torch.layouts import SAME, Layout, Rule, left_out, rules
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import ExchangeError, TaskError
 
 Array = NDArray[Any]
 
 _PRIVATE = PRIVATE["torch"]
-# kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32
+# kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32, which has their values
 _NUMPY_KINDS = {
     *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+}
+_TENSOR = "torch.Tensor"  # the key of a tensor in a module's extra state
+# the methods that give the tensors of which a sparse one consists
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
 }
 
 
@@ -60,6 +69,7 @@ class Field:
         rows: the part of the tensors' first axis that counts; all where None.
         torch_names: the tensors' names as the module has them, such as "conv1.weight".
         prefix: "model", or "optimizer" and the slot.
+        resizes: whether the array may have another shape in a state, which the tensor then takes.
     """
 
     path: str
@@ -70,6 +80,7 @@ class Field:
     rows: slice | None = None
     torch_names: tuple[str, ...] = ()
     prefix: str = "model"
+    resizes: bool = False
 
     @property
     def name(self) -> str:
@@ -105,8 +116,9 @@ class Field:
     def write(self, state: StateArrays) -> None:
         """Copy the state's array of this name into the tensors."""
         values = self._own_values(state) or self.layout.from_portable(state[self.name])
-        for view, value in zip(self.views(self.tensors), values, strict=True):
-            view.copy_(torch.from_numpy(np.array(value, order="C")))
+        targets = self.tensors if self.resizes else self.views(self.tensors)
+        for target, value in zip(targets, values, strict=True):
+            set_values(target, torch.from_numpy(np.array(value, order="C")).to(target.dtype))
 
     def _own_values(self, state: StateArrays) -> list[Array] | None:
         """Return the tensors' values as saved, where the array still follows from them."""
@@ -125,7 +137,9 @@ class Field:
 def _as_array(tensor: torch.Tensor) -> Array:
     """Return a tensor's values as an array; one on the CPU shares its memory."""
     tensor = tensor.detach().cpu()
-    array: Array = (tensor if tensor.dtype in _NUMPY_KINDS else tensor.to(torch.float32)).numpy()
+    if tensor.dtype not in _NUMPY_KINDS:
+        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+    array: Array = tensor.resolve_conj().resolve_neg().numpy()
     return array
 
 
@@ -172,6 +186,35 @@ class ModelState:
         in_order = dict.fromkeys(id(t) for field in self.fields for t in field.tensors)
         self.entries = [by_tensor[key] for key in in_order]
         check_unique((entry.path, entry.path) for entry in self.entries)
+        self._with_extra = {
+            f"{_PRIVATE}model/{'/'.join((*path, 'extra_state'))}": module
+            for path, module in _walk(model)
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+        self.extra_states()  # so that a job begins with what can be saved
+
+    def extra_states(self) -> PortableState:
+        """Return what modules give in ``get_extra_state``, as bytes, by names that only PyTorch reads.
+
+        Raises:
+            TaskError: naming the module of which it cannot be saved.
+        """
+        found: PortableState = {}
+        for name, module in self._with_extra.items():
+            try:
+                found[name] = np.frombuffer(wire.encode(_sent(module.get_extra_state())), np.uint8)
+            except ExchangeError as error:
+                raise TaskError(
+                    f"get_extra_state() of {type(module).__name__} cannot be saved: {error.problem}",
+                    error.remedy,
+                ) from None
+        return found
+
+    def load_extra_states(self, state: StateArrays) -> None:
+        """Give modules what ``extra_states`` returned; others stay as they are."""
+        for name, module in self._with_extra.items():
+            if name in state:
+                module.set_extra_state(_received(wire.decode(np.asarray(state[name]).tobytes(), "the state")))
 
     def part(self, chosen: Iterable[bool]) -> "ModelState":
         """Return some of the portable arrays and their tensors.
@@ -242,7 +285,10 @@ def _fields(model: nn.Module) -> Iterator[Field]:
         taken |= named
         for name, tensor in _own_tensors(module):
             if _join(path, name) not in taken:
-                yield _field(path, Rule(name, (name,), SAME), [tensor])
+                _check_kind(path, name, tensor)
+                for part, values in strided_parts(tensor):
+                    field = _field(path, Rule(name + part, (name + part,), SAME), [values])
+                    yield replace(field, resizes=_loads_by_itself(module) and name in module._buffers)
 
 
 def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
@@ -257,6 +303,56 @@ def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
     paths = (name,) if whole else tuple(_join(path, tensor_name) for tensor_name in rule.tensors)
     torch_names = tuple(".".join((*path, tensor_name)) for tensor_name in rule.tensors)
     return Field(name, name, tuple(tensors), paths, rule.layout, rule.rows, torch_names)
+
+
+def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
+    """Check that a tensor has values that can be copied; and a parameter that is trained, dense ones.
+
+    Raises:
+        TaskError: naming it.
+    """
+    is_sparse, full = tensor.layout in _PARTS, ".".join((*path, name))
+    if is_lazy(tensor) or (tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_meta)):
+        return
+    if not is_sparse or tensor.requires_grad:
+        kind = "on the device meta" if tensor.is_meta else f"a tensor of {tensor.layout}, {tensor.dtype}"
+        raise TaskError(
+            f"the model's {full} is {kind}, which hvdtrain can neither save nor send to other workers",
+            "Make it a dense tensor of ordinary numbers; a sparse one that is not trained can be a buffer.",
+        )
+
+
+def _loads_by_itself(module: nn.Module) -> bool:
+    """Return whether a module has its own way to load buffers, such as observers, which then resize them."""
+    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    return own and not isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return the dense tensors with a tensor's values, and what follows its name: itself if it is dense."""
+    methods = _PARTS.get(tensor.layout, ())
+    detached = tensor.detach() if methods else tensor
+    return [(f".{name.strip('_')}", getattr(detached, name)()) for name in methods] or [("", tensor)]
+
+
+def _sent(value: Any) -> Any:
+    """Return a value of ``get_extra_state`` with lists and bytes in place of tensors, for ``wire``."""
+    if isinstance(value, torch.Tensor):
+        numbers = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), numbers]}
+    if isinstance(value, Mapping):
+        return {key: _sent(one) for key, one in value.items()}
+    return type(value)(map(_sent, value)) if type(value) in (list, tuple) else value
+
+
+def _received(value: Any) -> Any:
+    """Return what ``_sent`` was given."""
+    if isinstance(value, dict) and list(value) == [_TENSOR]:
+        kind, shape, numbers = value[_TENSOR]
+        return torch.from_numpy(np.array(numbers)).view(getattr(torch, kind)).view(shape)
+    if isinstance(value, dict):
+        return {key: _received(one) for key, one in value.items()}
+    return type(value)(map(_received, value)) if type(value) in (list, tuple) else value
 
 
 def _join(path: tuple[str, ...], name: str) -> str:
@@ -331,7 +427,8 @@ def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Give a tensor other values, and their shape; its strides stay where the shape does."""
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         if tensor.layout is not torch.strided:
-            tensor.copy_(value)
+            for (_, part), (_, new) in zip(strided_parts(tensor), strided_parts(value), strict=True):
+                set_values(part, new)
         elif tensor.shape != value.shape or tensor.dtype != value.dtype:
             tensor.data = value.to(tensor.device, copy=True)
         else:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvdtrain import wire
 from hvdtrain.agreement import Workers
+from hvdtrain.backends.torch.state_broadcast import broadcast_tensors
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError
 
@@ -30,12 +30,8 @@ def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root
     if workers.rank != root:
         own.follow(layout, values)
     with peer_errors():
-        handles = [
-            hvd.broadcast_async_(own.holders[place[:2]][place[2]], root, f"hvdtrain.slot.{number}")
-            for number, (place, *_) in enumerate(layout)
-        ]
-        for handle in handles:
-            hvd.synchronize(handle)
+        named = [(str(n), own.holders[place[:2]][place[2]]) for n, (place, *_) in enumerate(layout)]
+        broadcast_tensors(named, root, label="slot")
 
 
 class _Parts:

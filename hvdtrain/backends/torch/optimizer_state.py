@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.base import PortableState, StateArrays
+from hvdtrain.backends.base import PortableState, Shapes, StateArrays
 from hvdtrain.backends.local_steps import has_outer
 from hvdtrain.backends.named_optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.ema import has_ema
@@ -26,6 +25,7 @@ from hvdtrain.backends.torch.local_steps import LocalSteps
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.slots import make_slots
+from hvdtrain.backends.torch.state_broadcast import broadcast_tensors
 from hvdtrain.errors import TaskError
 
 # PyTorch's optimizer slots, by the names that Keras twins use
@@ -96,6 +96,17 @@ class TrainingState(CommonState):
         """
         for part in self._parts:
             part.check()
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check as the base does, but for buffers that take the shape of what is loaded."""
+        free = {
+            field.name: tuple(state[field.name].shape)
+            for field in self.model.fields
+            if field.resizes and field.name in state
+        }
+        super().check_fits(
+            {**shapes, **{name: shape for name, shape in free.items() if name in shapes}}, state
+        )
 
     def snapshot(self, kept: PortableState | None = None) -> TorchSnapshot:
         """Copy everything off the device.
@@ -198,7 +209,7 @@ class TrainingState(CommonState):
 
     def broadcast_ema(self, root: int) -> None:
         """Collective. Copy the root's moving average to every worker, after the weights."""
-        hvd.broadcast_parameters(self.ema.to_broadcast(), root)
+        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
 
     def follow(self, root_has_slots: Sequence[bool]) -> None:
         """Make or drop this worker's slots, so that each optimizer has them where the root's has them."""

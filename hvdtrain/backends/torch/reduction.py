@@ -10,11 +10,12 @@ from hvdtrain.backends.portable.low_rank import has_warmup
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.bfloat16 import BFloat16
 from hvdtrain.backends.torch.low_rank import LowRank
-from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.backends.torch.model_state import Entry, Field
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.workers import Sized
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError
 
 
 class GradientReducer(Protocol):
@@ -84,3 +85,28 @@ def choose_reducer(
         return REDUCERS[config.compression](workers, config.precision == "fp16")
     factor = (lambda: 1.0) if loss_scale is None else (lambda: loss_scale.factor)
     return LowRank(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))
+
+
+_ORDINARY = (torch.float32, torch.float64, torch.float16)
+
+
+def check_kinds(trainable: Iterable[Entry], config: Config) -> None:
+    """Check that what a config asks for can be computed with the kinds of numbers that the parameters are.
+
+    Raises:
+        ConfigError: If it cannot, naming the parameter and the option.
+    """
+    options = {
+        f"shard: {config.shard}": config.shard != "none",
+        f"compression: {config.compression}": rank_of(config.compression) is not None,
+        f"optimizer: {config.optimizer}": config.optimizer in ("lars", "lamb"),
+    }
+    option = next((name for name, is_given in options.items() if is_given), None)
+    entry = next((entry for entry in trainable if entry.tensor.dtype not in _ORDINARY), None)
+    if option is not None and entry is not None:
+        kind = str(entry.tensor.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"{option}: the model's parameter {entry.path} is {kind}; this takes real numbers in fp32, fp64 "
+            "or fp16",
+            "Leave the option out, or convert the model: model.float().",
+        )

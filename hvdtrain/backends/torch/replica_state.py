@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
 from hvdtrain.backends.torch.dry_run import as_kept
 from hvdtrain.backends.torch.layouts import left_out
-from hvdtrain.backends.torch.model_state import ModelState
+from hvdtrain.backends.torch.model_state import ModelState, set_values, strided_parts
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.errors import TaskError
 
@@ -118,7 +118,8 @@ class StateTensors:
                 continue
             if not _is_unlike(now, tensor):
                 with torch.no_grad():
-                    place.holder[place.name] = tensor.copy_(now)
+                    set_values(tensor, now)
+                    place.holder[place.name] = tensor
             elif place.is_saved:
                 raise _unlike(self.paths[id(tensor)], now, tensor)
 
@@ -168,15 +169,18 @@ def _unlike(path: str, now: torch.Tensor, tensor: torch.Tensor) -> TaskError:
 
 def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """Return a tensor's values as bytes in the host's memory; those of one that lies there may share it."""
-    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    data: NDArray[np.uint8] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    values = [part.detach().cpu().resolve_conj().resolve_neg() for _, part in strided_parts(tensor)]
+    parts = [value.contiguous().view(-1).view(torch.uint8) for value in values]
+    data: NDArray[np.uint8] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return data
 
 
 @torch.no_grad()
 def _write(tensor: torch.Tensor, data: NDArray[np.uint8]) -> None:
-    value = torch.from_numpy(data.copy()).view(tensor.dtype).reshape(tensor.shape)
-    tensor.copy_(value if tensor.layout is torch.strided else value.to_sparse())
+    parts = [part for _, part in strided_parts(tensor)]
+    values = torch.from_numpy(data.copy()).split_with_sizes([part.nbytes for part in parts])
+    for part, value in zip(parts, values, strict=True):
+        set_values(part, value.clone().view(part.dtype).view(part.shape))
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[np.float64]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.pipeline.staged_state import StateOfStage
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.optimizer_state import TrainingState
+from hvdtrain.backends.torch.state_broadcast import broadcast_tensors
 
 
 class StagedState(StateOfStage, TrainingState):
@@ -28,8 +28,8 @@ class StagedState(StateOfStage, TrainingState):
             if group.size == 1:
                 continue
             first = self._layout.ranks_of_stage(self._owners[entry.path][0])[0]
-            for number, tensor in enumerate(tensors):
-                hvd.broadcast_(tensor, first, f"hvdtrain.stage.{entry.path}.{number}", **group_of(group))
+            named = [(str(number), tensor) for number, tensor in enumerate(tensors)]
+            broadcast_tensors(named, first, group_of(group), f"stage.{entry.path}")
 
     @staticmethod
     def _slots_of(optimizer: torch.optim.Optimizer, entry: Entry) -> Iterator[torch.Tensor]:

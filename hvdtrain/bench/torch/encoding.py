@@ -46,7 +46,7 @@ def half_of(shapes: Sequence[tuple[int, ...]], on_gpu: bool) -> Callable[[], Non
     bucket.flat.normal_(std=GRADIENT)
 
     def encode() -> None:
-        bucket.flat.copy_(bucket.as_fp16(-1.0))  # a factor with which numbers keep their size
+        bucket.flat.copy_(bucket.cast(torch.float16, -1.0))  # a factor with which numbers keep their size
         _wait(on_gpu)
 
     return encode
