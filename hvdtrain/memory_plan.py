@@ -156,7 +156,7 @@ def memory_plan(
     *,
     frozen_parameters: int = 0,
     micro_batch: int,
-    has_own_optimizer: bool = False,
+    own_slots: int | None = None,
     workers: int = 1,
     is_elastic: bool = False,
     measured: MeasuredMemory | None = None,
@@ -168,7 +168,7 @@ def memory_plan(
         config: the resolved config.
         frozen_parameters: how many numbers are not trained.
         micro_batch: samples of a worker's micro-batch.
-        has_own_optimizer: whether the task brings an optimizer, whose slots are not known.
+        own_slots: bytes of the slots of the task's own optimizer, 0 if not known; None if it brings none.
         workers: the number of workers, among which state may be sharded.
         is_elastic: whether the job is elastic.
         measured: what was measured before the first step; None before that.
@@ -178,9 +178,9 @@ def memory_plan(
     parts = _parts(config, trained, workers)
     parts["parameters"] += _NUMBER_BYTES * frozen_parameters
     is_alone = workers == 1 or is_elastic or config.stages > 1
-    may_divide = not (is_alone or has_own_optimizer or config.sync_every is not None)
-    if has_own_optimizer:
-        parts["optimizer"] = 0
+    may_divide = not (is_alone or own_slots is not None or config.sync_every is not None)
+    if own_slots is not None:
+        parts["optimizer"] = own_slots
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
     remedies = _remedies(config, micro_batch, trained, measured)
     if may_divide:

@@ -77,6 +77,7 @@ class ModelInfo:
         stages: what each stage of a split model has, in words.
         stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
         stage_cuts: the first block of each stage but the first.
+        slot_bytes: what the state of the task's own optimizers takes; 0 if that is not known.
         synchronized_layers: number of batch-norm layers that normalise over all workers.
         float_bits: bits of the floating-point numbers that the model takes, 32 or 64.
     """
@@ -92,6 +93,7 @@ class ModelInfo:
     stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     stage_cuts: tuple[int, ...] = ()
     synchronized_layers: int = 0
+    slot_bytes: int = 0
     float_bits: int = 32
 
 

@@ -21,6 +21,28 @@ Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
 REGULARIZATION_LOSS = "regularization_loss"
 
 
+_OF_KERAS = {
+    "sparse_categorical_crossentropy": "cross_entropy",
+    "sparsecategoricalcrossentropy": "cross_entropy",
+    "categorical_crossentropy": "cross_entropy",
+    "categoricalcrossentropy": "cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "binarycrossentropy": "binary_cross_entropy",
+    "mean_squared_error": "mse",
+    "meansquarederror": "mse",
+    "mean_absolute_error": "mae",
+    "meanabsoluteerror": "mae",
+    "acc": "accuracy",
+    "sparse_categorical_accuracy": "accuracy",
+    "categorical_accuracy": "accuracy",
+    "sparse_top_k_categorical_accuracy": "top5_accuracy",
+    "top_k_categorical_accuracy": "top5_accuracy",
+    "f1_score": "f1",
+    "r2_score": "r2",
+}
+_OF_LOGITS = ("cross_entropy", "binary_cross_entropy")
+
+
 def make_objective(
     task: Any,
     framework: str,
@@ -227,6 +249,11 @@ def _look_up(
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]
         close = difflib.get_close_matches(str(value), known, n=1)
+        if isinstance(value, str) and (here := _OF_KERAS.get(value.lower())):
+            logits = " of logits: leave out the activation of the last layer" if here in _OF_LOGITS else ""
+            raise TaskError(
+                f"the task's {field} is {value!r}, which is a name of Keras", f"Here it is {here!r}{logits}."
+            )
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",
             f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}.",

@@ -87,6 +87,11 @@ def check_no_batches(source: Any) -> None:
     Raises:
         DataError: If it gives batches: each would be taken for a sample.
     """
+    if has_class(source, "tensorflow.DatasetV2") and _is_batched(source):
+        raise DataError(
+            "a stream's items are samples; those of this tf.data pipeline are batches",
+            "Leave out batch(), or give pipeline.unbatch(): hvdtrain makes the batches (--batch-size).",
+        )
     if name := next((name for name in _names(source) if name in _BATCHES), None):
         raise DataError(
             f"a stream's items are samples; those of {type_name(source)} are batches", _REMEDIES[name]
@@ -119,6 +124,18 @@ def check_unmasked(name: str, value: Any) -> None:
             "Fill them, .filled(value), and give the mask under a key of its own if the model needs it. "
             "Targets can be filled with the task's ignore_index.",
         )
+
+
+def _is_batched(pipeline: Any) -> bool:
+    """Return whether the last operation of a tf.data pipeline that makes or takes batches makes them."""
+    while True:
+        name = type(pipeline).__name__.lower()
+        if "batch" in name:
+            return "unbatch" not in name
+        inputs = pipeline._inputs()
+        if len(inputs) != 1 or any(part in name for part in ("flatmap", "interleave", "window")):
+            return False
+        pipeline = inputs[0]
 
 
 def _names(value: Any) -> list[str]:

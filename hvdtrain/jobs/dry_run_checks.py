@@ -97,7 +97,7 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     error = run.result.error
     if error is None and run.result.refusal is not None:
         return run.result.refusal
-    problem = _label_error(run)
+    problem = _missing_label_error(run) or _label_error(run)
     if error is None:
         # a step of the task's own has no named loss: that of the evaluation is the first
         is_first = other is None or not (other.named_loss or other.named_metrics)
@@ -109,6 +109,24 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     problem = problem or _failure(run, other, error)
     problem.__cause__ = error
     return problem
+
+
+def _missing_label_error(run: Pass) -> DataError | None:
+    """Return the error for class numbers of which some are missing, which makes floats of them."""
+    targets = {name: array for name, array in run.arrays.items() if name in TARGETS}
+    if run.named_loss != "cross_entropy" or not any(
+        np.isnan(a).any() for a in targets.values() if _is_float(a)
+    ):
+        return None
+    return DataError(
+        f"in the {run.what}, {describe_not_finite(targets, run.indices)}: the label is missing",
+        f"Leave such samples out, such as with frame.dropna(), or number them {run.ignore_index} and "
+        "give the task this ignore_index.",
+    )
+
+
+def _is_float(array: NDArray[Any]) -> bool:
+    return bool(array.dtype.kind == "f")
 
 
 def find_notes(run: Pass) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ def _plan_of(
         is_elastic=workers.is_elastic,
         frozen_parameters=model.frozen_parameters,
         micro_batch=session.plan().batch.micro_batch,
-        has_own_optimizer=model.own_rates is not None,
+        own_slots=None if model.own_rates is None else model.slot_bytes,
         measured=measured,
     )
 

@@ -396,6 +396,19 @@ def test_the_page_describes_every_method_and_all_of_the_context():
     assert set(described) == {field.name for field in fields(RunContext)}
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("EarlyStopping", "--early-stopping"), ("Mine", "a class derived from")],
+)
+def test_a_callback_of_keras_is_refused_with_what_does_the_same(name, instead):
+    base = type("Callback", (), {"__module__": "keras.src.callbacks", "on_epoch_end": lambda self: None})
+    module = "mine" if name == "Mine" else "keras.src.callbacks"
+    own = type(name, (base,), {"__module__": module})
+    with pytest.raises(TaskError, match=f"{name} is one of Keras's") as raised:
+        find_callbacks(SimpleNamespace(callbacks=[own()]), "my.py:Task")
+    assert f"In its place, use {instead}" in str(raised.value)
+
+
 def test_an_object_without_any_of_the_methods_is_refused():
     with pytest.raises(TaskError) as raised:
         find_callbacks(SimpleNamespace(callbacks=[threading.Event()]), "my.py:Task")

@@ -336,3 +336,8 @@ def test_samples_of_the_training_data_are_counted_unless_few_are_distinct():
     assert shared_samples(Items(size=9), Items(size=4)) == (4, 4)
     few = as_dataset({"inputs": RANDOM.randint(0, 2, (300, 3))})
     assert shared_samples(few, few) == (0, 0)
+
+
+def test_missing_labels_are_named():
+    targets = np.asarray([0, np.nan, 2, 1], np.float32)
+    assert "'targets' of sample 3 holds nan: the label is missing" in problem(passed(targets=targets))

@@ -99,7 +99,7 @@ def test_a_frozen_parameter_has_neither_gradient_nor_slot():
 
 def test_slots_of_an_optimizer_of_the_task_are_not_guessed():
     config = Config(framework="torch", optimizer="adamw")
-    found = memory_plan(SHAPES, config, micro_batch=16, has_own_optimizer=True)
+    found = memory_plan(SHAPES, config, micro_batch=16, own_slots=0)
     assert found.parts["optimizer"] == 0
 
 

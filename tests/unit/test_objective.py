@@ -68,6 +68,11 @@ def test_the_frameworks_own_loss_goes_first():
             "Did you mean 'cross_entropy'?",
         ),
         (
+            SimpleNamespace(loss="sparse_categorical_crossentropy"),
+            "the task's loss is 'sparse_categorical_crossentropy', which is a name of Keras\n"
+            "Here it is 'cross_entropy' of logits: leave out the activation of the last layer.",
+        ),
+        (
             SimpleNamespace(loss="cross_entropy", metrics={"a": "zzz"}),
             "the task's metrics['a'] is 'zzz', which is neither a function nor a known name\n"
             "Known: accuracy, auc, cross_entropy, f1, mean_iou, perplexity, precision, r2, recall.",

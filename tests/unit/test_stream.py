@@ -346,6 +346,29 @@ def test_what_cannot_be_used_is_refused(make, message):
         make()
 
 
+def pipeline(*operations):
+    """A made-up tf.data pipeline of these operations, the last one first."""
+    base = type(
+        "DatasetV2", (), {"__module__": "tensorflow.data", "as_numpy_iterator": lambda self: iter([])}
+    )
+    name, *rest = operations
+    inputs = [pipeline(*rest)] if rest else []
+    return type(name, (base,), {"_inputs": lambda self: inputs})()
+
+
+@pytest.mark.parametrize("last", [(), ("_PrefetchDataset", "_MapDataset")])
+def test_a_batched_pipeline_is_refused(last):
+    batched, unbatched = (
+        ("_BatchDataset", "_RangeDataset"),
+        ("_UnbatchDataset", "_BatchDataset", "_RangeDataset"),
+    )
+    for operations in (batched, ("_BatchDataset", *unbatched)):
+        with pytest.raises(DataError, match=r"this tf\.data pipeline are batches"):
+            hvdtrain.stream(pipeline(*last, *operations))
+    hvdtrain.stream(pipeline(*last, *unbatched))
+    hvdtrain.stream(pipeline(*last, "_RangeDataset"))
+
+
 @pytest.mark.parametrize("name", ["torch.DataLoader", "keras.PyDataset"])
 def test_what_gives_batches_is_refused(name):
     package, kind = name.split(".")

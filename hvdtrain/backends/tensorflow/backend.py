@@ -95,6 +95,7 @@ from hvdtrain.backends.tensorflow.functions import (
     accumulated_gradients,
     add_to_loss,
     joined,
+    native,
     of_all,
     of_counted,
     phase_of_layers,
@@ -276,6 +277,7 @@ class TensorFlowBackend:
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
             synchronized_layers=self._batch_norm.layers,
+            slot_bytes=sum(math.prod(v.shape) * native(v).dtype.size for v in self._slots) if method else 0,
             float_bits=self._wrap.float_bits,
         )
 

@@ -20,4 +20,10 @@ def unused_methods(model: keras.Model) -> list[str]:
             f"{' and '.join(own)} of the model (of model.fit) are not called: loss, metrics and optimizer "
             "are the task's and the config's; tf_loss and tf_optimizer of the task replace them"
         )
+    layers = model._flatten_layers(include_self=False)
+    if not model._call_has_training_arg and any(layer._call_has_training_arg for layer in layers):
+        notes.append(
+            f"call() of {type(model).__name__} has no argument training: model.fit would leave its layers, "
+            "such as dropout and batch norm, in evaluation; here they train"
+        )
     return notes
