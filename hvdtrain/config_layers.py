@@ -6,7 +6,7 @@ options. A field that a later source sets also replaces its alternative from an 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from hvdtrain.config import EITHER_OR, Config, Layer, is_nullable
 from hvdtrain.errors import ConfigError
 from hvdtrain.field_names import name_hint, value_hint
+from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.object_urls import shown
 from hvdtrain.regular_files import open_regular
 from hvdtrain.yaml_reader import parse_yaml
@@ -39,7 +40,10 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = list(layers)
-    _check_names(layers, task_parameters)
+    unknown = _unknown_names(layers, task_parameters)
+    if unknown and (wrong := _wrong_values(layers)):
+        unknown += [(problem, "") for problem in wrong]
+    _check_names(unknown)
     for layer in layers:
         for one, other in EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
@@ -71,12 +75,8 @@ def _merged(lower: Any, higher: Any) -> Any:
     return {**lower, **{key: _merged(lower.get(key), value) for key, value in higher.items()}}
 
 
-def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> None:
-    """Check that there are fields of all names.
-
-    Raises:
-        ConfigError: naming all that are unknown, each with a hint.
-    """
+def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> list[tuple[str, str]]:
+    """Return a message and a hint for each name that is no field."""
     unknown: list[tuple[str, str]] = []
     for layer in layers:
         for name, value in layer.values.items():
@@ -91,6 +91,29 @@ def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> N
                 )
                 hint = f"The task's constructor takes it: write {option}."
             unknown.append((f"{layer.source}: there is no field {name!r}", hint))
+    return unknown
+
+
+def _wrong_values(layers: Iterable[Layer]) -> list[str]:
+    """Return a message for each value that a field does not take, whatever the other fields are."""
+    found = []
+    for layer in layers:
+        given = {name: value for name, value in layer.values.items() if name in Config.model_fields}
+        try:
+            Config(**{"framework": next(iter(FRAMEWORKS)), **given})
+        except ValidationError as error:
+            sources = dict.fromkeys(given, layer.source)
+            details = [detail for detail in error.errors() if detail["loc"] and detail["loc"][0] in given]
+            found += [_describe(detail, sources) for detail in details]
+    return found
+
+
+def _check_names(unknown: Sequence[tuple[str, str]]) -> None:
+    """Check that there are fields of all names.
+
+    Raises:
+        ConfigError: naming all that are unknown, each with a hint.
+    """
     if len(unknown) == 1:
         problem, hint = unknown[0]
         raise ConfigError(problem, hint or "docs/config.md lists every field.")

@@ -257,6 +257,8 @@ def value_hint(field: str, value: object, nullable: bool) -> str:
         value: what the user wrote.
         nullable: whether the field can be null.
     """
+    if field == "resume" and isinstance(value, bool):
+        return 'write resume="auto" for the newest checkpoint in run_dir'
     if not isinstance(value, str):
         return ""
     if nullable and value.strip().lower() in _NULLS:

@@ -118,8 +118,15 @@ def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ..
         TaskError: naming both shapes. Broadcasting them would compare every sample with every other.
     """
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
+        remedy = "Give the model as many outputs as a sample has targets."
+        if len(outputs) == 2 and len([n for n in targets[1:] if n != 1]) == 0:
+            remedy = (
+                "A sample has one target: end the model in one output, such as nn.Linear(6, 1) or Dense(1)."
+            )
+            if name.startswith("binary"):
+                remedy += " Of several classes, the loss is cross_entropy."
         raise TaskError(
-            f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ"
+            f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ", remedy
         )
 
 

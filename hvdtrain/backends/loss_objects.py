@@ -5,6 +5,7 @@ from typing import Any
 
 from hvdtrain.data.unsupported import type_name
 from hvdtrain.errors import TaskError
+from hvdtrain.frameworks import FRAMEWORKS
 
 _NAMES = {
     "torch": {
@@ -57,6 +58,16 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
             "return hvdtrain.Weighted(mean, number of samples or tokens) from it.",
         )
     kind = type(loss)
+    for other, package in _PACKAGES.items():
+        if other != framework and callable(loss) and _module(loss).startswith(package):
+            known = _NAMES[other].get(kind.__name__)
+            raise TaskError(
+                f"the task's loss is {_described(loss)}, a loss of "
+                f"{FRAMEWORKS[other].title}, and --framework is {framework}",
+                f"Use loss = {known!r}, which both have."
+                if known
+                else f"Choose it in the task by framework, or use --framework {other}.",
+            )
     if not callable(loss) or not _module(loss).startswith(_PACKAGES[framework]):
         return loss, {}
     name = _NAMES[framework].get(kind.__name__)

@@ -198,10 +198,13 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
         TaskError: If it is not a tensor.
     """
     if not hasattr(value, "shape"):
-        raise TaskError(
-            f"{name} must give one value per sample, found a {type(value).__name__}",
-            "Return a tensor of shape (samples,), without a mean over the samples.",
-        )
+        remedy = "Return a tensor of shape (samples,), without a mean over the samples."
+        if not name.startswith("the loss"):
+            remedy += (
+                " What a sample alone does not have, such as F1, is a metric of the whole evaluation: its "
+                "name ('f1', 'auc', ...), hvdtrain.SumMetric or hvdtrain.GatheredMetric."
+            )
+        raise TaskError(f"{name} must give one value per sample, found a {type(value).__name__}", remedy)
     return tuple(value.shape)
 
 

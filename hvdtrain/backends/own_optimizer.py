@@ -24,7 +24,15 @@ def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) ->
         if isinstance(getattr(optimizer, "optimizer", None), kind):
             remedy = "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
         elif isinstance(optimizer, list | tuple):
-            remedy = "Return one optimizer, for all parameters."
+            prefix = method.partition("_")[0]
+            remedy = (
+                "Return one optimizer, for all parameters. Several are returned by name from "
+                f"{prefix}_optimizers(model) and used in {prefix}_step(model, batch, optimizers)."
+            )
+            if len(optimizer) == 2 and isinstance(optimizer[0], kind) and not isinstance(optimizer[1], kind):
+                remedy = (
+                    "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
+                )
         elif isinstance(optimizer, type) and issubclass(optimizer, kind):
             remedy = f"Return an instance: {optimizer.__name__}(...), with the arguments that it requires."
         shown = repr(optimizer) if isinstance(optimizer, str | type) else found.__name__

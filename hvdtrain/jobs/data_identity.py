@@ -27,6 +27,8 @@ _EVAL = "eval_data"
 # by the task's method
 DATA = {"train_data": TRAINING_DATA, _EVAL: EVALUATION_DATA, "predict_data": "data to predict"}
 
+METHODS = {words: method for method, words in DATA.items()}
+
 SAME_DATA = (
     "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "
     "itself. Seed a random split or order, such as train_test_split(..., random_state=0), and sort file "

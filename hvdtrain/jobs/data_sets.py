@@ -18,7 +18,7 @@ from hvdtrain.data.nesting import TARGETS
 from hvdtrain.data.numeric import all_bits, merged_by_cast
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
-from hvdtrain.jobs.data_identity import DATA
+from hvdtrain.jobs.data_identity import DATA, METHODS
 from hvdtrain.task import Arrays
 
 _VALUES = 1 << 21  # of an array that are compared
@@ -55,12 +55,11 @@ def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[A
 def _open_set(
     source: Any, collate: Any, config: Config, what: str, is_named: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """Open a data set; ``what`` it is called stands in errors of the data if the user has named it."""
+    """Open a data set; ``what`` it is called stands in errors."""
     try:
         dataset = as_dataset(source, collate=collate)
     except Exception as error:
-        if is_named:
-            name_the_set(error, what)
+        name_the_set(error, what if is_named else f"{METHODS[what]}()")
         raise
     fetch: Fetch = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
     if is_named:

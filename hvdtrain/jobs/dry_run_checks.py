@@ -225,14 +225,17 @@ def _label_error(run: Pass) -> HvdtrainError | None:
         return None
     first = int(np.flatnonzero(wrong.reshape(len(targets), -1).any(axis=1))[0])
     value = int(targets[first][wrong[first]].flat[0])
-    counted = targets[targets != run.ignore_index]
-    reach = f"reach {counted.max()}" if value >= classes else f"go down to {counted.min()}"
+    numbers = targets[targets != run.ignore_index]
+    reach = f"reach {numbers.max()}" if value >= classes else f"go down to {numbers.min()}"
     remedy = f"Give the model an output for each class, or number classes from 0 to {classes - 1}."
-    if counted.max() == classes and counted.min() == 1:
+    if classes == 1:
+        remedy = "Give the model an output for each class; of one output, the loss is binary_cross_entropy."
+    if numbers.max() == classes and numbers.min() == 1:
         remedy = "The classes seem to be numbered from 1: subtract 1 from the targets."
+    has = f"{classes} outputs (classes 0 to {classes - 1})" if classes > 1 else "1 output (class 0)"
+    sample = int(run.indices[first])
     return DataError(
-        f"targets of the {run.what} {reach}, and the model has {classes} outputs (classes 0 to "
-        f"{classes - 1}): sample {int(run.indices[first])} has {value}",
+        f"targets of the {run.what} {reach}, and the model has {has}: sample {sample} has {value}",
         remedy,
     )
 

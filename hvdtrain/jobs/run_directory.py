@@ -195,7 +195,8 @@ def _check_is_free(path: Path) -> None:
         if (path / name).exists():
             raise ConfigError(
                 f"run_dir: {path} already holds a run ({name})",
-                "Add --resume to continue it, choose another --run-dir, or move it away.",
+                'Add --resume (in Python resume="auto") to continue it, choose another --run-dir, or move it '
+                "away.",
             )
 
 

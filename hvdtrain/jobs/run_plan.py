@@ -110,6 +110,8 @@ def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
     workers = session.backend.workers
     if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
         parts.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
+    if "torch" in session.backend.info.versions:
+        parts.append("subnormal numbers are 0 (torch.set_flush_denormal)")
     return ", ".join(parts)
 
 

@@ -318,7 +318,10 @@ def open_task_data(job: JobSpec) -> TaskData:
     train_data, train_values = open_data(task, job.config, "train_data", own_collate)
     eval_data, eval_values = open_data(task, job.config, "eval_data")
     if train_data is None:
-        raise DataError(f"train_data() of task {job.config.task} gave None")
+        raise DataError(
+            f"train_data() of task {job.config.task} gave None",
+            "Return the training data from it, such as a pair of arrays: return inputs, targets.",
+        )
     if hasattr(task, "sample_probabilities"):
         train_data = Drawn(train_data, _called(task, "sample_probabilities", job.config))
         train_values["sample_probabilities"] = train_data.draws.identity

@@ -174,6 +174,12 @@ def notes_on_options(
     The arguments are those of ``unused_options`` and ``unreached_parts``.
     """
     notes = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+    if plan.batch.global_batch > plan.data_size:
+        times = plan.batch.global_batch / plan.data_size
+        notes.append(
+            f"a step has {plan.batch.global_batch:,} samples, {times:.3g} times the {plan.data_size:,} of "
+            f"the training data, so that samples repeat in it; {counted(plan.steps, 'step')} in all"
+        )
     return [*notes, *unreached_parts(plan), *plateau_notes(config, plan), *profile_notes(config, plan)]
 
 

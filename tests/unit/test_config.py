@@ -582,3 +582,19 @@ def test_a_written_config_stands_in_for_the_command_line(tmp_path):
     path.write_text(resolved(steps=9, global_batch_size=48).to_yaml())
     config = resolve([read_file(path), Layer("options", {"epochs": 2, "batch_size": 4})])
     assert (config.steps, config.epochs, config.global_batch_size, config.batch_size) == (None, 2, None, 4)
+
+
+def test_unknown_names_and_wrong_values_are_said_together():
+    with pytest.raises(ConfigError) as caught:
+        resolve([Layer("bad.yaml", {"epochs": "three", "batchsize": 3, "lr": 2})])
+    assert [line.partition(",")[0] for line in str(caught.value).splitlines()] == [
+        "bad.yaml: there is no field 'batchsize'. Did you mean 'batch_size'?",
+        "bad.yaml: there is no field 'lr'. Did you mean 'learning_rate'?",
+        "epochs: should be a valid number",
+        "docs/config.md lists every field.",
+    ]
+
+
+def test_true_is_no_checkpoint():
+    with pytest.raises(ConfigError, match=r'write resume="auto" for the newest checkpoint in run_dir$'):
+        resolve([Layer("train()", {"framework": "torch", "resume": True})])

@@ -84,7 +84,8 @@ def test_a_scheduler_of_pytorch_is_refused(name, options):
 @pytest.mark.parametrize(
     ("returned", "found", "remedy"),
     [
-        ([torch.optim.SGD([BODY])], "found list", "Return one optimizer, for all parameters."),
+        ([torch.optim.SGD([BODY])], "found list", "Return one optimizer, for all parameters. Several are"),
+        ((torch.optim.SGD([BODY]), object()), "found tuple", "Return the optimizer alone; set the schedule"),
         (Lion, "found <class '", r"Return an instance: Lion\(\.\.\.\), with the arguments that it requires"),
         ("adam", "found 'adam'", ""),
     ],

@@ -92,8 +92,8 @@ def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
     error = refused(run_dir="run")
     assert isinstance(error, ConfigError)
     assert str(error) == (
-        f"run_dir: run already holds a run ({name})\nAdd --resume to continue it, choose another "
-        "--run-dir, or move it away."
+        f"run_dir: run already holds a run ({name})\n"
+        'Add --resume (in Python resume="auto") to continue it, choose another --run-dir, or move it away.'
     )
     assert [path.name for path in (folder / "run").iterdir()] == [name]
 

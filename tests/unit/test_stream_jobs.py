@@ -190,7 +190,10 @@ def test_the_plan_says_that_padding_of_dealt_shards_counts_in_batch_norm(shards)
     def plan(workers):
         config = resolve([Layer("test", {"framework": "torch"})])
         session = SimpleNamespace(train_data=data, config=config, backend=SimpleNamespace(workers=workers))
-        model, plan = SimpleNamespace(batch_norm_layers=1), SimpleNamespace(batch=BatchPlan(12, 2))
+        model, plan = (
+            SimpleNamespace(batch_norm_layers=1, synchronized_layers=0),
+            SimpleNamespace(batch=BatchPlan(12, 2)),
+        )
         return _batch_norm(session, model, plan)
 
     found = on_every_rank(["here"] * 2, plan)[0]

@@ -68,3 +68,8 @@ def test_what_never_ends_or_cannot_be_is_refused_with_its_place(text, said):
 )
 def test_aliases_and_equal_keys_in_other_mappings_are_read(text, value):
     assert parse_yaml(text, "run.yaml") == value
+
+
+def test_an_error_of_syntax_shows_the_line_before():
+    with pytest.raises(ConfigError, match=r"at line 4, column 1: could not find expected ':'\n  epochs 3$"):
+        parse_yaml("framework: torch\ntask: x\nepochs 3\n", "it")
