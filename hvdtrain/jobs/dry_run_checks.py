@@ -189,7 +189,12 @@ def _metrics_of_logits(run: Pass) -> list[str]:
 
 
 def _hints(run: Pass) -> Iterator[str]:
-    """Yield what may help if the named loss fails."""
+    """Yield what may help if the model or the named loss fails."""
+    if booleans := [name for name, array in run.arrays.items() if array.dtype.kind == "b"]:
+        yield (
+            f"{', '.join(map(repr, booleans))}: few layers take booleans. If they are features or targets, "
+            "give numbers: .astype('float32')."
+        )
     outputs, targets = _array_of(run), _targets(run)
     if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
         return

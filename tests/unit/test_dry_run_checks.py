@@ -341,3 +341,8 @@ def test_samples_of_the_training_data_are_counted_unless_few_are_distinct():
 def test_missing_labels_are_named():
     targets = np.asarray([0, np.nan, 2, 1], np.float32)
     assert "'targets' of sample 3 holds nan: the label is missing" in problem(passed(targets=targets))
+
+
+def test_booleans_are_named_where_a_batch_fails():
+    run = passed(inputs=np.ones((4, 2), bool), error=RuntimeError("mat1 and mat2 must have the same dtype"))
+    assert "'inputs': few layers take booleans" in problem(run)
