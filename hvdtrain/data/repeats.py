@@ -11,7 +11,7 @@ from hvdtrain.data.stream import Stream
 
 _SECONDS = 0.03
 _BYTES = 1 << 25
-_BLOCK = 256  # samples that are read at once, if the data set can do so
+_BLOCK, _BLOCK_BYTES = 256, 1 << 20  # that are read at once, if the data set can do so
 _COMPARED = 256
 
 
@@ -65,7 +65,8 @@ def shared_samples(train: Any, other: Any) -> tuple[int, int]:
 def _hashes(dataset: Any, names: list[str], deadline: float, most: int | None = None) -> Iterator[int]:
     """Yield hashes of samples, blocks of the beginning and the end in turn, until the time is over."""
     size, taken = len(dataset), 0
-    block = _BLOCK if hasattr(dataset, "batch") else 1
+    one = sum(array.nbytes for array in _read(dataset, np.zeros(1, np.int64)).values())
+    block = min(_BLOCK, max(1, _BLOCK_BYTES // max(1, one))) if hasattr(dataset, "batch") else 1
     starts = [start for pair in zip(*_from_both_ends(range(0, size, block)), strict=False) for start in pair]
     for start in list(dict.fromkeys(starts))[: most and -(-most // block)]:
         arrays = _read(dataset, np.arange(start, min(start + block, size)))

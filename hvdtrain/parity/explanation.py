@@ -10,8 +10,10 @@ from hvdtrain.parity.rows import OUTPUTS, Divergence, Row
 from hvdtrain.parity.symptoms import (
     activation_between,
     constant_factor,
+    differs_but_at_the_end,
     factor_of_scores,
     is_reordered,
+    mask_of,
     product_with,
     zero_borders,
 )
@@ -78,11 +80,23 @@ def _between(divergence: Divergence) -> Finding | None:
             "Keras last; permute "
             "before flattening",
         )
-    return _scaled("scale", place, *pair)
+    return _looking_ahead(place, *pair) or _scaled("scale", place, *pair)
+
+
+def _looking_ahead(place: str, left: Array, right: Array) -> Finding | None:
+    if not differs_but_at_the_end(left, right):
+        return None
+    text = "both agree at the last position alone: one of them masks later positions (a causal mask)"
+    return Finding("attention mask", place, text)
 
 
 def _of_softmax(divergence: Divergence) -> Finding | None:
     pair = divergence.row.output_arrays
+    if pair is not None and (mask := mask_of(*pair)) is not None:
+        masks, does_not = ("PyTorch", "TensorFlow") if mask[0] == 0 else ("TensorFlow", "PyTorch")
+        return Finding(
+            "attention mask", place_of(divergence), f"{masks} masks {mask[1]}, and {does_not} does not"
+        )
     factor = factor_of_scores(*pair) if pair is not None else None
     if factor is None:
         return None
@@ -109,7 +123,7 @@ def _of_layer(row: Row, start: PortableState) -> Finding | None:
         if all(names) and names[0] != names[1]:
             suspect = "GELU form" if all(name.startswith("GELU") for name in names) else "activation"
             return Finding(suspect, row.path, f"PyTorch computes {names[0]}, TensorFlow {names[1]}")
-    return _scaled("scale", row.path, *pair)
+    return _looking_ahead(row.path, *pair) or _scaled("scale", row.path, *pair)
 
 
 def _padded(row: Row) -> Finding | None:

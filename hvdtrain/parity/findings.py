@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PortableState
 from hvdtrain.parity.differences import difference
@@ -14,7 +15,9 @@ from hvdtrain.parity.rows import Row
 from hvdtrain.parity.symptoms import constant_factor
 
 MISSING_BIAS = "missing bias"
+FROZEN = "frozen parameters"
 MOMENTUM = "momentum convention"
+CONSTRAINTS = "constraints"  # of Keras's parameters, which its optimizers apply
 CLASS = "class"  # of an optimizer: others of other names may do the same
 _ALWAYS = {"epsilon", "kept statistics", "gelu", "negative slope", "rate"}
 _SAME = 1e-9  # relative; of settings
@@ -116,6 +119,40 @@ def different_values(left: PortableState, right: PortableState) -> Iterator[Find
         yield Finding("initial value", name.removeprefix("model/").rpartition("/")[0], text)
 
 
+def different_beginnings(left: PortableState, right: PortableState) -> Iterator[Finding]:
+    """Yield the parameters whose own initial values are no default and differ, before both get equal ones.
+
+    Defaults of the frameworks differ, and are no finding: PyTorch draws biases, Keras sets them to 0.
+    """
+    for name in [name for name in left if name in right and left[name].shape == right[name].shape]:
+        layer, _, role = name.rpartition("/")
+        one, other = (side[name].astype(np.float64) for side in (left, right))
+        kernel = left.get(f"{layer}/kernel")
+        if not one.size or difference(one, other).relative <= _SAME:
+            continue
+        if role == "bias":
+            if kernel is None or f"{layer}/recurrent_kernel" in left:  # of which Keras's default is not 0
+                continue
+            reach = 1.001 / math.sqrt(math.prod(kernel.shape[:-1]) or 1)  # of PyTorch's default
+            is_constant = one.size > 1 and one.min() == one.max()
+            is_own = other.any() or is_constant or abs(one).max() > reach
+        else:  # kernels are drawn from other distributions by default
+            is_own = role in ("gamma", "beta", "moving_mean", "moving_variance")
+        if is_own:
+            yield Finding(
+                "initial value",
+                layer.removeprefix("model/"),
+                f"{name.removeprefix('model/')} starts from {_range(one)} in PyTorch and from "
+                f"{_range(other)} in TensorFlow; here both got equal values for all else that is compared. "
+                "Give both the same, or train with initial_parameters: portable",
+            )
+
+
+def _range(array: NDArray[Any]) -> str:
+    low, high = array.min(), array.max()
+    return f"{low:.4g}" if low == high else f"values between {low:.2g} and {high:.2g}"
+
+
 def not_finite(left: Observation, right: Observation, precision: str) -> Iterator[Finding]:
     """Yield losses of training that are not finite, and those of samples if only one framework's are."""
     sides = ((left, "PyTorch"), (right, "TensorFlow"))
@@ -176,7 +213,7 @@ def _frozen(left: Observation, right: Observation) -> Iterator[Finding]:
         if names:
             name = names[0].removeprefix("model/")
             yield Finding(
-                "frozen parameters",
+                FROZEN,
                 name.rpartition("/")[0],
                 f"{title} trains {name}, and {other_title} does not"
                 + (f"; so with {len(names) - 1} others" if len(names) > 1 else ""),

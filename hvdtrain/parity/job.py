@@ -61,13 +61,13 @@ def parity_job(layers: list[Layer], role: Role) -> Result | bool:
     Raises:
         HvdtrainError: as training would raise it.
     """
-    layers = layers_for(layers, role.framework)
+    given, layers = layers, layers_for(layers, role.framework)
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers)
         check_task(job.task_class, job.config.task)
         config, left_out = parity_config(job.config)
         job = replace(job, config=config, notes=(*job.notes, *left_out))
-        return _compare(job, role, signals)
+        return _compare(job, role, signals, has_own_values(given, job.task_class))
 
 
 def layers_for(layers: list[Layer], framework: str) -> list[Layer]:
@@ -100,12 +100,23 @@ def check_task(task_class: Any, name: str) -> None:
         )
 
 
-def _compare(job: JobSpec, role: Role, signals: Signals) -> Result | bool:
+def has_own_values(layers: list[Layer], task_class: Any) -> bool:
+    """Return whether training would start from what the models' own initializers give.
+
+    Args:
+        layers: the user's config values.
+        task_class: the task's class.
+    """
+    sources = [getattr(task_class, "defaults", {}), *(layer.values for layer in layers)]
+    return not any(name in values for values in sources for name in ("initial_parameters", "init"))
+
+
+def _compare(job: JobSpec, role: Role, signals: Signals, has_own_values: bool) -> Result | bool:
     with started(job, signals, ranks=role.ranks) as backend, signals.signals_take_precedence():
         exchange = Exchange(role) if role.is_leader else None
         task_data, model, _ = open_together(job, backend)
         config = with_learning_rate(job.config, model.own_rates)
-        side = Side(config, backend, task_data)
+        side = Side(config, backend, task_data, has_own_values)
         notes = [*job.notes, *task_data.notes]
         ACTIVITY.enter("comparing the parameters", is_long=True)
         fits, start = _agree_on_start(side, exchange)
@@ -131,14 +142,16 @@ def _agree_on_start(side: Side, exchange: Exchange | None) -> tuple[Match | None
 
     There is no start if the models cannot be compared.
     """
+    own = side.own_initial()
     initial = side.initial()
     if exchange is None:
         return None, None
     if side.config.framework != FIRST:
-        exchange.send(initial)
+        exchange.send((initial, own))
         start: PortableState | None = exchange.receive()
         return None, start
-    fits = match(initial, exchange.receive())
+    other, others_own = exchange.receive()
+    fits = match(initial, other, (own, others_own))
     start = dict(fits.start) if fits.can_compare else None
     exchange.send(start)
     return fits, start

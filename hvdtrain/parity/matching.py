@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.errors import TaskError
-from hvdtrain.parity.findings import MISSING_BIAS, Finding, different_values
+from hvdtrain.parity.findings import MISSING_BIAS, Finding, different_beginnings, different_values
 
 _BIASES = ("bias", "beta")
 
@@ -53,8 +53,14 @@ class Match:
         return all(one.is_missing_bias for one in self.unmatched)
 
 
-def match(left: PortableState, right: PortableState) -> Match:
-    """Return how the parameters of PyTorch's model and of TensorFlow's fit together."""
+def match(left: PortableState, right: PortableState, own: Sequence[PortableState] = ()) -> Match:
+    """Return how the parameters of PyTorch's model and of TensorFlow's fit together.
+
+    Args:
+        left: PyTorch's initial values.
+        right: TensorFlow's.
+        own: the values of both that their own initializers give, if these are to be compared.
+    """
     unmatched = []
     for name in [*left, *(name for name in right if name not in left)]:
         shapes = [tuple(side[name].shape) if name in side else None for side in (left, right)]
@@ -72,7 +78,8 @@ def match(left: PortableState, right: PortableState) -> Match:
         )
         for one in unmatched
     ]
-    return Match(start, unmatched, [*findings, *_together(list(different_values(left, right)))])
+    begin = list(different_beginnings(*own)) if own else []
+    return Match(start, unmatched, [*findings, *begin, *_together(list(different_values(left, right)))])
 
 
 def _together(findings: list[Finding]) -> list[Finding]:

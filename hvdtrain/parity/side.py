@@ -36,15 +36,30 @@ class Side:
         config: the config, without what a comparison leaves out.
         backend: the framework.
         task_data: the task with its data.
+        has_own_values: whether training would start from what the model's own initializers give.
     """
 
     config: Config
     backend: Backend
     task_data: TaskData
+    has_own_values: bool = False
 
     def initial(self) -> PortableState:
         """Collective. Return the parameters that the model starts from; on ranks other than 0, nothing."""
         restore(self.config, self.backend, len(self.task_data.train_data))
+        return self._parameters()
+
+    def own_initial(self) -> PortableState:
+        """Collective. Return the parameters that the model's own initializers give; nothing if not needed."""
+        if not self.has_own_values:
+            return {}
+        task = self.task_data.task
+        build(self.config.model_copy(update={"initial_parameters": "model"}), task, self.backend)
+        found = self._parameters()
+        build(self.config, task, self.backend)
+        return found
+
+    def _parameters(self) -> PortableState:
         pending = self.backend.gather_state()
         return model_part({} if pending is None else pending.read())
 

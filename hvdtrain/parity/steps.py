@@ -1,11 +1,14 @@
 """How far gradients and parameters are apart in training, and why."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from hvdtrain.backends.base import PortableState
 from hvdtrain.parity.differences import Array, Difference, difference
-from hvdtrain.parity.findings import CLASS, MOMENTUM, Finding, different_optimizers
+from hvdtrain.parity.findings import CLASS, CONSTRAINTS, MOMENTUM, Finding, different_optimizers
 from hvdtrain.parity.limits import FP64, Limits
 from hvdtrain.parity.movements import moved_apart
 from hvdtrain.parity.observation import Observation
@@ -75,7 +78,9 @@ def _apart(left: PortableState, right: PortableState) -> dict[str, Difference]:
     return {name: difference(left[name], right[name], scale) for name in floats}
 
 
-def of_gradients(left: Observation, right: Observation, rows: list[StepRow], limits: Limits) -> list[Finding]:
+def of_gradients(
+    left: Observation, right: Observation, rows: list[StepRow], start: PortableState, *, limits: Limits
+) -> list[Finding]:
     """Return why loss or gradients of the first step differ, if they do; of several, the last layer's.
 
     A wrong gradient spreads to the layers before it.
@@ -88,6 +93,8 @@ def of_gradients(left: Observation, right: Observation, rows: list[StepRow], lim
     if not differing:
         advice = "though losses in evaluation and gradients agree: look for a loss that is added in training"
         return [Finding("loss in training", "the loss", f"{by}, {advice}")] if has_other_loss else []
+    if (penalty := _penalty(left, right, differing, start)) is not None:
+        return [penalty]
     name = differing[-1]
     one, other = left.steps[0].gradients[name], right.steps[0].gradients[name]
     text = f"the gradient of {name.removeprefix('model/')} differs by {rows[0].gradients[name].relative:.1e}"
@@ -107,6 +114,28 @@ def of_gradients(left: Observation, right: Observation, rows: list[StepRow], lim
     return [Finding("gradient", _layer(name), text)]
 
 
+def _penalty(left: Observation, right: Observation, names: list[str], start: PortableState) -> Finding | None:
+    """Return the finding of gradients that differ by a multiple of the parameters, or of their signs."""
+    found = []
+    for name in [name for name in names if name in start]:
+        more = right.steps[0].gradients[name] - left.steps[0].gradients[name]
+        for kind, term, share in (("L2", start[name], 2), ("L1", np.sign(start[name]), 1)):
+            factor = constant_factor(more, term)
+            if factor is not None:
+                found.append((name, kind, factor / share))
+                break
+    if not found:
+        return None
+    name, kind, factor = found[-1]
+    has, has_not = ("TensorFlow", "PyTorch") if factor > 0 else ("PyTorch", "TensorFlow")
+    return Finding(
+        "regularizer",
+        _layer(name),
+        f"{has}'s loss has an {kind} term of {abs(factor):.4g}, such as a layer's regularizer, on "
+        f"{', '.join(one.removeprefix('model/') for one, *_ in found)} in training, and {has_not}'s does not",
+    )
+
+
 def of_updates(
     left: Observation, right: Observation, rows: list[StepRow], start: PortableState, *, limits: Limits
 ) -> tuple[list[Finding], list[str]]:
@@ -117,18 +146,25 @@ def of_updates(
     # of all names: with large batches they differ by less than the limit after a step, and by more later
     usual = _usual_variances(left, right, list(rows[0].parameters), start)
     notes = list(usual.values())[:1]
-    for row in rows:
+    frozen = set(left.trained) ^ set(right.trained)  # which are a finding of their own
+    for row in rows[:1] if frozen else rows:
         if not math.isfinite(row.loss.relative):
             break  # that is a finding of its own
         differing = {name: apart.relative for name, apart in row.parameters.items()}
         if limits.steps <= FP64.steps:  # else rounding may be as large as a small movement
             differing |= moved_apart(*_arrays(left, right, row), start, left.trained)
         differing = {
-            name: apart for name, apart in differing.items() if apart > limits.steps and name not in usual
+            name: apart
+            for name, apart in differing.items()
+            if apart > limits.steps and name not in usual and name not in frozen
         }
         if differing:
+            constraints = right.optimizer.get(CONSTRAINTS, {})
+            constrained = [one for one in differing if one in constraints]
             name = next(iter(differing))
-            if not findings or name.endswith(_STATISTICS):  # the optimizers' settings explain the others
+            if constrained:
+                findings.append(_constraint(constrained, constraints))
+            elif not findings or name.endswith(_STATISTICS):  # the optimizers' settings explain the others
                 findings.append(_why((left, right), row, name, differing[name], start))
             break
     return findings, notes
@@ -165,6 +201,12 @@ def _why(
     if row.step > 1:
         advice += ", or lower the learning rate: an unstable training makes much of rounding"
     return Finding("update", _layer(name), f"{text}, though the first gradients agree: {advice}")
+
+
+def _constraint(names: Sequence[str], constraints: Mapping[str, str]) -> Finding:
+    kinds = ", ".join(f"{constraints[name]} on {name.removeprefix('model/')}" for name in names)
+    text = f"TensorFlow applies {kinds} after each update, and PyTorch does not: do it in both, or in neither"
+    return Finding("constraint", _layer(names[0]), text)
 
 
 def _usual_variances(

@@ -90,6 +90,30 @@ def factor_of_scores(left: Array, right: Array) -> float | None:
     return constant_factor(*found)
 
 
+def mask_of(left: Array, right: Array) -> tuple[int, str] | None:
+    """Return which of two arrays of probabilities has zeros where the other has none, and which places."""
+    if left.shape != right.shape:
+        return None
+    for side, (one, other) in enumerate(((left, right), (right, left))):
+        masked = (one == 0) & (other > 0)
+        if not masked.any() or ((other == 0) & (one > 0)).any():
+            continue
+        if one.ndim > 1 and one.shape[-1] == one.shape[-2] > 1:
+            later = np.triu(np.ones(one.shape[-2:], bool), 1)
+            if (masked == later).all() or (masked == later.T).all():  # layouts of equal axes
+                return side, "later positions (a causal mask)"
+        return side, f"{masked.mean():.0%} of the positions"
+    return None
+
+
+def differs_but_at_the_end(left: Array, right: Array) -> bool:
+    """Return whether sequences agree at their last position alone, as if one side could not look ahead."""
+    if left.shape != right.shape or left.ndim < 3 or left.shape[1] < 2:
+        return False
+    apart = [difference(left[:, place], right[:, place]).relative for place in range(left.shape[1])]
+    return apart[-1] < _LEAST and min(apart[:-1]) > _CLOSE
+
+
 def is_reordered(left: Array, right: Array) -> bool:
     """Return whether each sample has the same numbers in another order."""
     if left.shape != right.shape or left.ndim < 2:

@@ -9,6 +9,7 @@ from hvdtrain.backends.base import PortableState
 from hvdtrain.parity.differences import difference
 from hvdtrain.parity.explanation import explain, place_of
 from hvdtrain.parity.findings import (
+    FROZEN,
     MISSING_BIAS,
     MOMENTUM,
     Finding,
@@ -110,8 +111,9 @@ def judge(
         findings += of_loss
         if not of_loss and not (left.is_random_in_training or right.is_random_in_training):
             steps = list(deciding.steps)
-            of_gradient = of_gradients(left, right, steps, limits)
-            findings += of_gradient
+            of_gradient = of_gradients(left, right, steps, start, limits=limits)
+            # a layer that is frozen may compute something else in training, as Keras's batch norm does
+            findings += [] if any(one.suspect == FROZEN for one in findings) else of_gradient
             if not of_gradient and is_complete:
                 of_update, more = of_updates(left, right, steps, start, limits=limits)
                 findings += [one for one in of_update if not (one.suspect == MOMENTUM and has_settings)]

@@ -8,7 +8,7 @@ from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.setup import JobSpec, build_together, open_task_data, settle
-from hvdtrain.parity.job import Result, compare, layers_for
+from hvdtrain.parity.job import Result, compare, has_own_values, layers_for
 from hvdtrain.parity.matching import match
 from hvdtrain.parity.side import Side, parity_config
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
@@ -24,7 +24,8 @@ def side_of(framework, task_class, **options):
     backend = TorchBackend(worker, torch.device("cpu")) if framework == "torch" else None
     backend = backend or TensorFlowBackend(worker, "CPU")
     model = build_together(config, task_data.task, backend)
-    return Side(with_learning_rate(config, model.own_rates), backend, task_data)
+    own = has_own_values([Layer("options", options)], task_class)
+    return Side(with_learning_rate(config, model.own_rates), backend, task_data, own)
 
 
 def compared(task_class, **options) -> Result:
@@ -37,7 +38,8 @@ def compared(task_class, **options) -> Result:
     if isinstance(task_class, str):
         options, task_class = {"task": task_class, **options}, None
     sides = [side_of(framework, task_class, **options) for framework in ("torch", "tf")]
-    fits = match(*(side.initial() for side in sides))
+    own = [side.own_initial() for side in sides]
+    fits = match(*(side.initial() for side in sides), own)
     name = sides[0].config.task
     if not fits.can_compare:
         return Result(fits, None, [], 1, name)

@@ -10,6 +10,7 @@ from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError, UsageErr
 from hvdtrain.parity import command, exchange
 from hvdtrain.parity.differences import aligned, difference
 from hvdtrain.parity.exchange import Role, find_role
+from hvdtrain.parity.findings import different_beginnings
 from hvdtrain.parity.job import check_task
 from hvdtrain.parity.losses import explain_losses
 from hvdtrain.parity.matching import match
@@ -18,8 +19,10 @@ from hvdtrain.parity.probe import steps_to_compare
 from hvdtrain.parity.symptoms import (
     activation_between,
     constant_factor,
+    differs_but_at_the_end,
     factor_of_scores,
     is_reordered,
+    mask_of,
     product_with,
     zero_borders,
 )
@@ -207,3 +210,32 @@ def test_what_tensorflow_alone_raises_is_reported_by_its_leader(rank, speaks, mo
     with pytest.raises(TaskError) as caught:
         command.run_parity([], None)
     assert caught.value.everywhere is not speaks
+
+
+@pytest.mark.parametrize(("left", "right", "said"), [
+    ({"bias": np.full(8, -2.0)}, {"bias": np.zeros(8)}, ["starts from -2 in PyTorch and from 0 in"]),
+    ({"bias": np.linspace(-0.3, 0.3, 8)}, {"bias": np.full(8, 0.1)}, ["and from 0.1 in TensorFlow"]),
+    ({"bias": np.linspace(-0.4, 0.4, 8)}, {"bias": np.zeros(8)}, []),
+    ({"gamma": np.ones(8)}, {"gamma": np.zeros(8)}, ["from 1 in PyTorch and from 0"]),
+    ({}, {}, []),
+])  # fmt: skip
+def test_initializers_that_are_no_defaults_are_named(left, right, said):
+    sides = []
+    for seed, own in enumerate((left, right)):
+        kernel = np.random.RandomState(seed).uniform(-0.4, 0.4, (6, 8))
+        sides.append({f"model/dense/{name}": value for name, value in {"kernel": kernel, **own}.items()})
+    found = list(different_beginnings(*sides))
+    assert [text in one.text for one, text in zip(found, said, strict=True)] == [True] * len(said)
+
+
+def test_masks_are_told_by_their_zeros_and_by_the_last_position():
+    scores = np.random.RandomState(0).randn(2, 5, 5)
+    open_to_all, causal = np.exp(scores), np.exp(scores) * np.tril(np.ones((5, 5)))
+    assert mask_of(causal, open_to_all) == (0, "later positions (a causal mask)")
+    causal[:, :, 0] = 0
+    assert mask_of(open_to_all, causal) == (1, "60% of the positions")
+    assert mask_of(open_to_all, open_to_all) is None
+    other = open_to_all + 0.1
+    assert not differs_but_at_the_end(open_to_all, other)
+    other[:, -1] = open_to_all[:, -1]
+    assert differs_but_at_the_end(open_to_all, other)

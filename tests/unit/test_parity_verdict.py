@@ -153,6 +153,11 @@ def test_equal_observations_have_no_cause():
         ({"gradient": 0.0}, "gradient", "it is zero in TensorFlow"),
         ({"gradient": 0.5}, "gradient", "PyTorch's is 2 times TensorFlow's"),
         ({"moved": 0.5}, "update", "PyTorch moves it 2 times as far"),
+        (
+            {"moved": 0.5, "optimizer": {"constraints": {"model/a/kernel": "MaxNorm"}}},
+            "constraint",
+            "TensorFlow applies MaxNorm on a/kernel after each update",
+        ),
         ({"loss": 1.1}, "loss in training", "differs by 1.0e-01, though losses in evaluation"),
         ({"is_random_in_training": True}, "random numbers in training", "TensorFlow's loss differs"),
         ({"random_layers": ("a",)}, "dropout left on", "TensorFlow gives other outputs in two passes"),
@@ -216,3 +221,25 @@ def test_a_cause_that_is_found_may_hide_others(number, said):
         assert last == "no parity: 0 causes found"
     else:
         assert last == f"further causes may show when {said}: run parity again then"
+
+
+def test_parameters_that_one_framework_trains_are_one_cause():
+    ours, theirs = observed("torch"), observed("tf", trained=("model/a/kernel",))
+    (state,) = theirs.steps
+    after = {**state.parameters, "model/a/bias": START["model/a/bias"]}
+    gradients = {name: 2 * value for name, value in state.gradients.items()}
+    theirs = replace(theirs, steps=(replace(state, parameters=after, gradients=gradients),))
+    assert [suspect for suspect, *_ in causes(ours, theirs)] == ["frozen parameters"]
+
+
+@pytest.mark.parametrize(("share", "has"), [(0.02, "TensorFlow"), (-0.02, "PyTorch")])
+def test_a_regularizer_of_one_framework_is_told_by_the_gradient(share, has):
+    theirs = observed("tf")
+    (state,) = theirs.steps
+    kernel = "model/a/kernel"
+    gradients = {**state.gradients, kernel: state.gradients[kernel] + share * START[kernel]}
+    ((suspect, layer, text),) = causes(
+        observed("torch"), replace(theirs, steps=(replace(state, gradients=gradients),))
+    )
+    assert (suspect, layer) == ("regularizer", "a")
+    assert text.startswith(f"{has}'s loss has an L2 term of 0.01, such as a layer's regularizer, on a/kernel")

@@ -19,6 +19,7 @@ from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState, walk
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.config import Config
+from hvdtrain.parity.findings import CONSTRAINTS
 from hvdtrain.parity.observation import ForwardPass
 from hvdtrain.parity.paths import layer_paths
 from hvdtrain.parity.tensorflow.calls import Recorder, to_array
@@ -104,7 +105,9 @@ class TensorFlowProbe:
 
     def optimizer(self) -> dict[str, Any]:
         """Return what the optimizer was made with, under names that both frameworks share."""
-        return optimizer_settings(self._backend.optimizers[0])
+        constraints = {field.name: getattr(field.variable, "constraint", None) for field in self._fields}
+        named = {name: type(one).__name__ for name, one in constraints.items() if one is not None}
+        return optimizer_settings(self._backend.optimizers[0]) | {CONSTRAINTS: named}
 
     def _forward(self, arrays: Arrays) -> ForwardPass:
         with Recorder(self._model, self._paths) as recorder, phase_of_layers(False):
