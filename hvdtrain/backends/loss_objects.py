@@ -1,6 +1,8 @@
 """Loss objects of PyTorch and Keras as the named losses that compute the same for each sample."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 from hvdtrain.data.unsupported import type_name
@@ -23,6 +25,7 @@ _NAMES = {
     },
 }
 _PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
+_DEPTH = 3  # how deep in a task's attributes a parameter is looked for
 # settings that change nothing that a named loss would not do, with their values
 _PLAIN = {
     "torch": {
@@ -91,6 +94,62 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
     if smoothing and name != "cross_entropy":
         raise TaskError(f"the task's loss is {_described(loss)} with label_smoothing={smoothing}")
     return name, {"label_smoothing": smoothing} if smoothing else {}
+
+
+def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
+    """Refuse a parameter that a loss has a gradient for, and that is no part of the model.
+
+    Args:
+        task: the task.
+        framework: "torch" or "tf".
+        found: the parameter, or a tensor that is one if the task keeps it.
+        is_parameter: whether it is a parameter wherever it is kept.
+
+    Raises:
+        TaskError: naming where the task has it.
+    """
+    name = _place_of(task, framework, lambda value: value is found or getattr(value, "_value", None) is found)
+    if not (name or is_parameter):
+        return
+    freeze = "its requires_grad = False" if framework == "torch" else "its trainable = False"
+    raise TaskError(
+        f"the loss has a gradient for {name or 'a parameter'}, of shape {tuple(found.shape)}, which is no "
+        "part of the model: it would be neither trained nor saved",
+        f"Make it a part of the model that {framework}_model() returns"
+        + ("; or give a torch.nn.Module that has it as the task's loss" if framework == "torch" else "")
+        + f". If it is not meant to be trained, set {freeze}.",
+        everywhere=True,
+    )
+
+
+def _place_of(task: Any, framework: str, is_it: Callable[[Any], bool]) -> str:
+    """Return the name by which a task, or its loss, has a value; empty if it is not found."""
+    places: list[tuple[str, Any, int]] = [(f"self.{name}", value, 0) for name, value in vars(task).items()]
+    for method in (f"{framework}_loss", "loss"):
+        function = inspect.unwrap(getattr(task, method, None) or (lambda: None))
+        if inspect.isfunction(function) or inspect.ismethod(function):
+            used = inspect.getclosurevars(function)
+            places += [(name, value, 0) for name, value in {**used.globals, **used.nonlocals}.items()]
+    seen: set[int] = set()
+    for name, value, depth in places:  # which grows
+        if is_it(value):
+            return name
+        if depth > _DEPTH or id(value) in seen or isinstance(value, ModuleType):
+            continue
+        seen.add(id(value))
+        parts: Iterable[tuple[str, Any]] = ()
+        if hasattr(value, "named_parameters"):
+            parts = ((f".{path}", part) for path, part in value.named_parameters())
+        elif isinstance(value, Mapping):
+            parts = ((f"[{key!r}]", part) for key, part in value.items())
+        elif isinstance(value, list | tuple):
+            parts = ((f"[{place}]", part) for place, part in enumerate(value))
+        elif hasattr(value, "trainable_variables"):
+            parts = ((f".{part.path}", part) for part in value.trainable_variables)
+        elif hasattr(value, "__dict__"):
+            parts = ((f".{key}", part) for key, part in vars(value).items())
+        places += [(f"{name}{path}", part, depth + 1) for path, part in parts]
+    return ""
 
 
 def _settings(loss: Any, framework: str) -> Mapping[str, Any]:

@@ -51,6 +51,7 @@ from hvdtrain.backends.local_steps import (
     describe_local_steps,
 )
 from hvdtrain.backends.logits import bad_target
+from hvdtrain.backends.loss_objects import check_foreign
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
@@ -677,6 +678,7 @@ class TensorFlowBackend:
 
         watch = seen if self._evaluation else None
         self._eval_objective = make_objective(task, "tf", NAMED, watch=watch)
+        self._task = task
         self._is_own_loss = own = has_own_values(task, "tf")
         # in training or not: whether padding is left out, as for losses that calls of the model add
         self._leaves_out: dict[bool, bool] = {True: True, False: True} if own else {}
@@ -842,9 +844,10 @@ class TensorFlowBackend:
                 part = StepPart(weights, gradient_weights, batch.total, None)
                 rows = self._own_rows(self._own_step, arrays, StepNumber(batch.step), part)
                 return rows, self._evaluation.take()
-            with tf.GradientTape() as tape:
+            with tf.GradientTape() as tape, tf.GradientTape() as other:
                 losses, own, rows = self._per_sample(arrays, weights, training)
             if training:
+                self._check_variables(losses, other)
                 own_weights = gradient_weights if own is None else gradient_weights * own
                 meter.take_gradients(self._update.backward(losses, own_weights, tape))
             return rows, self._evaluation.take()
@@ -860,6 +863,15 @@ class TensorFlowBackend:
                 masks_within(*seen) if seen else seen, batch.samples.rows(0, len(weights))
             )
         return sample_values(self._names, self._weighted, rows.numpy(), weights.numpy())
+
+    def _check_variables(self, losses: Tensor, tape: tf.GradientTape) -> None:
+        """Refuse trainable variables outside of the model for which losses have a gradient."""
+        own = {id(native(variable)) for variable in self.model.variables}
+        foreign = [v for v in tape.watched_variables() if v.trainable and id(v) not in own]
+        gradients = tape.gradient(losses, foreign) if foreign else []
+        for variable, gradient in zip(foreign, gradients, strict=True):
+            if gradient is not None:
+                check_foreign(self._task, "tf", variable, is_parameter=True)
 
     def _first_counted(
         self, batch: TensorFlowBatch, training: bool

@@ -41,6 +41,7 @@ from hvdtrain.backends.local_steps import (
     check_local_steps,
     describe_local_steps,
 )
+from hvdtrain.backends.loss_objects import check_foreign
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, has_own_values, make_objective
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
@@ -96,7 +97,7 @@ from hvdtrain.backends.torch.state_broadcast import broadcast_model, broadcast_t
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import check_parts, make_model
+from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, make_model
 from hvdtrain.backends.torch.trained_set import TrainedSet
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.weighting import Values, as_arrays, check_values, weigh
@@ -579,7 +580,7 @@ class TorchBackend:
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
         watch = self._watch if self._evaluation else None
         self._eval_objective = make_objective(task, "torch", NAMED, watch=watch)
-        self._leaves_out = has_own_values(task, "torch")
+        self._task, self._leaves_out = task, has_own_values(task, "torch")
         self._gathering = Gathering(self.workers.most)
 
     def _watch(self, outputs: Any, batch: Any) -> None:
@@ -777,6 +778,8 @@ class TorchBackend:
             self._update.begin(reduces=False)
             try:
                 losses, own, rows = self._per_sample(micro_batch, weights)
+                if (leaf := foreign_leaf(losses, self.model)) is not None:
+                    check_foreign(self._task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
                 self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
             finally:
                 self._update.zero_grad()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.torch.model_state import set_values
+from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.data.feed import HostBatch
 
 _NAMED = 3  # of modules, at most
@@ -148,7 +149,7 @@ def describe_undone(before: Mapping[str, nn.Module]) -> str:
 
 def last_activation(model: nn.Module) -> str:
     """Return "softmax" or "sigmoid" if that is the module that a model registered last; else nothing."""
-    last = list(model.modules())[-1]
+    last = [module for name, module in model.named_modules() if name.partition(".")[0] != LOSS][-1]
     return _ACTIVATIONS.get(type(last), "")
 
 

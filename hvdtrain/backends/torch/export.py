@@ -19,6 +19,7 @@ from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
 from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded, to_numpy
+from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -68,7 +69,7 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
     model = make_model().cpu()
-    _load(model, weights)
+    _load(model, without_loss(model, weights))
     return model.eval()  # which may change the weights
 
 

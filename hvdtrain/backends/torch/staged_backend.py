@@ -46,7 +46,7 @@ from hvdtrain.backends.torch.stage_passes import StagePasses
 from hvdtrain.backends.torch.staged_state import StagedState
 from hvdtrain.backends.torch.staged_update import StagedUpdate
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import make_model
+from hvdtrain.backends.torch.task_model import LOSS, make_model
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -138,6 +138,8 @@ class TorchStagedBackend(Staged, TorchBackend):
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its tensors."""
         model, blocks, is_whole = self._whole_model(task, config)
+        if getattr(model, LOSS, None) is getattr(task, "loss", model):
+            raise TaskError("--stages cannot train a loss that has parameters", "Leave --stages out.")
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         owners_of(ModelState(model, Renaming(task, "torch")).fields, [blocks])  # each parameter is in one

@@ -1,10 +1,13 @@
 """The model that a task makes."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from hvdtrain.errors import TaskError
+
+LOSS = "loss"  # the name in the model of a loss that has parameters
 
 
 def make_model(task: Any) -> torch.nn.Module:
@@ -16,7 +19,72 @@ def make_model(task: Any) -> torch.nn.Module:
     model = task.torch_model()
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
+    loss = None if hasattr(task, "torch_loss") else getattr(task, "loss", None)
+    if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
+        _add_loss(model, loss)
     return model
+
+
+def _add_loss(model: torch.nn.Module, loss: torch.nn.Module) -> None:
+    """Make a loss that has parameters a part of the model, so that it is trained, saved and sent with it.
+
+    Raises:
+        TaskError: If the model has something of this name.
+    """
+    if hasattr(model, LOSS):
+        raise TaskError(
+            f"the task's loss has parameters, which become the model's part {LOSS!r}, a name that it has",
+            "Name the model's part differently.",
+        )
+    if isinstance(model, torch.nn.Sequential):  # which calls all of its parts
+        kind = type(model)
+        model.__class__ = type(kind.__name__, (_WithLoss, kind), {"__module__": kind.__module__})
+    model.add_module(LOSS, loss)
+
+
+class _WithLoss(torch.nn.Sequential):
+    """A Sequential that does not call the loss."""
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return (part for name, part in self._modules.items() if name != LOSS and part is not None)
+
+    def __len__(self) -> int:
+        return len(self._modules) - 1
+
+
+def without_loss(model: torch.nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights that a model, as the task makes it, has: without those of a loss.
+
+    Args:
+        model: the model.
+        weights: its state_dict, or that of it with the task's loss.
+    """
+    own = getattr(model, LOSS, None)
+    return {
+        name: value for name, value in weights.items() if own is not None or not name.startswith(f"{LOSS}.")
+    }
+
+
+def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor | None:
+    """Return a parameter outside of a model for which losses have a gradient, or another leaf.
+
+    Parameters are preferred: a leaf may be an input for which the model computes a derivative.
+    """
+    own, seen = {id(parameter) for parameter in model.parameters()}, set[Any]()
+    found: torch.Tensor | None = None
+    nodes = [losses.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and leaf.is_leaf and id(leaf) not in own:
+            if isinstance(leaf, torch.nn.Parameter):
+                return leaf
+            found = leaf
+        nodes += [following for following, _ in node.next_functions]
+    return found
 
 
 def check_parts(model: torch.nn.Module) -> list[str]:
