@@ -77,6 +77,14 @@ def frozen_by_config(names: Sequence[str]) -> TaskError:
     )
 
 
+def not_in_own_step() -> TaskError:
+    """Return the error for a callback that freezes or thaws what a step of the task's own trains."""
+    return _refused(
+        "a callback freezes or thaws parameters, which a training step of the task's own does not follow",
+        "Decide within torch_step() or tf_step() which losses and optimizers are used.",
+    )
+
+
 def _words(change: Change) -> str:
     thawed, frozen, _ = change
     parts = [f"thaws {some(thawed)}"] if thawed else []

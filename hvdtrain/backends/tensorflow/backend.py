@@ -146,7 +146,7 @@ from hvdtrain.backends.tensorflow.weighting import (
     check_values,
     weigh,
 )
-from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
+from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -310,6 +310,8 @@ class TensorFlowBackend:
             error = raised
         finally:
             self._called = called
+        if self._own_step is not None:
+            self._trained_set.look()
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         last, note = last_activation(self.model), describe_not_applied(skipped)
         notes = [note, *(draws if training else ())]
@@ -373,6 +375,8 @@ class TensorFlowBackend:
             if self._moving is not None:
                 self._moving.restore()
             raise
+        if self._own_step is not None:
+            self._trained_set.look()
         if self._local is not None:
             return self._local.add(batch, names, weighted, vector, unused)
         return TensorFlowPending(
@@ -453,11 +457,12 @@ class TensorFlowBackend:
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
-        # a step of the task's own says itself what each optimizer minimizes
-        return NO_CHANGE if self._own_step is not None else self._trained_set.change()
+        return self._trained_set.change()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
+        if self._own_step is not None:
+            raise not_in_own_step()
         tensors, config = self._state.model, self._config
         before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
         if kept is None:

@@ -31,9 +31,13 @@ class TrainedSet:
         frozen = sorted(self._trained - trained) or sorted(inferring - self._inferring)
         return thawed, frozen, self._replaced()
 
+    def look(self) -> None:
+        """Take the flags as they are: a step of the task's own may set them."""
+        self._trained, self._inferring = self._look()
+
     def accept(self) -> None:
         """Take the variables that are trainable now as those that are trained."""
-        self._trained, self._inferring = self._look()
+        self.look()
         self.optimize(())
 
     def optimize(self, others: Collection[int]) -> None:

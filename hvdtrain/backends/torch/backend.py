@@ -101,7 +101,7 @@ from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, make_m
 from hvdtrain.backends.torch.trained_set import TrainedSet
 from hvdtrain.backends.torch.unused_methods import unused_methods
 from hvdtrain.backends.torch.weighting import Values, as_arrays, check_values, weigh
-from hvdtrain.backends.trained_set import NO_CHANGE, Change, frozen_by_config
+from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -276,6 +276,8 @@ class TorchBackend:
             if meter is not None:
                 memory = StepMemory(0, largest=meter.largest())
         self._flag = None  # the modes are as before, so that training begins with a call of train()
+        if self._own_step is not None:
+            self._trained_set.look()
         skipped = self._own_step.not_applied() if training and self._own_step and not error else []
         note = "; ".join(filter(None, (describe_not_applied(skipped), undone)))
         last = last_activation(self.model)
@@ -407,11 +409,12 @@ class TorchBackend:
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
-        # a step of the task's own says itself what each optimizer minimizes
-        return NO_CHANGE if self._own_step is not None else self._trained_set.change()
+        return self._trained_set.change()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
+        if self._own_step is not None:
+            raise not_in_own_step()
         tensors, before = self._state.model, self._optimizer
         if kept is None:
             self._trained_set.optimize({id(p) for group in before.param_groups for p in group["params"]})
@@ -746,6 +749,7 @@ class TorchBackend:
         sums = torch.cat((torch.mv(rows, weights), numbers))
         vector = step.reduce(sums, self._names, self._weighted)
         step.ema(batch.step + 1)
+        self._trained_set.look()
         return TorchPending(self._names, vector, batch.total_weight, unused, self._weighted)
 
     def _rows_of_own_step(

@@ -36,9 +36,13 @@ class TrainedSet:
                     (thawed if is_trained else frozen).append(f"model/{entry.path}")
         return thawed, frozen, self._replaced()
 
+    def look(self) -> None:
+        """Take the flags as they are: a step of the task's own may set them."""
+        self._trained = [p.requires_grad for p in self._parameters]
+
     def accept(self) -> None:
         """Take the parameters that require a gradient now as those that are trained."""
-        self._trained = [p.requires_grad for p in self._parameters]
+        self.look()
         self.optimize(())
 
     def optimize(self, others: Collection[int]) -> None:

@@ -126,3 +126,74 @@ class Replaced(Thaw):
 
         if step == 1:
             model[2] = torch.nn.Linear(8, 3)
+
+
+class OwnStep(Freeze):
+    """A step of the task's own decides itself what it minimizes."""
+
+    judge = Judge(("torch",), (2,), ("which a training step of the task's own does not follow",))
+
+    def torch_step(self, model, batch, optimizers):
+        from torch.nn.functional import cross_entropy
+
+        losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
+        optimizers["all"].minimize(losses)
+        return losses, {}
+
+    def torch_optimizers(self, model):
+        import torch
+
+        return {"all": torch.optim.SGD(model.parameters(), 0.1)}
+
+
+class FrozenByTrain(Model):
+    """A part that an overridden train() keeps frozen, in evaluation mode."""
+
+    judge = Judge(workers=(1, 2))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+                self.head = torch.nn.Linear(8, 3)
+
+            def train(self, mode=True):
+                super().train(mode)
+                self.body.eval().requires_grad_(False)
+                return self
+
+            def forward(self, x):
+                return self.head(self.body(x))
+
+        torch.manual_seed(0)
+        return Net()
+
+
+class NormFrozen(Thaw):
+    """A batch norm without parameters, in a model within the model, that is frozen after the second step."""
+
+    judge = Judge(workers=(1,))
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        norm = keras.layers.BatchNormalization(center=False, scale=False)
+        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), norm])
+        return keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(3)])
+
+    def torch_model(self):
+        import torch
+
+        torch.manual_seed(0)
+        body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+        return torch.nn.Sequential(body, torch.nn.Linear(8, 3))
+
+    def change(self, model, is_trained):
+        if hasattr(model, "parameters"):
+            model[0][0].bias.requires_grad_(not is_trained)
+        else:
+            model.layers[0].layers[1].trainable = not is_trained
