@@ -111,6 +111,7 @@ class ReplicaState:
         workers: those that have copies.
         collectives: among them.
         tensors: returns the tensors as they are now, in the same order on all workers.
+        is_whole: whether they are those of the whole model, and not of a stage.
 
     Raises:
         TaskError: If ``state_reductions`` has another form or does not fit the model.
@@ -122,9 +123,10 @@ class ReplicaState:
         workers: Talking,
         collectives: _Collectives,
         tensors: Callable[[], Sequence[StateTensor]],
+        is_whole: bool = True,
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
-        self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False))
+        self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False), is_whole)
         self._changing: dict[str, bool] = {}  # what training changes: whether workers then differ
         self._begun: dict[str, int] | None = None  # checksums before the first step
         self._bases: dict[str, Numbers] = {}  # of the sums: the values that all workers had last
@@ -148,7 +150,7 @@ class ReplicaState:
     def expect(self, changed: Sequence[Mapping[str, int]]) -> None:
         """Take what a training step changed on each worker, in the order of ranks, with checksums. Local."""
         for name in dict.fromkeys(name for of_rank in changed for name in of_rank):
-            self._changing[name] = len({of_rank.get(name) for of_rank in changed if of_rank}) > 1
+            self._changing[name] = len({of_rank.get(name) for of_rank in changed}) > 1
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
         """Return which tensors differ because training changes them though the dry run did not. Local.
@@ -198,8 +200,7 @@ class ReplicaState:
         """Return how the workers' state that training changes is combined, for the plan; empty if none is."""
         if self._workers.size == 1:
             return ""
-        names = {t.name: t.default for t in self._tensors()}
-        own = [n for n, differs in self._changing.items() if n not in self._declared and not names.get(n)]
+        own = [name for name in self._changing if name not in self._declared]
         parts = [f"{_some([n])}: {kind}" for n, kind in self._declared.items()]
         if several := [name for name in own if self._changing[name]]:
             parts.append(
@@ -259,7 +260,7 @@ def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[An
     return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
-def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool) -> dict[str, str]:
+def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool, is_whole: bool) -> dict[str, str]:
     """Return the reduction of each tensor for which the task gives one, by name.
 
     Raises:
@@ -273,7 +274,7 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool) -> di
         if not isinstance(pattern, str) or reduction not in REDUCTIONS:
             raise _wrong(f"state_reductions has {pattern!r}: {reduction!r}")
         matched = [tensor for tensor in tensors if _matches(pattern, tensor.name)]
-        if not matched:
+        if not matched and is_whole:
             known = [tensor.name for tensor in tensors]
             there = f"There are {_some(known)}." if known else "The model has none."
             raise _wrong(

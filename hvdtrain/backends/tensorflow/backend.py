@@ -714,7 +714,8 @@ class TensorFlowBackend:
     def _follow_state(self, task: Any, replicas: Talking, collectives: HorovodCollectives) -> None:
         self._replicas = replicas
         self._state_tensors = StateTensors(self.model, self._state.model)
-        self.replica_state = ReplicaState(task, self._replicas, collectives, self._state_tensors)
+        is_whole = replicas is self.workers
+        self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, method: str

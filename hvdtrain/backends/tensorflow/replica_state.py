@@ -40,7 +40,7 @@ class StateTensors:
     def watched(self) -> Iterator[Changes]:
         """Return a context in which the model is called, and what that changes is found out. Local."""
         found = Changes()
-        own = [field for field in self._tensors.fields if not field.trainable]
+        own = [f for f in self._tensors.fields if not f.trainable and id(f.variable) not in self._statistics]
         with tf.device("CPU"):
             before = [(field, tf.identity(native(field.variable))) for field in own]
         known = {id(variable) for variable in self._model.weights}

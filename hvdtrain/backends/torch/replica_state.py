@@ -86,7 +86,8 @@ class StateTensors:
     def watched(self) -> Iterator[Changes]:
         """Return a context in which the model is called, and what that changes is found out. Local."""
         found = Changes()
-        before = [(place, as_kept(place.tensor, place.is_buffer)) for place in self._untrained_places()]
+        places = [place for place in self._untrained_places() if id(place.tensor) not in self._defaults]
+        before = [(place, as_kept(place.tensor, place.is_buffer)) for place in places]
         known = {key for key, _ in _all_places(self._model)}
         yield found
         for place, value in before:
