@@ -9,6 +9,7 @@ import hvdtrain
 from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.order import Draws
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs import elastic_plan, local_steps_plan, sharding_plan, stages_plan
@@ -143,7 +144,8 @@ def _data(session: Session) -> str:
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
-    drawn = ", drawn by sample_probabilities()" if getattr(session.train_data, "draws", None) else ""
+    is_drawn = isinstance(getattr(session.train_data, "draws", None), Draws)
+    drawn = ", drawn by sample_probabilities()" if is_drawn else ""
     return f"{size_words(session.train_data)} to train{drawn}{evaluation}{read}"
 
 
