@@ -119,7 +119,7 @@ class OwnStep(Tables):
 
 def test_gradients_of_an_own_step_are_copied_once(horovod, monkeypatch):
     """On each worker, the samples reach one of two embeddings; the optimizer takes sparse gradients alone."""
-    monkeypatch.setattr(step_optimizer, "_owned", lambda *_: 1 / 0)
+    monkeypatch.setattr(step_optimizer.StepOptimizer, "_owned", lambda *_: 1 / 0)
 
     def work(workers):
         backend = backend_of(workers, OwnStep(lambda: "ab"[workers.rank]))

@@ -205,7 +205,7 @@ class TorchBackend:
         self._clock = StepClock(self.workers, measured)
         self._own_step = None
         if step is None:
-            self._make_update(trainable, reducer, loss_scale, config)
+            self._make_update(trainable, reducer, loss_scale, config, bool(own_optimizer))
             self._local = self._make_local_steps(tensors, own_optimizer, config)
         else:
             self._own_step = OwnStep(
@@ -707,7 +707,12 @@ class TorchBackend:
         return reducer, loss_scale
 
     def _make_update(
-        self, trainable: list[Entry], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+        self,
+        trainable: list[Entry],
+        reducer: GradientReducer,
+        loss_scale: LossScale | None,
+        config: Config,
+        is_own: bool = False,
     ) -> None:
         """Make the update of a step that is not the task's own."""
         if self._low_rank is not None:
@@ -721,6 +726,7 @@ class TorchBackend:
             self._clock,
             clip_norm=config.clip_norm,
             loss_scale=loss_scale,
+            is_own=is_own,
         )
 
     def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
@@ -786,6 +792,7 @@ class TorchBackend:
                 if (leaf := foreign_leaf(losses, self.model)) is not None:
                     check_foreign(self._task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
                 self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
+                self._update.try_out()
             finally:
                 self._update.zero_grad()
                 self._update.begin()

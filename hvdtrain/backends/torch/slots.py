@@ -1,7 +1,7 @@
 """What PyTorch's optimizers keep for each parameter, made before the first step makes it."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -61,3 +61,55 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
             p.grad = gradient
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             group.update(options)
+
+
+def try_step(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], clip_norm: float | None
+) -> None:
+    """Let an optimizer that keeps nothing yet take a step with the gradients that are there, and undo it.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: those that it trains, by path.
+        clip_norm: largest norm of the gradients, or None.
+
+    Raises:
+        TaskError: If it fails, as one does that needs a closure or gradients of another kind.
+    """
+    inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    optimizers = [optimizer, *inner]
+    options = [(g, {k: v for k, v in g.items() if k != "params"}) for o in optimizers for g in o.param_groups]
+    copies = [(group, copy.deepcopy(values)) for group, values in options]
+    attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, int | float | str | None)}
+    before = [(p, p.detach().clone()) for p in parameters.values()]
+    try:
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(parameters.values()), clip_norm)
+        optimizer.step()
+    except Exception as error:
+        sparse = [name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse]
+        text = str(error).partition("\n")[0].partition(". ")[0]
+        raise TaskError(
+            f"{type(optimizer).__name__} cannot take a step with the gradients of the first batch: {text}",
+            _remedy(sparse, text),
+        ) from error
+    finally:
+        for p, value in before:
+            p.detach().copy_(value)
+        for one in optimizers:
+            one.state.clear()
+        for group, values in copies:
+            group.update(values)
+        vars(optimizer).update(attributes)
+
+
+def _remedy(sparse: Sequence[str], text: str) -> str:
+    if "closure" in text:
+        return "step() is called without a closure: use an optimizer that needs none, such as SGD or AdamW."
+    if sparse:
+        return (
+            f"The gradients of {', '.join(sparse)} are sparse, all others dense. Make the embeddings with "
+            "sparse=False; or give those an optimizer of their own that takes sparse gradients, such as "
+            "SparseAdam, in torch_optimizers(). hvdtrain's own optimizers take them, too."
+        )
+    return "Correct the optimizer, or give it parameters that it takes; --debug shows the traceback."

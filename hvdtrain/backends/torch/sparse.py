@@ -13,6 +13,15 @@ WaitForNames = Callable[[], set[str]]
 _ALL: Mapping[str, Any] = MappingProxyType({})  # among all workers
 
 
+def zeros_for(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of zeros; without rows for an optimizer that takes sparse gradients alone."""
+    if not isinstance(optimizer, torch.optim.SparseAdam):
+        return torch.zeros_like(parameter)
+    rows, places = parameter.new_zeros((0, *parameter.shape[1:])), torch.zeros((1, 0), dtype=torch.int64)
+    shape = parameter.shape
+    return torch.sparse_coo_tensor(places.to(rows.device), rows, shape, check_invariants=False)
+
+
 def agree_on_sparse(
     gradients: Mapping[str, torch.Tensor], name: str, group: Mapping[str, Any] = _ALL
 ) -> WaitForNames:

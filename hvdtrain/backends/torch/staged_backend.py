@@ -237,7 +237,12 @@ class TorchStagedBackend(Staged, TorchBackend):
         return choose_reducer(config, self._groups.own), loss_scale
 
     def _make_update(
-        self, trainable: list[Entry], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
+        self,
+        trainable: list[Entry],
+        reducer: GradientReducer,
+        loss_scale: LossScale | None,
+        config: Config,
+        is_own: bool = False,
     ) -> None:
         """Make the update of a step of this stage."""
         self._optimizer = next(iter(self._optimizers.values()))

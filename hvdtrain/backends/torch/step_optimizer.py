@@ -20,6 +20,8 @@ from hvdtrain.backends.own_step import (
 from hvdtrain.backends.torch.all_reduce import AllReduce
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.slots import try_step
+from hvdtrain.backends.torch.sparse import zeros_for
 from hvdtrain.backends.torch.step_calls import Calls
 from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
@@ -133,7 +135,8 @@ class StepOptimizer(NotCalled):
         found = [tuple(g.shape) if isinstance(g, torch.Tensor) else None for g in gradients]
         check_gradients(self._name, found, [tuple(p.shape) for p in self._parameters])
         self.is_applied = True
-        if samples.learning_rate is None:
+        is_dry = samples.learning_rate is None
+        if is_dry and self._optimizer.state:
             return
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             # clipping would change the tensors of the task
@@ -141,6 +144,10 @@ class StepOptimizer(NotCalled):
         self._is_stepping = True
         try:
             with torch.autocast(samples.weights.device.type, enabled=False):
+                if is_dry:
+                    named = dict(zip(self._paths, self._parameters, strict=True))
+                    try_step(self._optimizer, named, self._clip_norm)
+                    return
                 if self._clip_norm is not None:
                     torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
                 for group in self._optimizer.param_groups:
@@ -189,10 +196,11 @@ class StepOptimizer(NotCalled):
             check = self._calls.announce(self._name, is_weighted=counted is not None)
             reducer = self._reducer(call)
             if isinstance(reducer, AllReduce):
-                gradients = [torch.zeros_like(p) if g is None else g for g, p in pairs]  # which it copies
+                # which it copies
+                gradients = [zeros_for(self._optimizer, p) if g is None else g for g, p in pairs]
                 reducer.start(gradients)  # the check then waits for no round of its own
             else:
-                gradients = [_owned(gradient, parameter) for gradient, parameter in pairs]
+                gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
             check()
             handle = None
             if counted is not None:  # on all workers, as the check has found
@@ -204,11 +212,19 @@ class StepOptimizer(NotCalled):
                 if handle is not None:
                     hvd.synchronize(handle)
         else:
-            gradients = [_owned(gradient, parameter) for gradient, parameter in pairs]
+            gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
         if counted is None:
             return gradients
         factor = torch.where(counted > 0, samples.total_weight / counted, 1.0)
-        return list(torch._foreach_mul(gradients, factor.squeeze(0)))
+        return [gradient * factor.squeeze(0) for gradient in gradients]  # some may be sparse
+
+    def _owned(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a gradient in memory of its own, laid out as its parameter; zeros if it was not reached."""
+        if gradient is None:
+            return zeros_for(self._optimizer, parameter)
+        if gradient.is_sparse:
+            return gradient.clone()
+        return torch.empty_like(parameter).copy_(gradient)
 
     def _reducer(self, call: int) -> GradientReducer:
         if call == len(self._reducers):
@@ -222,12 +238,3 @@ class StepOptimizer(NotCalled):
         """Refuse a step that the task's own step takes by itself; a hook of the optimizer."""
         if self._samples is not None and not self._is_stepping:
             raise stepped_alone(self._name)
-
-
-def _owned(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a gradient in memory of its own, laid out as its parameter; zeros if it was not reached."""
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    if gradient.is_sparse:
-        return gradient.clone()
-    return torch.empty_like(parameter).copy_(gradient)

@@ -19,6 +19,13 @@ def make_model(task: Any) -> torch.nn.Module:
     model = task.torch_model()
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
+    scripted = [name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        part = f"the part {scripted[0]} of torch_model()" if scripted[0] else "torch_model()"
+        raise TaskError(
+            f"{part} is a module of torch.jit.script or trace, which hvdtrain does not train",
+            "Give the module itself, which --compile compiles; script what hvdtrain.load() returns.",
+        )
     loss = None if hasattr(task, "torch_loss") else getattr(task, "loss", None)
     if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
         _add_loss(model, loss)

@@ -12,6 +12,8 @@ from hvdtrain.backends.torch.large_batch import LAMB, LARS
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
+from hvdtrain.backends.torch.slots import try_step
+from hvdtrain.backends.torch.sparse import zeros_for
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.errors import TaskError
 
@@ -35,6 +37,7 @@ class Update:
         clock: measures how long this worker is busy.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
+        is_own: whether the optimizer is the task's; others are given dense gradients.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class Update:
         *,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
+        is_own: bool = False,
     ) -> None:
+        self._is_own = is_own
         self.loss_scale = loss_scale
         self._entries = list(trainable)
         self._parameters = [entry.tensor for entry in trainable]
@@ -105,7 +110,7 @@ class Update:
         gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
         for place, (gradient, lent, version) in enumerate(zip(gradients, *self._lent, strict=True)):
             if gradient is None:
-                self._parameters[place].grad = torch.zeros_like(self._parameters[place])
+                self._parameters[place].grad = zeros_for(self._optimizer, self._parameters[place])
             elif gradient is not lent or gradient._version != version:
                 continue
             self._unused.append(place)
@@ -121,7 +126,9 @@ class Update:
         reduced, vector = self._reducer.finish_with(self._gradients(), self._with_reached(vector))
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
-            if parameter.grad is not gradient:
+            if gradient.is_sparse and not self._is_own:
+                parameter.grad = gradient.to_dense()
+            elif parameter.grad is not gradient:
                 parameter.grad = gradient
         return self._without_reached(vector)
 
@@ -159,6 +166,16 @@ class Update:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self._optimizer.step()
+
+    def try_out(self) -> None:
+        """Let an optimizer of the task take a step with the gradients of a dry run, and undo it.
+
+        Raises:
+            TaskError: If it fails.
+        """
+        if self._is_own and not self._optimizer.state:
+            paths = [entry.path for entry in self._entries]
+            try_step(self._optimizer, dict(zip(paths, self._parameters, strict=True)), self._clip_norm)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""

@@ -1,0 +1,83 @@
+"""Sparse gradients of embeddings, and optimizers and models that hvdtrain refuses before the first step."""
+
+from conformance.zoo import EVALUATED, RANDOM, SAMPLES, Judge, Model, Y
+
+TOKENS = RANDOM.randint(0, 10, (SAMPLES, 5))
+
+
+class Tables(Model):
+    """A sparse table that is used and one that is not, with hvdtrain's SGD."""
+
+    judge = Judge(("torch",))
+
+    def train_data(self):
+        return TOKENS, Y
+
+    def eval_data(self):
+        return TOKENS[:EVALUATED], Y[:EVALUATED]
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.unused = (nn.EmbeddingBag(10, 8, sparse=True, mode="sum") for _ in range(2))
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.head(self.used(x))
+
+        torch.manual_seed(0)
+        return Net()
+
+
+class TablesOfAdam(Tables):
+    """The same with an optimizer of the task that takes dense gradients alone."""
+
+    judge = Judge(
+        ("torch",), (1, 2), ("Adam does not support sparse gradients", "used/embeddings", "sparse=False")
+    )
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.Adam(parameters, 0.1)
+
+
+class Closure(Tables):
+    """L-BFGS, whose step needs a closure."""
+
+    judge = Judge(("torch",), (1, 2), ("LBFGS cannot take a step", "without a closure"))
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.LBFGS(parameters, 0.1)
+
+
+class ClosureAsserted(Tables):
+    """An optimizer that asserts that it has a closure, as implementations of SAM do."""
+
+    judge = Judge(("torch",), (1,), ("requires closure", "without a closure"))
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        class Sharpness(torch.optim.SGD):
+            def step(self, closure=None):
+                assert closure is not None, "Sharpness Aware Minimization requires closure"
+
+        return Sharpness(parameters, 0.1)
+
+
+class Scripted(Model):
+    """A module of TorchScript."""
+
+    judge = Judge(("torch",), (1, 2), ("a module of torch.jit.script", "Give the module itself"))
+
+    def torch_model(self):
+        import torch
+
+        return torch.jit.script(torch.nn.Linear(4, 3))
