@@ -223,3 +223,30 @@ class StandardizedWeights(Model):
 
         keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), Standardized(6), keras.layers.Dense(3)])
+
+
+class ActNorm(Model):
+    """Scale and shift that the first batch sets, as in Glow: a flag in a buffer says that it has."""
+
+    judge = Judge(workers=(1,))
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class ActNorm(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.shift, self.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
+                self.register_buffer("is_set", torch.zeros((), dtype=torch.uint8))
+
+            def forward(self, x):
+                if self.training and not self.is_set:
+                    with torch.no_grad():
+                        self.shift.copy_(-x.mean(0))
+                        self.scale.copy_(1 / x.std(0))
+                    self.is_set.fill_(1)
+                return (x + self.shift) * self.scale
+
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), ActNorm(), nn.Linear(8, 3))
