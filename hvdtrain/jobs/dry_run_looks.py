@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.base import DryRun
 from hvdtrain.checkpoints.digest import distance, leaves_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.nesting import SEPARATOR
+from hvdtrain.data.nesting import SEPARATOR, TARGETS
 from hvdtrain.errors import HvdtrainError, TaskError
 
 # relative to the norm: rounding on a GPU is far below, in half precision not so far
@@ -34,11 +34,11 @@ def find_broadcast(
         outputs: the model's outputs for it.
         compute: evaluates a batch, and changes nothing.
     """
-    count = batch.weights.shape[1]
+    count, inputs = batch.weights.shape[1], _inputs_of(batch.arrays)
     numbers = {
         key: array[0]
         for key, array in batch.arrays.items()
-        if not _is_input(key) and array[0].size == count and array.ndim <= 3
+        if key not in inputs and array[0].size == count and array.ndim <= 3
     }
     if not numbers or count < 2:
         return None
@@ -70,11 +70,14 @@ def find_broadcast(
 def _mixed(batch: HostBatch, inputs: int, others: int) -> HostBatch:
     """Return a batch of one sample that has the inputs of a sample, and everything else of another."""
     one, other = batch.rows([inputs]), batch.rows([others])
-    return replace(one, arrays={**other.arrays, **{k: v for k, v in one.arrays.items() if _is_input(k)}})
+    return replace(one, arrays={**other.arrays, **{k: one.arrays[k] for k in _inputs_of(one.arrays)}})
 
 
-def _is_input(name: str) -> bool:
-    return name.partition(SEPARATOR)[0] == "inputs"
+def _inputs_of(arrays: Mapping[str, Any]) -> set[str]:
+    """Return the names of a batch's inputs: those named so, or else all that are not named as targets."""
+    first = {name: name.partition(SEPARATOR)[0] for name in arrays}
+    named = {name for name in arrays if first[name] == "inputs"}
+    return named or {name for name in arrays if first[name] not in {*TARGETS, "weights"}}
 
 
 def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False) -> str:
@@ -110,15 +113,11 @@ def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[st
         arrays: name to array (samples, ...) of a batch of it.
         others: those of the training data.
     """
-    for name, array in arrays.items():
-        other = others.get(name)
-        if (
-            name.partition(SEPARATOR)[0] != "inputs"
-            or other is None
-            or "f" not in (array.dtype.kind + other.dtype.kind)
-        ):
+    for name in sorted(_inputs_of(arrays)):
+        array, other = arrays[name], others.get(name)
+        if other is None or min(array.size, other.size) < _FEWEST_VALUES:
             continue
-        if min(array.size, other.size) < _FEWEST_VALUES:
+        if "f" not in array.dtype.kind + other.dtype.kind:  # such as numbers of words
             continue
         here, there = (float(np.abs(np.nan_to_num(a.astype(np.float64))).mean()) for a in (array, other))
         if min(here, there) > 0 and max(here, there) >= _SCALES * min(here, there):
