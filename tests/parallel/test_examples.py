@@ -131,6 +131,12 @@ def test_models_of_others_train_on_an_image_folder(task, framework, folder, torc
     trained(task, framework, folder, torchvision=torchvision if task == "ResNet" else "")
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_loss_over_the_global_batch_falls(framework, folder):
+    losses = trained("Pairs", framework, folder).losses
+    assert losses[-1] < losses[0]
+
+
 def test_a_model_of_an_image_and_a_table_has_the_same_curve_in_both_frameworks(tmp_path):
     losses = []
     for framework in FRAMEWORKS:

@@ -1,10 +1,13 @@
 """From a task's loss and metrics to one function, and what is said where they do not fit."""
 
+from itertools import count
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hvdtrain.backends.counting import check_weighted
+from hvdtrain.backends.gathering import find_comparing
 from hvdtrain.backends.logits import bad_target, check_comparable
 from hvdtrain.backends.objective import check_per_sample, has_own_values, make_objective, shape_of
 from hvdtrain.errors import TaskError
@@ -199,3 +202,37 @@ def test_a_target_that_is_no_class_is_named_with_the_remedy(text):
     assert error.problem == "cross_entropy: target -100 is not the number of a class of the model's outputs"
     assert error.remedy.endswith("ignore_index = -100.")
     assert bad_target(IndexError("index 3 is out of bounds")) is None
+
+
+COUNT = count(1)
+SAMPLES = np.random.RandomState(0).randn(6)
+
+
+def mean_of(values):
+    return np.asarray(values.mean()), np.asarray(float(len(values)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (lambda x: (x**2, None), ""),
+        (lambda x: (x - x.mean(), None), "depends on the other samples"),
+        (lambda x: (x**2, x / x.max()), "depends on the other samples"),
+        (lambda x: mean_of(x**2), ""),
+        (lambda x: mean_of(x**2 / x.max()), "is not the mean over its samples"),
+        (lambda x: (x + np.random.rand(len(x)), None), ""),
+        (lambda x: (x * next(COUNT), None), ""),  # another result in each call: nothing is known
+        (lambda x: ([x - x.mean()][len(x) - len(np.unique(x))], None), ""),  # it fails: nothing is known
+    ],
+)
+@pytest.mark.parametrize("samples", [6, 5])
+def test_a_loss_that_compares_samples_is_found(loss, found, samples):
+    comparing = find_comparing(lambda rows: {"loss": loss(SAMPLES[rows])}, samples, 1e-4)
+    assert found in comparing
+    assert bool(found) == bool(comparing)
+
+
+def test_of_equal_samples_their_number_counts():
+    equal = np.zeros(6)
+    assert find_comparing(lambda rows: {"loss": (equal[rows] + len(rows), None)}, 6, 1e-4)
+    assert not find_comparing(lambda rows: {"loss": (equal[rows] + 1, None)}, 6, 1e-4)
