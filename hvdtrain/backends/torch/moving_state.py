@@ -168,7 +168,12 @@ class MovingState:
         for place in places:
             tensor, copy = place.tensor, place.copy
             assert tensor is not None
-            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype or tensor.is_sparse:
+            if (
+                copy is None
+                or copy.shape != tensor.shape
+                or copy.dtype != tensor.dtype
+                or tensor.layout != torch.strided
+            ):
                 place.copy = tensor.detach().clone()
                 continue
             copies, tensors = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
@@ -181,7 +186,7 @@ class MovingState:
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     """Return what changes if an operation changes a tensor, or it is given other memory."""
     version = -1 if tensor.is_inference() else tensor._version
-    return version, 0 if tensor.is_sparse else tensor.data_ptr()
+    return version, tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _total(tensor: torch.Tensor) -> complex:
