@@ -20,6 +20,7 @@ OWN_FILES = {
         *("functions.py", "formulas.py", "distributed_optimizer.py"),
         *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
         "functional_blocks.py",  # PyTorch's models are no graphs
+        *("masks.py", "layer_state.py"),  # PyTorch's tensors carry no masks, its modules have state dicts
     },
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
@@ -35,8 +36,17 @@ OWN_NAMES = {
     "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/model_state.py": {"Entry", "strided_parts", "set_values"},  # sparse tensors, and other shapes
     # Keras's layers have no mode; PyTorch copies tensors late
-    "torch/dry_run.py": {"parts_in_evaluation", "describe_undone", "as_kept"},
-    "torch/task_model.py": {"check_parts"},  # Keras's embeddings have no such options, its gradients no hooks
+    # Keras has operations that no seed of a step reaches, and tensors that nothing changes
+    "torch/dry_run.py": {
+        *("parts_in_evaluation", "describe_undone", "as_kept", "copied", "changed_in_place"),
+    },
+    "tensorflow/dry_run.py": {"seed_operations", "draws_noted"},
+    # Keras's layers and optimizers have a precision of their own, and scale losses
+    "tensorflow/precision.py": {
+        *("precision_of", "new_loss_scale", "check_scaled", "own_scale", "scaled", "unscaled"),
+    },
+    # Keras's embeddings have no such options, its gradients no hooks; losses with variables are refused
+    "torch/task_model.py": {"check_parts", "without_loss", "foreign_leaf"},
     "torch/stage_model.py": {
         "give_memory",  # on a device, where TensorFlow's variables are made anyway
         "is_plain",  # variables of Keras stay the same ones

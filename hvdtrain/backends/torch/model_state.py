@@ -312,12 +312,12 @@ def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
         TaskError: naming it.
     """
     is_sparse, full = tensor.layout in _PARTS, ".".join((*path, name))
-    if is_lazy(tensor) or (tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_meta)):
+    if is_lazy(tensor) or (tensor.layout is torch.strided and not tensor.is_quantized):
         return
     if not is_sparse or tensor.requires_grad:
-        kind = "on the device meta" if tensor.is_meta else f"a tensor of {tensor.layout}, {tensor.dtype}"
         raise TaskError(
-            f"the model's {full} is {kind}, which hvdtrain can neither save nor send to other workers",
+            f"the model's {full} is a tensor of {tensor.layout}, {tensor.dtype}, which hvdtrain can neither "
+            "save nor send to other workers",
             "Make it a dense tensor of ordinary numbers; a sparse one that is not trained can be a buffer.",
         )
 
