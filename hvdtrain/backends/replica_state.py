@@ -19,6 +19,7 @@ from hvdtrain.errors import TaskError
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
+_New = tuple[Callable[[NDArray[Any]], None], NDArray[Any]]  # what sets a tensor, and the values that it gets
 
 REDUCTIONS = ("rank0", "mean", "sum", "max")
 _EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean", "sum" and "max".'
@@ -185,10 +186,14 @@ class ReplicaState:
             reduction = self._reduction(tensor) or default
             if reduction and (len(crcs[name]) > 1 or (reduction == "sum" and any(have_moved[name]))):
                 chosen[reduction].append(tensor)
-        self._take_first(chosen["rank0"])
-        self._average(chosen["mean"])
-        self._add_up(chosen["sum"])
-        self._take_largest(chosen["max"])
+        # all of them, or none if a worker is lost meanwhile
+        for assign, values in [
+            *self._first(chosen["rank0"]),
+            *self._means(chosen["mean"]),
+            *self._totals(chosen["sum"]),
+            *self._largest(chosen["max"]),
+        ]:
+            assign(values)
         for tensor in chosen["sum"]:
             self._bases[tensor.name] = tensor.numbers()
             if self._begun is not None:
@@ -224,33 +229,30 @@ class ReplicaState:
             self._begun.setdefault(tensor.name, found[tensor.name])
         return found
 
-    def _take_first(self, tensors: Sequence[StateTensor]) -> None:
+    def _first(self, tensors: Sequence[StateTensor]) -> list[_New]:
         if not tensors:
-            return
+            return []
         own = [tensor.read() for tensor in tensors]
         sent = np.concatenate(own) if self._workers.rank == 0 else np.zeros(0, np.uint8)
         joined = self._collectives.join(sent, "hvdtrain.state")
-        for tensor, data in zip(tensors, _cut(joined, own), strict=True):
-            tensor.write(data)
+        return [(tensor.write, data) for tensor, data in zip(tensors, _cut(joined, own), strict=True)]
 
-    def _average(self, tensors: Sequence[StateTensor]) -> None:
-        own = [tensor.numbers() for tensor in tensors]
-        for tensor, total in zip(tensors, self._sums(own), strict=True):
-            tensor.assign(total / self._workers.size)
+    def _means(self, tensors: Sequence[StateTensor]) -> list[_New]:
+        totals = self._sums([tensor.numbers() for tensor in tensors])
+        return [(t.assign, total / self._workers.size) for t, total in zip(tensors, totals, strict=True)]
 
-    def _add_up(self, tensors: Sequence[StateTensor]) -> None:
-        added = [tensor.numbers() - self._bases[tensor.name] for tensor in tensors]
-        for tensor, total in zip(tensors, self._sums(added), strict=True):
-            tensor.assign(self._bases[tensor.name] + total)
+    def _totals(self, tensors: Sequence[StateTensor]) -> list[_New]:
+        bases = [self._bases[tensor.name] for tensor in tensors]
+        added = self._sums([t.numbers() - base for t, base in zip(tensors, bases, strict=True)])
+        return [(t.assign, base + new) for t, base, new in zip(tensors, bases, added, strict=True)]
 
-    def _take_largest(self, tensors: Sequence[StateTensor]) -> None:
+    def _largest(self, tensors: Sequence[StateTensor]) -> list[_New]:
         if not tensors:
-            return
+            return []
         own = [tensor.numbers() for tensor in tensors]
         joined = self._collectives.join(np.concatenate(own).view(np.uint8), "hvdtrain.state")
         largest = joined.view(np.float64).reshape(self._workers.size, -1).max(0)
-        for tensor, numbers in zip(tensors, _cut(largest, own), strict=True):
-            tensor.assign(numbers)
+        return [(tensor.assign, numbers) for tensor, numbers in zip(tensors, _cut(largest, own), strict=True)]
 
     def _sums(self, own: Sequence[Numbers]) -> list[Numbers]:
         return _cut(self._collectives.sum(np.concatenate(own)), own) if own else []

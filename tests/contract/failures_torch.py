@@ -8,7 +8,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 # what the backend calls, in modules that look it up when they call it
-NAMES = ("allreduce_", "allreduce_async", "allreduce_async_", "allgather_async", "synchronize")
+NAMES = ("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "allgather_async", "synchronize")
 
 
 class Failures:

@@ -7,7 +7,7 @@ import pytest
 from support.fakes import on_every_rank
 
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
-from hvdtrain.errors import ReplicaDriftError, TaskError
+from hvdtrain.errors import PeerLostError, ReplicaDriftError, TaskError
 from hvdtrain.replicas import check_replicas
 
 
@@ -75,6 +75,20 @@ def test_batch_norm_is_averaged_other_state_is_rank_0s_and_the_rest_stays():
         assert arrays["norm/mean"].tolist() == [1, 1]
         assert (arrays["queue"] == 1).all()
         assert (arrays["table"] == np.float32(0.1)).all()
+
+
+def test_a_worker_that_is_lost_meanwhile_leaves_all_state_as_it_was():
+    def work(workers, arrays, state):
+        state.expect(workers.allgather_object({"model/queue": workers.rank}))
+        arrays["norm/mean"] += workers.rank
+        arrays["queue"] += workers.rank + 1
+        before = {name: array.copy() for name, array in arrays.items()}
+        state._collectives.sum = lambda _: (_ for _ in ()).throw(PeerLostError("lost", ""))
+        with pytest.raises(PeerLostError):
+            state.combine()
+        return all((arrays[name] == value).all() for name, value in before.items())
+
+    assert replicas(work) == [True] * 3
 
 
 def test_what_each_worker_has_counted_is_added_once():
