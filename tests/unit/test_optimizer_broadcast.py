@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.backends.torch import optimizer_broadcast
+from hvdtrain.backends.torch import state_broadcast
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.wire import decode, encode
 
@@ -34,8 +34,10 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch):
     wire = Wire()
-    hvd = SimpleNamespace(broadcast_async_=wire.broadcast_async_, synchronize=lambda handle: handle)
-    monkeypatch.setattr(optimizer_broadcast, "hvd", hvd)
+    hvd = SimpleNamespace(
+        broadcast_async_=wire.broadcast_async_, synchronize=lambda handle: handle, rank=lambda: wire.rank
+    )
+    monkeypatch.setattr(state_broadcast, "hvd", hvd)
     return wire
 
 

@@ -749,7 +749,7 @@ class TensorFlowBackend:
         self._eval_function_of_counted = Compiled(partial(of_counted, self._eval_sums), learnt)
         if self._own_step is not None:
             whole, counted = (partial(self._train_own_step, f, self._own_step) for f in (of_all, of_counted))
-            changing = [*self.model.variables, *self._slots, *self._ema.to_broadcast()]
+            changing = [*self.model.variables, *self._slots, *self._ema.to_broadcast(), *self._seed_states]
             others = (learnt, changing, self._own_step.error_of)
             self._train_function: Any = CompiledByStep(whole, *others)
             self._train_function_of_counted: Any = CompiledByStep(counted, *others)
