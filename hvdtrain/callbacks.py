@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hvdtrain.reporting.summary import Summary
 
 SHOULD_STOP = "should_stop"
-PER_STEP = ("on_step", "on_window", "on_checkpoint")  # may be called between any two steps
+ON_STEP, ON_WINDOW = "on_step", "on_window"
 HOOKS = (
     "on_start",
-    "on_step",
-    "on_window",
+    ON_STEP,
+    ON_WINDOW,
     "on_evaluation",
     "on_checkpoint",
     "on_workers_changed",

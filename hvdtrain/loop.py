@@ -68,8 +68,9 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
-            if number == first or session.steps_are_watched or session.state.last_eval_step == number - 1:
+            if results.is_watched or session.state.last_eval_step == number - 1:
                 _follow_trained(session, number)
+                results.is_watched = False
             signals = _outgoing_signals(session, plan, poll_signals, feed, batch.step)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
             pending = backend.train_step(batch, learning_rate, signals)

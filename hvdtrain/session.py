@@ -87,8 +87,8 @@ class Session:
         unsent: what this worker wants of the others and may not have told them, because a step failed.
         lost: the failure of a collective in a callback that this worker has put off, to finish what it did.
         keeps_history: whether the summary that training returns has the run's history.
-        steps_are_watched: whether callbacks of the user's are called after each step, and so before the next
-            one: they may freeze or thaw parameters.
+        watched: those of ``on_step`` and ``on_window`` that callbacks of some worker have: they are called
+            before the next step, which follows what they freeze and thaw.
         stoppers: the user's callbacks that say after an evaluation whether training ends; rank 0 asks them.
         settle: reads the metrics of steps that are done, without the other workers, and reports them.
     """
@@ -119,7 +119,7 @@ class Session:
     unsent: ControlFlags = NO_FLAGS
     lost: PeerLostError | None = None
     keeps_history: bool = False
-    steps_are_watched: bool = False
+    watched: frozenset[str] = frozenset()
     stoppers: Sequence[Any] = ()
     settle: Callable[[], None] = lambda: None
 

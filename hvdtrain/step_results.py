@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import SHOULD_STOP, Callback, name_of
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, Callback, name_of
 from hvdtrain.divergence import divergence, is_diverged
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
@@ -31,6 +31,9 @@ class StepResults:
         session: the run.
         plan: how the run is done with its number of workers.
 
+    Attributes:
+        is_watched: whether callbacks have seen the last step, which may have frozen or thawed parameters.
+
     What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
     second tells of the step what only all workers together know.
     """
@@ -43,6 +46,7 @@ class StepResults:
         self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
+        self.is_watched = True  # what was changed before the first step
         self._uncounted: int | None = 0  # samples until now of which none counts; None when one has
         self._stragglers = StragglerWatch()
         session.state.window.restart_clock()
@@ -55,8 +59,10 @@ class StepResults:
         """
         if self._local is None:
             self.add(self._delayed.push(step, pending))
-            if self._session.steps_are_watched:
+            is_logged = self._plan.is_due(self._session.config.log_every, step)
+            if ON_STEP in self._session.watched or (is_logged and ON_WINDOW in self._session.watched):
                 self.read_all()
+                self.is_watched = True
         else:
             self._local.launched(step, pending)
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.activity import ACTIVITY
+from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.callbacks import PER_STEP, SHOULD_STOP, RunContext, find_callbacks, hook_of
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, RunContext, find_callbacks, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
@@ -154,7 +155,7 @@ def new_session(
     *,
     callbacks: Sequence[Any] = (),
 ) -> Session:
-    """Return the run as it stands before anything is written."""
+    """Collective. Return the run as it stands before anything is written."""
     session = Session(
         config=config,
         backend=backend,
@@ -165,12 +166,22 @@ def new_session(
         readers=readers,
         fingerprints=task_data.identity.to_keep(),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
-        steps_are_watched=any(hook_of(callback, hook) for callback in callbacks for hook in PER_STEP),
+        watched=_watched(config, backend.workers, callbacks),
         stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
     )
     session.profile = _profile_of(session)
     follow_workers(session)
     return session
+
+
+def _watched(config: Config, workers: Workers, callbacks: Sequence[Any]) -> frozenset[str]:
+    """Collective. Return the hooks of callbacks after which the next step follows what they freeze or thaw.
+
+    Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
+    """
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
+    found = {hook for of_rank in workers.allgather_object(own) for hook in of_rank}
+    return frozenset() if workers.is_elastic or config.sync_every else frozenset(found)
 
 
 def try_out(run: TrainingRun, session: Session) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Callbacks in real jobs: the example, and one that every rank calls and that fails on one of them."""
+"""Callbacks in real jobs: the example, those of rank 0 alone, and one that fails on one of several ranks."""
 
 import json
 import textwrap
@@ -35,6 +35,32 @@ GATHERING = """
     class Task(Digits):
         callbacks = [Gathering()]
 """
+
+
+ON_RANK_0 = """
+    from hvdtrain.tasks.digits import Digits
+
+
+    class Log:
+        def on_{event}(self, step, values):
+            print("seen", step.step, flush=True)
+
+
+    class Task(Digits):
+        def callbacks(self):
+            import horovod.torch as hvd
+
+            return [Log()] if hvd.rank() == 0 else []
+"""
+
+
+@pytest.mark.parametrize(("event", "steps"), [("step", [1, 2, 3, 4]), ("window", [2, 4])])
+def test_other_workers_may_lack_the_callbacks_of_rank_0(event, steps, tmp_path):
+    (tmp_path / "task.py").write_text(textwrap.dedent(ON_RANK_0.format(event=event)))
+    task = f"{tmp_path}/task.py:Task"
+    options = ("--framework", "torch", "--task", task, "--steps", "4", "--log-every", "2")
+    done = train(2, "mpi", *options, cwd=tmp_path, timeout=60)
+    assert [int(line.split()[1]) for line in done.result.stdout.splitlines() if line[:4] == "seen"] == steps
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
