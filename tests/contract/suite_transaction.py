@@ -505,7 +505,7 @@ def test_a_step_is_traced_once_for_all_worlds(elastic, failures, fields):
     everyone, whole = elastic.workers.size, "global_batch_size" in fields
     failures.resize(elastic, 1)
     build(elastic, NoDropout(), precision="fp16", sync_batch_norm=True, **fields)
-    function = elastic._train_function._function
+    function = elastic._train_function(())._function
     if whole:
         elastic.warm_up(batch(elastic, 0, SAMPLES // MICRO))
         assert function.experimental_get_tracing_count() == 2

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,6 @@ from hvdtrain.backends.tensorflow.functions import (
     add_to_loss,
     joined,
     native,
-    of_all,
     of_counted,
     phase_of_layers,
     run_eagerly,
@@ -361,7 +360,7 @@ class TensorFlowBackend:
             if self._low_rank is not None:
                 self._low_rank.follow(batch.in_warmup)
             leaves_out = batch.is_padded and (self._own_step is not None or self._leaves_out[True])
-            function = self._train_function_of_counted if leaves_out else self._train_function
+            function = self._train_function(batch.counts if leaves_out else ())
             if not batch.reduced_weight:
                 function = self._train_function_of_none
             seed_host_step(mix(self._seed, batch.step, self.workers.rank) >> 1)
@@ -411,17 +410,14 @@ class TensorFlowBackend:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         self._learn_form(batch, training=False)
         leaves_out = batch.is_padded and self._leaves_out[False]
-        function = self._eval_function_of_counted if leaves_out else self._eval_function
+        function = self._eval_function(batch.counts if leaves_out else ())
         if partial is None:
             self._evaluation.begin()
         with peer_errors():
             (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
         if self._evaluation:
-            # without padding, as many rows as there are samples that count
-            count = int(np.count_nonzero(batch.samples.weights)) if leaves_out else 0
-            self._evaluation.add(
-                masks_within(*seen), batch.samples.rows(0, count or batch.samples.weights.shape[1])
-            )
+            count = batch.counts[0] if leaves_out else batch.samples.weights.shape[1]
+            self._evaluation.add(masks_within(*seen), batch.samples.rows(0, count))
         if partial is None:
             return TensorFlowSums(names, weighted, sums, batch.total_weight)
         weight = partial.weight + batch.total_weight
@@ -744,21 +740,21 @@ class TensorFlowBackend:
         def learnt() -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
             return self._names, self._weighted, self._unused
 
-        # without padding, the number of samples is not known when a step is traced: XLA cannot compile these
-        self._eval_function = Compiled(evaluate, learnt)
-        self._eval_function_of_counted = Compiled(partial(of_counted, self._eval_sums), learnt)
-        if self._own_step is not None:
-            whole, counted = (partial(self._train_own_step, f, self._own_step) for f in (of_all, of_counted))
+        # batches without their padding have a function for each number of samples that count, which the
+        # task's functions see as the shape; there are few
+        self._eval_function = cache(lambda counts: Compiled(of_counted(counts, evaluate), learnt))
+        if (step := self._own_step) is not None:
             changing = [*self.model.variables, *self._slots, *self._ema.to_broadcast(), *self._seed_states]
-            others = (learnt, changing, self._own_step.error_of)
-            self._train_function: Any = CompiledByStep(whole, *others)
-            self._train_function_of_counted: Any = CompiledByStep(counted, *others)
+            others = (learnt, changing, step.error_of)
+            self._train_function: Any = cache(
+                lambda counts: CompiledByStep(partial(self._train_own_step, counts, step), *others)
+            )
         else:
-            counted = partial(of_counted, self._gradients_of)
-            self._train_function = Compiled(partial(self._train_step, gradients, True), learnt)
-            self._train_function_of_counted = Compiled(partial(self._train_step, counted, True), learnt)
+            self._train_function = cache(
+                lambda counts: Compiled(partial(self._train_step, gradients, True, counts), learnt)
+            )
             # a worker without samples, as there may be in the last local step, has no gradient
-            self._train_function_of_none = Compiled(partial(self._train_step, gradients, False), learnt)
+            self._train_function_of_none = Compiled(partial(self._train_step, gradients, False, ()), learnt)
         self._predict_function = Compiled(self._predicted, lambda: None)
 
     def _predicted(self, arrays: Any) -> dict[str, Tensor]:
@@ -779,6 +775,7 @@ class TensorFlowBackend:
         self,
         gradients_of: GradientsOf,
         updates: bool,
+        counts: tuple[int, ...],
         arrays: Any,
         weights: Tensor,
         gradient_weights: Tensor,
@@ -792,9 +789,9 @@ class TensorFlowBackend:
         update = self._update
         gradient_weights = update.scale(gradient_weights)
         if len(weights.shape) == 1:
-            gradients, sums = gradients_of(arrays, weights, gradient_weights)
+            gradients, sums = of_counted(counts, gradients_of)(arrays, weights, gradient_weights)
         else:
-            gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights)
+            gradients, sums = accumulated_gradients(gradients_of, arrays, weights, gradient_weights, counts)
         unused = float(len(self._unused))
         vector = joined(sums, *self._clock.numbers(), [unused, 0.0], signals)
         gradients, vector = update.reduce(gradients, vector)
@@ -809,7 +806,7 @@ class TensorFlowBackend:
         return vector
 
     def _train_own_step(
-        self, of_samples: Callable[..., Tensor], step: OwnStep, number: StepNumber, *tensors: Any
+        self, counts: tuple[int, ...], step: OwnStep, number: StepNumber, *tensors: Any
     ) -> Tensor:
         """Collective. Do the task's own step; the tensors are those of ``_train_step``."""
         arrays, weights, gradient_weights, total_weight, learning_rate, share, seeds, signals = tensors
@@ -819,7 +816,7 @@ class TensorFlowBackend:
             part = StepPart(weights, gradient_weights, total_weight, learning_rate)
             return tf.linalg.matvec(self._own_rows(step, micro_batch, number, part), weights)
 
-        sums = of_samples(sums_of, arrays, weights, gradient_weights)
+        sums = of_counted(counts, sums_of)(arrays, weights, gradient_weights)
         sums = joined(sums, [float(len(self._unused)), 0.0], signals)
         vector = step.reduce(sums, self._names, self._weighted)
         self._ema.update(share)
@@ -886,7 +883,9 @@ class TensorFlowBackend:
         parts = (batch.arrays, batch.weights, batch.gradient_weights)
         if len(batch.weights.shape) > 1:  # several micro-batches
             parts = tf.nest.map_structure(lambda a: a[0], parts)
-        return of_counted(lambda *counted: counted, *parts) if self._leaves_out.get(training) else parts
+        counts = batch.counts[:1] if self._leaves_out.get(training) else ()
+        first: tuple[dict[str, Tensor], Tensor, Tensor] = of_counted(counts, lambda *counted: counted)(*parts)
+        return first
 
     def _numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what workers tell one another, as a tensor."""

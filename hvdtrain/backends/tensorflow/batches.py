@@ -33,6 +33,7 @@ class TensorFlowBatch:
             there are several, for it changes with the number of workers.
         total: ``reduced_weight`` as a tensor.
         is_padded: whether there are samples of weight 0.
+        counts: for each micro-batch, how many samples do not have weight 0; all if none of them counts.
         samples: which samples they are.
         in_warmup: whether the step begins while the learning rate is still rising to its peak.
     """
@@ -46,6 +47,7 @@ class TensorFlowBatch:
     signature: Signature
     total: Tensor
     is_padded: bool
+    counts: tuple[int, ...]
     samples: Samples
     in_warmup: bool = False
 
@@ -87,7 +89,7 @@ class BatchMaker:
     def __call__(self, batch: HostBatch) -> TensorFlowBatch:
         """Return a batch on the device."""
         one = len(batch.weights) == 1
-        weights, gradient_weights, reduced_weight, total, is_padded = self._weigh(batch, one)
+        weights, gradient_weights, reduced_weight, total, is_padded, counts = self._weigh(batch, one)
         first: list[int | None] = [None if self._is_elastic and not one else len(batch.weights)]
         return TensorFlowBatch(
             step=batch.step,
@@ -99,6 +101,7 @@ class BatchMaker:
             signature=tuple(((*first, *a.shape[1:]), a.dtype) for a in batch.arrays.values()),
             total=total,
             is_padded=is_padded,
+            counts=counts,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
             in_warmup=batch.in_warmup,
         )
@@ -115,6 +118,7 @@ class BatchMaker:
                 reduced,
                 tf.constant(np.asarray(reduced, kind)),
                 not batch.weights.all(),
+                tuple(int(np.count_nonzero(row)) or len(row) for row in batch.weights),
             )
             known = self._known_weights = batch.weights, values
         return known[1]

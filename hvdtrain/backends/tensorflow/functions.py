@@ -108,20 +108,26 @@ def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> A
         return traced
 
 
-def of_all(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of a micro-batch and weights with all samples."""
-    return function(*arguments)
+def of_counted(counts: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a micro-batch and weights that is given the samples that do not have weight 0.
 
+    Their number is known when it is traced, as shapes are in a loop of the framework.
 
-def of_counted(function: Callable[..., Any], arrays: Any, weights: Tensor, *others: Tensor) -> Any:
-    """Call a function of a micro-batch and weights with the samples that do not have weight 0.
-
-    A micro-batch of which no sample counts stays as it is.
+    Args:
+        counts: the number of samples that count; empty to give all.
+        function: takes a micro-batch, weights and other tensors of one row per sample.
     """
-    counted = weights > 0
-    kept = tf.logical_or(counted, tf.logical_not(tf.reduce_any(counted)))
-    parts = tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, kept), (arrays, weights, *others))
-    return function(*parts)
+
+    def of_arrays(arrays: Any, weights: Tensor, *others: Tensor) -> Any:
+        if not counts or counts[0] == weights.shape[0]:
+            return function(arrays, weights, *others)
+
+        def rows(tensor: Tensor) -> Tensor:
+            return tf.ensure_shape(tf.boolean_mask(tensor, weights > 0), (counts[0], *tensor.shape[1:]))
+
+        return function(*tf.nest.map_structure(rows, (arrays, weights, *others)))
+
+    return of_arrays
 
 
 def accumulated_gradients(
@@ -129,25 +135,42 @@ def accumulated_gradients(
     arrays: Mapping[str, Tensor],
     weights: Tensor,
     gradient_weights: Tensor,
+    counts: Sequence[int] = (),
 ) -> tuple[list[Tensor], Tensor]:
-    """Sum the gradients of the micro-batches in a loop, so that the graph does not grow with them."""
+    """Sum the gradients of the micro-batches in loops, so that the graph does not grow with them.
 
-    def of_micro_batch(i: Tensor) -> tuple[list[Tensor], Tensor]:
-        micro_batch = {name: array[i] for name, array in arrays.items()}
-        return gradients_of(micro_batch, weights[i], gradient_weights[i])
+    Args:
+        gradients_of: the gradients and sums of one micro-batch.
+        arrays: the arrays of all of them.
+        weights: their weights.
+        gradient_weights: likewise.
+        counts: how many samples of each are used, one loop for each run of equal numbers; empty for all.
+    """
 
-    def add(i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        more, more_sums = of_micro_batch(i)
+    def add(own: Sequence[int], i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Any, ...]:
+        more, more_sums = of_micro_batch(own, i)
         return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
-    gradients, sums = of_micro_batch(tf.constant(0))
+    def of_micro_batch(own: Sequence[int], i: Tensor) -> tuple[list[Tensor], Tensor]:
+        micro_batch = {name: array[i] for name, array in arrays.items()}
+        found: tuple[list[Tensor], Tensor]
+        found = of_counted(own, gradients_of)(micro_batch, weights[i], gradient_weights[i])
+        return found
+
     number = tf.shape(weights)[0] if weights.shape[0] is None else weights.shape[0]
+    ends = [i + 1 for i in range(len(counts)) if counts[i : i + 1] != counts[i + 1 : i + 2]]
+    runs = [(counts[end - 1 : end], end) for end in ends] or [((), number)]
+    gradients, sums = of_micro_batch(runs[0][0], tf.constant(0))
     # one at a time: the next would move the same statistics, under the same names between workers
     with tf.control_dependencies([*gradients, sums]):
-        second = tf.constant(1)
-    _, gradients, sums = tf.while_loop(
-        lambda i, *_: i < number, add, (second, gradients, sums), parallel_iterations=1
-    )
+        place = tf.constant(1)
+    for own, end in runs[ends[:1] == [1] :]:
+        place, gradients, sums = tf.while_loop(
+            lambda i, *_, end=end: i < end,
+            partial(add, own),
+            (place, gradients, sums),
+            parallel_iterations=1,
+        )
     return gradients, sums
 
 

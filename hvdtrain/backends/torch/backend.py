@@ -817,11 +817,11 @@ class TorchBackend:
 
         A micro-batch of which no sample counts stays as it is.
         """
+        # batch norm trains with no single row, and other workers may have more: such a row is repeated
+        least = 2 if self._is_training and self._has_batch_norm else 1
         for place in range(len(batch.weights)):
-            counted = np.count_nonzero(batch.samples.weights[place])
-            # batch norm trains with no single row, and other workers may have more
-            if self._leaves_out and not (counted == 1 and self._is_training and self._has_batch_norm):
-                yield batch.counted(place)
+            if self._leaves_out:
+                yield batch.counted(place, least)
             else:
                 yield batch.micro_batches[place], batch.weights[place], batch.gradient_weights[place]
 

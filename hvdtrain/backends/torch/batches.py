@@ -40,20 +40,26 @@ class TorchBatch:
     samples: Samples
     in_warmup: bool = False
 
-    def counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    def counted(
+        self, place: int, least: int = 1
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         """Return a micro-batch without padding, with its weights and gradient weights.
 
         A micro-batch of which no sample counts stays as it is.
 
         Args:
             place: which of the micro-batches.
+            least: how many rows a padded one keeps: a single row that counts is repeated, with weight 0.
         """
         micro_batch, rows = self.micro_batches[place], self.counted_rows[place]
         weights, gradient_weights = self.weights[place], self.gradient_weights[place]
         if rows is None:
             return micro_batch, weights, gradient_weights
-        counted = {name: tensor[rows] for name, tensor in micro_batch.items()}
-        return counted, weights[rows], gradient_weights[rows]
+        used = rows if len(rows) >= least else rows.repeat(least)
+        counted = {name: tensor[used] for name, tensor in micro_batch.items()}
+        weights, gradient_weights = weights[used], gradient_weights[used]
+        weights[len(rows) :] = gradient_weights[len(rows) :] = 0
+        return counted, weights, gradient_weights
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that lies on the device."""

@@ -2,6 +2,8 @@
 
 from conformance.zoo import Judge, Model
 
+import hvdtrain
+
 SYNCHRONIZED = Judge(options=("--sync-batch-norm",))
 
 
@@ -250,3 +252,26 @@ class ActNorm(Model):
 
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), ActNorm(), nn.Linear(8, 3))
+
+
+class SingleRows(Model):
+    """Some micro-batches have one sample, of which the loss gives the mean."""
+
+    judge = Judge(("torch",), (1, 2), options=("--accumulate", "12"))
+
+    def eval_data(self):
+        return None
+
+    def torch_loss(self, model, batch):
+        from torch.nn.functional import cross_entropy
+
+        losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
+        return hvdtrain.Weighted(losses.mean(), len(losses)), {}
+
+    def torch_model(self):
+        import torch
+
+        torch.manual_seed(0)
+        linear = torch.nn.Linear(4, 3)
+        linear.unused = torch.nn.BatchNorm1d(3).requires_grad_(False)
+        return linear
