@@ -71,10 +71,10 @@ class ModelInfo:
         batch_norm_layers: number of batch-norm layers.
         reduction: how gradients are reduced, for the plan.
         own_rates: the learning rates of the task's own optimizer, if it brings one.
-        notes: what the user should know of the model before training, in words.
+        notes: what the user should know of the model before training, as sentences.
         frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
-        groups: the parameter groups of the config, in words.
-        stages: what each stage of a split model has, in words.
+        groups: the parameter groups of the config, for the plan.
+        stages: what each stage of a split model has, for the plan.
         stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
         stage_cuts: the first block of each stage but the first.
         slot_bytes: what the state of the task's own optimizers takes; 0 if that is not known.
@@ -104,7 +104,7 @@ class StepMemory:
     Attributes:
         activations: the most that tensors take at once which the passes make, without the gradients of
             parameters: what the backward pass needs of the forward pass, and what both need meanwhile.
-        compiling: roughly, what the framework takes beside tensors when it compiles the step.
+        compiling: roughly, what the framework takes in addition to tensors when it compiles the step.
         idle: what the framework keeps of freed memory for tensors that are made later.
         largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
     """
@@ -138,12 +138,13 @@ class DryRun:
         values: name to array (samples,); "loss" and the task's metrics. Empty after an error.
         last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
         error: the exception that ended the computation, or None.
-        note: what the user should know of the computation, in words; empty if nothing.
+        note: what the user should know of the computation, as a sentence; empty if nothing.
         memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
             After an error, it has the largest tensors alone.
         changed: checksums, by portable name, of the state that it changed before it was put back.
         refusal: what makes the model one that cannot be trained as it is, though nothing failed.
         changed_inputs: names of the arrays that it changed in place.
+        weighted: names of those values that have weights of their own, as a mean of the batch has.
     """
 
     outputs: Any
@@ -155,6 +156,7 @@ class DryRun:
     changed: Mapping[str, int] = field(default_factory=dict)
     refusal: TaskError | None = None
     changed_inputs: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
 
 
 class PendingMetrics(Protocol):
@@ -234,7 +236,7 @@ class Backend(Protocol):
         ...
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
 
         It follows a dry run of a task that has a loss or metric of its own.
         """
@@ -434,7 +436,7 @@ class ModelFiles(Protocol):
         ...
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
-        """Load a framework's own file of weights into the model; return what it held, in words. Local.
+        """Load a framework's own file of weights into the model; return a note on what it held. Local.
 
         Args:
             path: the file.

@@ -145,15 +145,17 @@ def _alone(tensor: Any, positions: bool) -> Any:
 
 
 def find_comparing(
-    values_of: Callable[[NDArray[np.int64]], GivenArrays], samples: int, tolerance: float
+    values_of: Callable[[NDArray[np.int64], int], GivenArrays], samples: int, tolerance: float
 ) -> str:
-    """Return how a loss or metric of a sample depends on other samples, in words; empty if it does not.
+    """Return a sentence on how a loss or metric of a sample depends on other samples; empty if it does not.
 
-    The first half of a batch is computed beside the second, and beside itself. A task that gives other
-    values when the same is repeated, or fails with such a batch, is left alone.
+    The first half of a batch is computed together with the second, and together with itself. A task that
+    gives other values when the same is repeated, or fails with such a batch, is left alone. So is one that
+    draws random numbers, where values of batches of unequal sizes, or means, are compared.
 
     Args:
-        values_of: returns the values for a batch of these rows, drawing the same numbers in each call.
+        values_of: returns the values for a batch of these rows; the second argument is the seed of what it
+            draws.
         samples: rows of the batch.
         tolerance: of values, relatively to the largest.
     """
@@ -163,34 +165,36 @@ def find_comparing(
     if not half:
         whole, first = np.zeros(2, np.int64), np.zeros(1, np.int64)
 
-    def values(rows: NDArray[np.int64]) -> GivenArrays:
+    def values(rows: NDArray[np.int64], seed: int = 0) -> GivenArrays:
         with random_state_kept():
-            return values_of(rows)
+            return values_of(rows, seed)
 
     try:
-        here, beside_itself = values(whole), values(first)
+        here, doubled = values(whole), values(first)
         for name, (found, _) in here.items():
             if found.ndim:
                 pairs = [
                     (one[: half or 1], other[: half or 1])
-                    for one, other in zip(here[name], beside_itself[name], strict=True)
+                    for one, other in zip(here[name], doubled[name], strict=True)
                     if one is not None and other is not None
                 ]
             elif half:  # a mean: twice its sum is that of both halves, each of them twice
-                other = _sums(beside_itself[name]) + _sums(values(second)[name])
+                other = _sums(doubled[name]) + _sums(values(second)[name])
                 pairs = [(2 * _sums(here[name]), other)]
             else:
-                pairs = [(_sums(here[name]), 2 * _sums(beside_itself[name]))]
+                pairs = [(_sums(here[name]), 2 * _sums(doubled[name]))]
+            alike = len(pairs) if half and found.ndim else 0  # in these, a sample has the same random numbers
             if half and found.ndim and not _differ(found, found[:1], 1e-6):
                 # of equal samples, such as a stream's first one, fewer are tried
                 fewer = values(whole[:half])[name][0]
                 pairs += [] if _differ(fewer, fewer[:1], 1e-6) else [(found[:half], fewer)]
-            differing = next((pair for pair in pairs if _differ(*pair, tolerance)), None)
-            if differing is None:
+            place = next((place for place, pair in enumerate(pairs) if _differ(*pair, tolerance)), None)
+            if place is None:
                 continue
-            if _differ(found, values(whole)[name][0], 1e-7):
-                return ""  # it draws numbers of its own, or counts its calls
-            return _described(name, bool(found.ndim), *differing)
+            seeds = (0,) if place < alike else (0, 1)
+            if any(_differ(found, values(whole, seed)[name][0], 1e-7) for seed in seeds):
+                return ""  # it draws numbers, or counts its calls
+            return _described(name, bool(found.ndim), *pairs[place])
     except (*ENDINGS, PeerLostError):
         raise
     except Exception:  # such as of a loss that takes no sample twice
@@ -216,8 +220,8 @@ def _described(name: str, is_per_sample: bool, one: NDArray[Any], other: NDArray
         return f"the {name} of a batch is not the mean over its samples, each taken by itself"
     place = np.abs(one - other).argmax()
     return (
-        f"the {name} of a sample depends on the other samples of its batch: it is {one[place]:.4g} beside "
-        f"these and {other[place]:.4g} beside others"
+        f"the {name} of a sample depends on the other samples of its batch: it is {one[place]:.4g} with "
+        f"these and {other[place]:.4g} with others"
     )
 
 

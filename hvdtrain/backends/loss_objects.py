@@ -111,13 +111,15 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
     name = _place_of(task, framework, lambda value: value is found or getattr(value, "_value", None) is found)
     if not (name or is_parameter):
         return
-    freeze = "its requires_grad = False" if framework == "torch" else "its trainable = False"
+    freeze = "requires_grad_(False) on it, or on the network" if framework == "torch" else ""
+    freeze = f"call {freeze}" if freeze else "set trainable = False of it, or of the network"
     raise TaskError(
         f"the loss has a gradient for {name or 'a parameter'}, of shape {tuple(found.shape)}, which is no "
         "part of the model: it would be neither trained nor saved",
         f"Make it a part of the model that {framework}_model() returns"
         + ("; or give a torch.nn.Module that has it as the task's loss" if framework == "torch" else "")
-        + f". If it is not meant to be trained, set {freeze}.",
+        + ". If it is not to be trained, as in a network that a perceptual loss calls, "
+        + f"{freeze} that has it.",
         everywhere=True,
     )
 

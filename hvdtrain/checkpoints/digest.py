@@ -126,7 +126,7 @@ def digest_of(
 def describe_changes(
     before: OutputsDigest | None, path: str, backend: Backend, config: Config, averaged: bool
 ) -> list[str]:
-    """Collective. Return in which way the model computes something else than its checkpoint's did, in words.
+    """Collective. Return sentences on how the model computes something else than its checkpoint's did.
 
     Args:
         before: the checkpoint's digest; None if it has none.

@@ -15,7 +15,7 @@ from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
-# what a mixed batch holds beside its own keys: of each but the inputs, the other sample's; and its share
+# what a mixed batch has in addition: of each key but the inputs, the other sample's; and its share
 OTHERS, SHARE = "mixed_", "mixing_share"
 _POINTS = 4097
 _CHANNELS = 4  # at most, to tell the axis of an image's channels

@@ -71,14 +71,13 @@ def _open_set(
     return dataset, {f"size of the {what}": len(dataset), **values}
 
 
-def check_casts(datasets: Mapping[str, Any]) -> None:
-    """Check that data of 64 bits keep their values apart in the 32 bits of the model. Local: no collective.
+def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
+    """Return the error of data of 64 bits of which different values become equal in the 32 bits of the model.
+
+    Local: no collective. Workers may find different errors, as each reads samples for a few seconds only.
 
     Args:
-        datasets: data sets by what messages call them, equal on all workers.
-
-    Raises:
-        DataError: naming the column, if different values become equal.
+        datasets: data sets by what messages call them.
     """
     for what, dataset in datasets.items():
         with all_bits():
@@ -89,13 +88,13 @@ def check_casts(datasets: Mapping[str, Any]) -> None:
             column, one, other = found
             place = f"column {column} of {name!r}" if array[0].size > 1 else repr(name)
             merged = f"{one!r} becomes infinite" if np.isinf(other) else f"{one!r} and {other!r} become equal"
-            raise DataError(
+            return DataError(
                 f"{place} of the {what} has numbers of 64 bits, and the model has 32: {merged}",
                 "Subtract their mean or number them from 0 in the task; or give the model 64 bits, with "
                 ".double() in PyTorch and dtype='float64' in Keras; or, if the difference does not matter, "
                 "convert them to float32.",
-                everywhere=True,
             )
+    return None
 
 
 def align_columns(

@@ -19,7 +19,7 @@ from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.dry_run_looks import find_broadcast, random_note, scale_note
+from hvdtrain.jobs.dry_run_looks import find_broadcast, has_row_numbers, random_note, scale_note
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.seeding import random_state_kept
@@ -70,7 +70,8 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
-        half = _half(session) if passes and passes[0].result.memory is not None else None
+        may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
+        half = _half(session) if may_halve else None
         reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
@@ -89,9 +90,10 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
 def _forms(passes: Sequence[Pass]) -> Mapping[str, ArrayForm]:
     """Return what stands for the first batch of evaluation data, or else of training data. Local.
 
-    There is nothing if it is evaluated at random: no two results could be compared.
+    There is nothing if it is evaluated at random: no two results could be compared. Nor is there if it has
+    numbers of its own rows.
     """
-    if not passes or any(one.is_random for one in passes):
+    if not passes or any(one.is_random or one.with_row_numbers for one in passes):
         return {}
     return forms_of(passes[min(1, len(passes) - 1)].arrays)
 
@@ -201,14 +203,15 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
     ignored = getattr(task, "ignore_index", IGNORE_INDEX)
     given = {} if hasattr(task, row.loss_method) else getattr(task, "metrics", {})
     metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
-    sources: list[tuple[str, Callable[[], HostBatch | None]]] = [
-        (TRAINING_DATA, lambda: session.train_batch(plan, session.state.progress))
+    sources: list[tuple[str, Any, Callable[[], HostBatch | None]]] = [
+        (TRAINING_DATA, session.train_data, lambda: session.train_batch(plan, session.state.progress))
     ]
     sources += [
-        (set_words(name), partial(session.eval_batch, plan, name)) for name in sets_of(session.eval_data)
+        (set_words(name), dataset, partial(session.eval_batch, plan, name))
+        for name, dataset in sets_of(session.eval_data).items()
     ]
     done: list[Pass] = []
-    for what, read in sources:
+    for what, dataset, read in sources:
         batch = _read(what, read)
         if batch is None:  # training is done
             return
@@ -219,18 +222,23 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             Pass.of(what, batch, result, name if is_named else "", ignored),
             named_metrics=metrics if is_named else {},
         )
-        if has_own_values(task, session.config.framework) and not (result.error or session.config.stages > 1):
-            one = replace(one, comparing=session.backend.find_comparing(batch, training))
-        done.append(_looked_at(session, task, one, batch, done[0] if done else None))
-        if result.error is not None:
+        if result.error is not None:  # the others may wait in a collective of the model
             largest = result.memory.largest if result.memory else ()
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
             if lack is not None:
                 raise lack from result.error
-        if result.error is not None and (error := find_error(done[-1], done[0] if done[1:] else None)):
-            raise error
-        yield done[-1]
-        if result.refusal is not None:  # of which the other workers learn
+            raise find_error(one, done[0] if done else None) or result.error
+        own = result.refusal is not None, has_row_numbers(dataset, batch)
+        of_all = session.backend.workers.allgather_object(own)  # what follows may have collectives
+        is_refused, with_row_numbers = map(any, zip(*of_all, strict=True))
+        one = replace(one, with_row_numbers=with_row_numbers)
+        if not is_refused and session.config.stages == 1:
+            if has_own_values(task, session.config.framework):
+                one = replace(one, comparing=session.backend.find_comparing(batch, training))
+            one = _looked_at(session, task, one, batch, done[0] if done else None)
+        done.append(one)
+        yield one
+        if is_refused:
             return
 
 
@@ -245,8 +253,6 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
         training: the pass of the training data, if it is of the evaluation data.
     """
     config, what, found = session.config, one.what, one.result
-    if found.error is not None or found.refusal is not None or config.stages > 1:
-        return one
 
     def evaluated(batch: HostBatch) -> DryRun:
         return session.backend.dry_run(batch, training=False)
@@ -261,7 +267,8 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
         one = replace(one, notes=notes, is_random=bool(notes[0]))
     elif session.eval_data is not None:  # which shows the same of the loss
         return one
-    if not has_own_values(task, config.framework):  # named losses and metrics check shapes themselves
+    # named losses and metrics check shapes themselves
+    if one.with_row_numbers or not has_own_values(task, config.framework):
         return one
     return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
 

@@ -34,18 +34,19 @@ class Pass:
     """One micro-batch that a dry run has computed.
 
     Attributes:
-        what: the data set, in words, such as "training data".
+        what: what messages call the data set, such as "training data".
         arrays: name to array (samples, ...) of the micro-batch.
         indices: (samples,), the samples' indices in the data set.
         result: what came of it.
         named_loss: name of the task's loss; empty if it is a function.
         ignore_index: the target that does not count.
         is_sample: (samples,), whether a row is a sample and not padding; None if all are.
-        comparing: how a value of a sample depends on other samples, in words; empty if it is alone.
+        comparing: a sentence on how a value of a sample depends on other samples; empty if it does not.
         named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
         error: what more looks at the batch show to be wrong; None if nothing.
         notes: what else they show that the user should know.
         is_random: whether two evaluations of the batch differ.
+        with_row_numbers: whether it may have numbers of its own rows, so that no part of it can be computed.
     """
 
     what: str
@@ -60,6 +61,7 @@ class Pass:
     error: HvdtrainError | None = None
     notes: tuple[str, ...] = ()
     is_random: bool = False
+    with_row_numbers: bool = False
 
     @classmethod
     def of(
@@ -74,7 +76,7 @@ class Pass:
         return cls(what, arrays, indices, result, named_loss, ignore_index, is_sample)
 
     def describe_data(self) -> str:
-        """Return types and shapes of the samples, in words."""
+        """Return types and shapes of the samples, for a message."""
         return ", ".join(f"{name} {_shape(array)}" for name, array in self.arrays.items())
 
     def means(self) -> dict[str, float]:
@@ -83,7 +85,7 @@ class Pass:
         return {name: float(value[chosen].mean()) for name, value in self.result.values.items()}
 
     def describe_outputs(self) -> str:
-        """Return types and shapes of the model's outputs, in words; empty if they are not known."""
+        """Return types and shapes of the model's outputs, for a message; empty if they are not known."""
         return _structure(self.result.outputs)
 
 
@@ -206,7 +208,7 @@ def _hints(run: Pass) -> Iterator[str]:
 
 
 def _difference(run: Pass, other: Pass) -> str:
-    """Return how samples of the evaluation data differ from those of the training data, in words."""
+    """Return how samples of the evaluation data differ from those of the training data, as a sentence."""
     own = {name: _shape(array[0]) for name, array in run.arrays.items()}
     expected = {name: _shape(array[0]) for name, array in other.arrays.items()}
     parts = [f"no {name!r}" for name in expected if name not in own]

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import DryRun
 from hvdtrain.checkpoints.digest import distance, leaves_of
+from hvdtrain.data.datasets import ArrayDataset, ItemDataset
+from hvdtrain.data.drawn import undrawn
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.hugging_face import HuggingFaceDataset
 from hvdtrain.data.nesting import SEPARATOR, TARGETS
 from hvdtrain.errors import HvdtrainError, TaskError
 
@@ -29,7 +32,7 @@ def find_broadcast(
     columns or all of the latter, they were broadcast.
 
     Args:
-        what: the data set, in words.
+        what: what messages call the data set.
         batch: a batch of it.
         outputs: the model's outputs for it.
         compute: evaluates a batch, and changes nothing.
@@ -43,28 +46,57 @@ def find_broadcast(
     if not numbers or count < 2:
         return None
     values = np.stack([array.reshape(count) for array in numbers.values()], 1)
-    rows = [0, max(1, int(np.argmax((values != values[0]).any(1))))]
+    rows = [0, max(1, int(np.argmax((values != values[0]).any(1) & (batch.weights[0] > 0))))]
     together = compute(batch.rows(rows))
     alone = [compute(_mixed(batch, i, k)) for i in rows for k in rows]
-    if any(result.error is not None for result in (together, *alone)):
+    if any(result.error is not None for result in (together, *alone)) or not batch.weights[0, rows].all():
         return None
     for name, given in together.values.items():
         table = np.asarray([result.values[name][0] for result in alone]).reshape(2, 2)
         right, means = table.diagonal(), (table.mean(1), table.mean(0), table.sum(1), table.sum(0))
         is_mean = _are_close(given, table.mean()) and not _are_close(given, right.mean())
-        if is_mean or (not _are_close(given, right) and any(_are_close(given, mean) for mean in means)):
+        is_of_batch = name in together.weighted and _are_close(given, given.mean())
+        is_of_all = not _are_close(given, right) and any(_are_close(given, mean) for mean in means)
+        if is_mean or (is_of_all and not is_of_batch):
             value = "the loss" if name == "loss" else f"the metric {name!r}"
             of = " and ".join(str(batch.indices[0, row]) for row in rows)
-            shapes = [f"outputs are {array.shape}" for array in leaves_of(outputs)]
+            counts = {count, np.count_nonzero(batch.weights)}  # the outputs may be without padding
+            leaves = [leaf for leaf in leaves_of(outputs) if leaf.ndim and len(leaf) in counts]
+            shapes = [f"outputs are {leaf.shape}" for leaf in leaves]
             shapes += [f"{key!r} is {array.shape}" for key, array in numbers.items()]
+            is_by_sample = _are_close(given.mean(), right.mean())  # of a model whose outputs are all alike
+            of_given, of_right = (
+                (", ".join(f"{number:.4g}" for number in array) if is_by_sample else f"{array.mean():.4g}")
+                for array in (given, right)
+            )
+            own = "their own values are" if is_by_sample else "the mean of their own values is"
             return TaskError(
                 f"{value} compares each sample with all others, as ({count}, 1) and ({count},) are broadcast "
                 f"to ({count}, {count}): {', '.join(shapes)}. For samples {of} of the {what} it is "
-                f"{given.mean():.4g}; the mean of their own values is {right.mean():.4g}",
+                f"{of_given}; {own} {of_right}",
                 "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does in "
-                "PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
+                "PyTorch and tf.squeeze(outputs, -1) in TensorFlow. A mean over the samples is given as "
+                "hvdtrain.Weighted(mean, number of samples).",
             )
     return None
+
+
+def has_row_numbers(dataset: Any, batch: HostBatch) -> bool:
+    """Return whether a batch may have numbers of its own rows, such as pairs that ``collate`` made.
+
+    They are out of range in a batch of fewer rows, which ends a process that has a GPU.
+    """
+    if isinstance(undrawn(dataset), ArrayDataset | ItemDataset | HuggingFaceDataset):
+        return False  # it joins samples, which know of no batch
+    count = batch.weights.shape[1]
+    return any(
+        array.dtype.kind in "iu"
+        and array.dtype.itemsize >= 4
+        and array.size > 0
+        and name.partition(SEPARATOR)[0] not in TARGETS
+        and min(2, count - 1) <= array.max() < count  # and no mask
+        for name, array in batch.arrays.items()
+    )
 
 
 def _mixed(batch: HostBatch, inputs: int, others: int) -> HostBatch:
@@ -84,7 +116,7 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
     """Return the note on a batch that is evaluated twice with different results; empty if they agree.
 
     Args:
-        what: the data set, in words.
+        what: what messages call the data set.
         once: what the evaluation gave.
         again: what it gave with other random numbers.
         is_half: whether it is computed in half precision.
@@ -109,7 +141,7 @@ def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[st
     """Return the note on inputs whose scale is not that of the training data; empty if there are none.
 
     Args:
-        what: the data set, in words.
+        what: what messages call the data set.
         arrays: name to array (samples, ...) of a batch of it.
         others: those of the training data.
     """

@@ -50,7 +50,7 @@ def load_initial_weights(
 
 
 def _is_chosen_of_layer(name: str, choice: Choice) -> bool:
-    """Return whether patterns choose what a layer of Keras keeps beside variables, such as a vocabulary."""
+    """Return whether patterns choose what else than variables a Keras layer keeps, such as a vocabulary."""
     path = name.removeprefix(OF_LAYERS)
     return path != name and not choice.reason_against([name, f"model/{path}"])
 

@@ -44,12 +44,12 @@ class ResumePoint:
     """Where a run starts from, as rank 0 found it.
 
     Attributes:
-        origin: the checkpoint, in words; empty if there is none.
+        origin: a description of the checkpoint; empty if there is none.
         weights: which of its weights were taken, as a table; empty if all were.
         source: the checkpoint.
         manifest: of the checkpoint that the run continues from, if it does.
         resumed_step: steps done, if the run continues in a directory that has it already.
-        changes: what the config has that the checkpoint's had not, in words.
+        changes: what the config has that the checkpoint's had not, as sentences.
         notes: what else to tell the user.
         newest: the newest good checkpoint in the run directory.
         values: value of the metric that keep_best names, by checkpoint in the run directory.
@@ -206,7 +206,7 @@ def _find_weights(init: str, point: ResumePoint, use: Callable[[PortableState], 
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
-    """Return what differs from when a checkpoint was made, in words: config, number of workers, versions."""
+    """Return what differs from when a checkpoint was made: config, number of workers, versions."""
     manifest, new = found.manifest, config.model_dump(mode="json")
     pairs = [
         (name, manifest.config[name], new[name])
@@ -255,7 +255,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
 
 
 def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
-    """Collective. Return how the model computes something else than when its weights were saved, in words.
+    """Collective. Return sentences on how the model computes something else than when it was saved.
 
     Args:
         found: the checkpoint.

@@ -51,7 +51,8 @@ from hvdtrain.jobs.data_identity import (
     keyed,
     words_for,
 )
-from hvdtrain.jobs.data_sets import align_columns, check_casts, open_sets
+from hvdtrain.jobs.data_sets import align_columns, find_merged, open_sets
+from hvdtrain.jobs.dry_run import share_findings
 from hvdtrain.jobs.failures import (
     do_in_time,
     end_at_once,
@@ -495,8 +496,9 @@ def build_together(
     ACTIVITY.enter("building the model", is_long=True)
     model = build(config, task, backend, batch)
     assert_consistent(backend.workers, model_values(model))
-    if model.float_bits == 32:
-        check_casts({words_for(key): dataset for key, dataset in data.datasets.items()})
+    if model.float_bits == 32 and data.datasets:
+        found = find_merged({words_for(key): dataset for key, dataset in data.datasets.items()})
+        share_findings(backend.workers, found, {})
     return model
 
 

@@ -67,7 +67,7 @@ def parity_job(layers: list[Layer], role: Role) -> Result | bool:
         check_task(job.task_class, job.config.task)
         config, left_out = parity_config(job.config)
         job = replace(job, config=config, notes=(*job.notes, *left_out))
-        return _compare(job, role, signals, has_own_values(given, job.task_class))
+        return _compare(job, role, signals, keeps_initial_values(given, job.task_class))
 
 
 def layers_for(layers: list[Layer], framework: str) -> list[Layer]:
@@ -100,7 +100,7 @@ def check_task(task_class: Any, name: str) -> None:
         )
 
 
-def has_own_values(layers: list[Layer], task_class: Any) -> bool:
+def keeps_initial_values(layers: list[Layer], task_class: Any) -> bool:
     """Return whether training would start from what the models' own initializers give.
 
     Args:
@@ -111,12 +111,12 @@ def has_own_values(layers: list[Layer], task_class: Any) -> bool:
     return not any(name in values for values in sources for name in ("initial_parameters", "init"))
 
 
-def _compare(job: JobSpec, role: Role, signals: Signals, has_own_values: bool) -> Result | bool:
+def _compare(job: JobSpec, role: Role, signals: Signals, keeps_initial_values: bool) -> Result | bool:
     with started(job, signals, ranks=role.ranks) as backend, signals.signals_take_precedence():
         exchange = Exchange(role) if role.is_leader else None
         task_data, model, _ = open_together(job, backend)
         config = with_learning_rate(job.config, model.own_rates)
-        side = Side(config, backend, task_data, has_own_values)
+        side = Side(config, backend, task_data, keeps_initial_values)
         notes = [*job.notes, *task_data.notes]
         ACTIVITY.enter("comparing the parameters", is_long=True)
         fits, start = _agree_on_start(side, exchange)

@@ -36,13 +36,13 @@ class Side:
         config: the config, without what a comparison leaves out.
         backend: the framework.
         task_data: the task with its data.
-        has_own_values: whether training would start from what the model's own initializers give.
+        keeps_initial_values: whether training would start from what the model's own initializers give.
     """
 
     config: Config
     backend: Backend
     task_data: TaskData
-    has_own_values: bool = False
+    keeps_initial_values: bool = False
 
     def initial(self) -> PortableState:
         """Collective. Return the parameters that the model starts from; on ranks other than 0, nothing."""
@@ -51,7 +51,7 @@ class Side:
 
     def own_initial(self) -> PortableState:
         """Collective. Return the parameters that the model's own initializers give; nothing if not needed."""
-        if not self.has_own_values:
+        if not self.keeps_initial_values:
             return {}
         task = self.task_data.task
         build(self.config.model_copy(update={"initial_parameters": "model"}), task, self.backend)

@@ -8,7 +8,7 @@ from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.setup import JobSpec, build_together, open_task_data, settle
-from hvdtrain.parity.job import Result, compare, has_own_values, layers_for
+from hvdtrain.parity.job import Result, compare, keeps_initial_values, layers_for
 from hvdtrain.parity.matching import match
 from hvdtrain.parity.side import Side, parity_config
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
@@ -24,7 +24,7 @@ def side_of(framework, task_class, **options):
     backend = TorchBackend(worker, torch.device("cpu")) if framework == "torch" else None
     backend = backend or TensorFlowBackend(worker, "CPU")
     model = build_together(config, task_data.task, backend)
-    own = has_own_values([Layer("options", options)], task_class)
+    own = keeps_initial_values([Layer("options", options)], task_class)
     return Side(with_learning_rate(config, model.own_rates), backend, task_data, own)
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from hvdtrain.backends.base import DryRun
 from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.dry_run_looks import random_note, scale_note
+from hvdtrain.jobs.dry_run_looks import find_broadcast, random_note, scale_note
 
 RANDOM = np.random.RandomState(3)
 LOGITS = RANDOM.randn(4, 3).astype(np.float32)
@@ -296,6 +297,67 @@ def test_inputs_of_another_scale_are_noted(scale, is_noted):
     training = {"inputs": RANDOM.rand(8, 8).astype(np.float32), "targets": np.arange(8)}
     note = scale_note("evaluation data", {**training, "inputs": training["inputs"] * scale}, training)
     assert bool(note) == is_noted
+
+
+def broadcast(loss, slope=1.0, padded=0, **arrays) -> str:
+    """Return what is found of a loss of (outputs (n, 1), targets (n,)); a pair is a mean and its weight."""
+    weights = np.asarray([1.0] * (6 - padded) + [0.0] * padded, np.float32)[None]
+    given = {"inputs": np.arange(6.0)[:, None] + 1, "targets": np.asarray([0, 0, 1, 0, 1, 1.0]), **arrays}
+    batch = HostBatch(0, {k: array[None] for k, array in given.items()}, weights, 6.0, np.arange(6)[None])
+
+    def compute(batch):
+        chosen = batch.weights[0] >= batch.weights[0].max()  # padding alone stays
+        inputs, targets = (batch.arrays[name][0][chosen] for name in ("inputs", "targets"))
+        found, weighted = loss(slope * inputs, targets), ()
+        if isinstance(found, tuple):  # a mean of the batch
+            found, weighted = np.full(len(targets), found[0]), ("loss",)
+        return DryRun({"logits": slope * inputs, "loss": np.zeros(())}, {"loss": found}, weighted=weighted)
+
+    error = find_broadcast("evaluation data", batch, compute(batch).outputs, compute)
+    return "" if error is None else error.problem
+
+
+def error_of(outputs, targets):
+    return (outputs[:, 0] - targets) ** 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope"),
+    [
+        (lambda outputs, targets: (np.mean(targets == (outputs[:, 0] > 9)), 6), 1.0),  # it predicts one class
+        (lambda outputs, targets: (np.mean(error_of(outputs, targets)), 6), 0.0),  # a zero-initialised head
+        (lambda outputs, _: (np.mean((outputs - 2) ** 2), 6), 1.0),  # an autoencoder has no use for targets
+        (lambda outputs, targets: (np.mean(error_of(outputs, targets)), 6), 1.0),
+        (error_of, 1.0),
+        (error_of, 0.0),
+    ],
+)
+@pytest.mark.parametrize("padded", [0, 2, 5])
+def test_means_of_a_batch_are_not_taken_for_broadcast(loss, slope, padded):
+    assert broadcast(loss, slope, padded) == ""
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope", "found"),
+    [
+        (lambda outputs, targets: ((outputs - targets) ** 2).mean(1), 1.0, "it is 3.5; the mean of their"),
+        (lambda outputs, targets: ((outputs - targets) ** 2).mean(0), 1.0, "it is 3.5; the mean of their"),
+        (lambda outputs, targets: ((outputs - targets) ** 2).sum(1), 1.0, "it is 7; the mean of their own"),
+        (
+            lambda outputs, targets: (np.mean((outputs - targets) ** 2), 6),
+            1.0,
+            "it is 3.5; the mean of their",
+        ),
+        (lambda outputs, targets: ((outputs - targets) ** 2).mean(1), 0.0, "it is 0.5, 0.5; their own"),
+    ],
+)
+@pytest.mark.parametrize("padded", [0, 2])
+def test_a_loss_that_is_broadcast_is_found(loss, slope, found, padded):
+    problem = broadcast(loss, slope, padded)
+    assert "the loss compares each sample with all others" in problem
+    assert "outputs are (6, 1), 'targets' is (6,)" in problem or padded
+    assert "outputs are ()" not in problem
+    assert found in problem
 
 
 class Items:

@@ -10,9 +10,13 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 
 from hvdtrain.backends.base import DryRun
 from hvdtrain.config import Layer
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.check import check_job
+from hvdtrain.jobs.data_sets import find_merged
 from hvdtrain.jobs.dry_run import dry_run, share_findings
+from hvdtrain.jobs.dry_run_looks import has_row_numbers
 from hvdtrain.jobs.train import run_job
 from hvdtrain.training_plan import Progress
 
@@ -209,3 +213,42 @@ def test_a_worker_whose_model_fails_raises_without_waiting_for_the_others(tmp_pa
         return len(workers.sent)
 
     assert on_every_rank(["a", "b"], work) == [None, 0]
+
+
+def test_what_one_worker_refuses_ends_the_looks_of_all(tmp_path):
+    """What follows on the others may have collectives."""
+
+    def work(workers):
+        refusal = TaskError("the model changes its shape") if workers.rank else None
+        session, calls = session_of(
+            tmp_path, workers, lambda _: DryRun(None, {}, refusal=refusal), eval_size=6
+        )
+        with pytest.raises(TaskError, match=r"changes its shape \(found on rank 1\)"):
+            dry_run(session, Task)
+        return len(calls)
+
+    assert on_every_rank(["a", "b"], work) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"pairs": np.asarray([[0, 1], [2, 5]])}, True),
+        ({"tokens": np.asarray([[0, 900]])}, False),
+        ({"mask": np.ones((6, 3), int)}, False),
+        ({"targets": np.arange(6)}, False),
+        ({"image": np.ones((6, 3), np.uint8) * 4}, False),
+    ],
+)
+def test_numbers_of_rows_are_looked_for_in_batches_that_a_function_makes(arrays, expected):
+    batch = HostBatch(0, {k: a[None] for k, a in arrays.items()}, np.ones((1, 6)), 6.0, np.arange(6)[None])
+    assert has_row_numbers(as_dataset([{"x": 1.0}], collate=dict), batch) == expected
+    assert not has_row_numbers(as_dataset({"x": np.ones(6)}), batch)
+
+
+def test_values_that_become_equal_are_an_error_that_a_worker_may_find_alone():
+    near = {"inputs": np.asarray([[1e9, 1e9 + 1]]).T}
+    error = find_merged({"training data": as_dataset(near)})
+    assert "become equal" in error.problem
+    assert not error.everywhere
+    assert find_merged({"training data": as_dataset({"inputs": np.ones((2, 1))})}) is None

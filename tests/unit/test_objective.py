@@ -1,5 +1,6 @@
 """From a task's loss and metrics to one function, and what is said where they do not fit."""
 
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -227,12 +228,24 @@ def mean_of(values):
 )
 @pytest.mark.parametrize("samples", [6, 5])
 def test_a_loss_that_compares_samples_is_found(loss, found, samples):
-    comparing = find_comparing(lambda rows: {"loss": loss(SAMPLES[rows])}, samples, 1e-4)
+    comparing = find_comparing(lambda rows, _: {"loss": loss(SAMPLES[rows])}, samples, 1e-4)
     assert found in comparing
     assert bool(found) == bool(comparing)
 
 
 def test_of_equal_samples_their_number_counts():
     equal = np.zeros(6)
-    assert find_comparing(lambda rows: {"loss": (equal[rows] + len(rows), None)}, 6, 1e-4)
-    assert not find_comparing(lambda rows: {"loss": (equal[rows] + 1, None)}, 6, 1e-4)
+    assert find_comparing(lambda rows, _: {"loss": (equal[rows] + len(rows), None)}, 6, 1e-4)
+    assert not find_comparing(lambda rows, _: {"loss": (equal[rows] + 1, None)}, 6, 1e-4)
+
+
+@pytest.mark.parametrize("samples", [1, 6])
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_random_numbers_of_a_batch_are_not_taken_for_other_samples(samples, is_mean):
+    def values_of(rows, seed, compares=False):
+        noise = np.random.RandomState(seed).randn(2 * len(rows))[-len(rows) :]  # others of another size
+        given = SAMPLES[rows] + (len(rows) if compares else noise)
+        return {"loss": mean_of(given) if is_mean else (given, None)}
+
+    assert find_comparing(values_of, samples, 1e-4) == ""
+    assert bool(find_comparing(partial(values_of, compares=True), samples, 1e-4)) == (samples == 1)

@@ -14,7 +14,7 @@ from hvdtrain.errors import TaskError
 # the portable form has no place for it. They may be missing, and the other framework skips them.
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
 
-# of what layers of Keras keep beside variables, such as vocabularies
+# of what layers of Keras keep other than variables, such as vocabularies
 OF_LAYERS = f"{PRIVATE['tf']}layers/"
 
 _SHOWN = 3  # lines of each kind of problem

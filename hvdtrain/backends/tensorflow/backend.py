@@ -322,10 +322,11 @@ class TensorFlowBackend:
         memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
         outputs = recorder.outputs
         note = "; ".join(filter(None, notes))
-        return DryRun(outputs, values, last, error, note, memory, changes.crcs, changes.refusal)
+        found = changes.crcs, changes.refusal
+        return DryRun(outputs, values, last, error, note, memory, *found, weighted=self._weighted)
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
 
         It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
         the loss. Of a loss that gathers, and of a step of the task's own, nothing is said.
@@ -335,9 +336,12 @@ class TensorFlowBackend:
         arrays, weights, _ = self._first_counted(self._wrap(batch), training)
         objective = self._train_objective if training else self._eval_objective
 
-        def values_of(rows: NDArray[np.int64]) -> GivenArrays:
+        def values_of(rows: NDArray[np.int64], seed: int) -> GivenArrays:
             chosen, its_weights = tf.nest.map_structure(lambda a: tf.gather(a, rows), (arrays, weights))
             with state_kept(self.model):
+                seed_operations(seed)
+                self._set_seeds(self._seeds(seed))
+                seed_host_step(seed)
                 given = self._given(chosen, its_weights, False, objective)
             return {name: as_arrays(value) for name, value in given.items()}
 
@@ -569,7 +573,7 @@ class TensorFlowBackend:
             return export_model(self.model, self._objective, format_name, path, batches, self._serve)
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
-        """Load a framework's own file of weights into the model; return what it held, in words. Local."""
+        """Load a framework's own file of weights into the model; return a note on what it held. Local."""
         held = load_weights_file(self.model, path, choice, self._state.model.fields)
         self._ema.restart()
         return held

@@ -1,4 +1,4 @@
-"""Keras layers that load and save their state themselves: what it has beside variables, and how it is loaded.
+"""Keras layers that load and save their state themselves: what they have other than variables; loading it.
 
 ``Normalization`` computes with tensors that it makes of its variables when it loads them; a vocabulary or the
 boundaries of bins are no variables at all. PyTorch's modules have nothing of the kind.
@@ -51,7 +51,7 @@ class LayerState:
         return list(self._layers)
 
     def read(self) -> PortableState:
-        """Return what the layers have beside variables, by private names."""
+        """Return what the layers have other than variables, by private names."""
         return {
             f"{OF_LAYERS}{path}/{key}": array
             for path, layer in self._layers.items()
@@ -60,7 +60,7 @@ class LayerState:
         }
 
     def load(self, state: Mapping[str, Any]) -> bool:
-        """Let the layers load their variables, which have been assigned, and what a state has beside them.
+        """Let the layers load their variables, which have been assigned, and what else a state has.
 
         Returns:
             Whether a layer computes something else from now on, so that steps must be traced anew.

@@ -282,10 +282,10 @@ class TorchBackend:
         note = "; ".join(filter(None, (describe_not_applied(skipped), undone)))
         last = last_activation(self.model)
         found = changes.crcs, changes.refusal, changed
-        return DryRun(recorder.outputs, values, last, error, note, memory, *found)
+        return DryRun(recorder.outputs, values, last, error, note, memory, *found, self._weighted)
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return how a value of a sample depends on other samples, in words; or nothing.
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
 
         It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
         the loss. Of a loss that gathers, and of a step of the task's own, nothing is said.
@@ -299,10 +299,11 @@ class TorchBackend:
             for module in list(self.model.modules())[1:]:
                 module.training = False
 
-            def values_of(rows: NDArray[np.int64]) -> GivenArrays:
+            def values_of(rows: NDArray[np.int64], seed: int) -> GivenArrays:
                 chosen = torch.from_numpy(rows).to(self._device)
                 parts = {name: tensor[chosen] for name, tensor in micro_batch.items()}
                 with state_kept(self.model, self._device), torch.set_grad_enabled(training):
+                    self._seed_step(seed)
                     given = self._given(parts, weights[chosen])
                 return {name: as_arrays(value) for name, value in given.items()}
 
@@ -534,7 +535,7 @@ class TorchBackend:
             )
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
-        """Load a framework's own file of weights into the model; return what it held, in words. Local."""
+        """Load a framework's own file of weights into the model; return a note on what it held. Local."""
         held = load_weights_file(self.model, path, choice, self._state.model.fields)
         self._ema.restart()
         return held
